@@ -54,7 +54,7 @@ def blend_of_rows(rows: Iterable[object], output_dir: str) -> dict[str, Any]:
 def _line(row: object, number: int) -> bytes:
     try:
         if isinstance(row, Mapping):
-            return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+            return orjson.dumps(dict(row), option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
         raise InputError(f"row {number}: {error}; rows must hold JSON values") from error
     raise InputError(f"row {number}: {type(row).__name__}, not a dict; give rows as dicts, such as {{'text': '…'}}")

@@ -10,8 +10,9 @@ temporary file, which disappears when the process ends, however it ends.
 """
 
 import os
+import resource
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from errno import EIO
 from functools import partial
@@ -177,6 +178,7 @@ def stored_sequences(store: Store, members: Sequence[tuple[Receipt, str]]) -> Ge
     starts = np.cumsum(lengths) - lengths
     firsts = (np.cumsum(counts) - counts).tolist()
     roles = cast("pa.ListArray", index["role"].chunk(0))
+    _allow_open_files()
     with ExitStack() as stack:
         yield StoredSequences(
             opened=[stack.enter_context(_tokens(store, receipt, part)) for receipt, part in members],
@@ -190,6 +192,13 @@ def stored_sequences(store: Store, members: Sequence[tuple[Receipt, str]]) -> Ge
             role_starts=cast("pa.ListArray", index["role_start"].chunk(0)).values.to_numpy(),
             roles=roles.values.to_numpy(),
         )
+
+
+def _allow_open_files() -> None:
+    """Raise the limit of open files to what the system permits: its default of 1,024 is less than some groups have members."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS reports more than it permits
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def read_index(store: Store, receipt: Receipt, part: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -1,5 +1,6 @@
 """What other trainers have read, as `recorder` has recorded it."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,17 @@ from .reads import step_digest
 READS = "reads-{rank:05d}.jsonl"
 
 
-def recorded_reads(path: str, global_batch: int) -> dict[int, str]:
-    """The digest of each step in the folder of a training, by the latest lines of its replicas.
+def remove_torn_line(log: Path) -> None:
+    """Remove a line that a killed process has begun, or the next line would go on in it."""
+    content = log.read_bytes() if log.exists() else b""
+    if not content.endswith(b"\n") and content:
+        os.truncate(log, content.rfind(b"\n") + 1)
 
-    Raises InputError for a damaged line; one that a killed process has begun is left out.
+
+def recorded_reads(path: str, global_batch: int) -> dict[int, str]:
+    """The digest of each step that all replicas have recorded in the folder of a training, by their latest lines.
+
+    Raises InputError for a damaged line, and if no step is whole. A line that a killed process has begun is left out.
     """
     steps: dict[int, list[dict[str, Any]]] = {}
     for file in sorted(Path(path).glob("reads-*.jsonl")):
@@ -22,7 +30,14 @@ def recorded_reads(path: str, global_batch: int) -> dict[int, str]:
         for number, line in enumerate(lines[:-1], 1):
             found = _parsed(line, f"{file}:{number}")
             steps.setdefault(found["step"], []).append(found)
-    return {step: step_digest(_sums(lines, global_batch)) for step, lines in steps.items()}
+    sums = {step: _sums(lines, global_batch) for step, lines in steps.items()}
+    whole = {step: step_digest(parts) for step, parts in sums.items() if parts}
+    if steps and not whole:
+        raise InputError(
+            f"{path}: no step of {global_batch} samples is recorded whole; each data-parallel replica writes its own "
+            "reads-RANK.jsonl: copy those of all machines into this folder"
+        )
+    return whole
 
 
 def _parsed(line: bytes, place: str) -> dict[str, Any]:
@@ -34,11 +49,10 @@ def _parsed(line: bytes, place: str) -> dict[str, Any]:
 
 
 def _sums(lines: list[dict[str, Any]], global_batch: int) -> list[tuple[int, int]]:
-    """The sums of the latest replicas that together read a whole step."""
-    chosen: dict[int, tuple[int, int]] = {}
-    samples = 0
-    for line in sorted(lines, key=lambda line: -line["time"]):
-        if samples < global_batch and line["replica"] not in chosen:
-            chosen[line["replica"]] = line["sums"]
-            samples += line["samples"]
-    return list(chosen.values())
+    """The sums of the latest replicas that together read a whole step; empty if none have yet."""
+    runs: dict[int, dict[int, tuple[int, int]]] = {}
+    for line in sorted(lines, key=lambda line: line["time"]):
+        replicas = runs.pop(line["samples"], {})
+        runs[line["samples"]] = {**replicas, line["replica"]: line["sums"]}
+    whole = (own for samples, own in reversed(runs.items()) if samples * len(own) == global_batch)
+    return list(next(whole, {}).values())

@@ -13,6 +13,7 @@ replace earlier ones. `tokenmill verify MODEL` adds up the replicas, whose numbe
 import os
 import time
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,14 +21,18 @@ import numpy as np
 import orjson
 import torch
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.identity import difference
+from tokenmill.tasks.shards.manifest import BLEND
 from tokenmill.tasks.shards.publish import open_log, publish_bytes
+from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, join
+from torch import distributed
 
-from .job import JOB, Job, contents_of
+from .job import JOB, Job, TrainData, contents_of, job_of
 from .order import INDICES, keep_order
 from .prepared import prepared_data
 from .reads import content_numbers, sample_hashes, step_sums
-from .recorded import READS
+from .recorded import READS, remove_torn_line
 from .samples import parts_of, pieces_of
 from .settings import TrainSettings
 
@@ -77,7 +82,8 @@ class ReadRecorder:
     """Records the samples that one process takes.
 
     `dataset` is the train split, built from the blend.json in the folder `data`; `output_dir` a local folder. `replica` of
-    `replicas` is the data-parallel rank of this process. Raises InputError for data that cannot be trained on.
+    `replicas` is the data-parallel rank of this process. Raises InputError for data that cannot be trained on, for a dataset of other
+    data, and for a folder with another training.
     """
 
     def __init__(
@@ -87,11 +93,18 @@ class ReadRecorder:
         self.dataset, self._samples = Numbered(dataset), dataset
         if getattr(dataset, "dataset_index", 0) is None:
             raise InputError("--dataloader-defer-npy-index-mmap: samples cannot be recorded with it; leave it out")
-        found, config = prepared_data(data), parts_of(dataset)[0].config
-        if len(found.phases) > 1:
+        if global_batch % replicas or not 0 <= replica < replicas:
             raise InputError(
-                f"{data}: has {len(found.phases)} phases, and a record is of one blend; train with tokenmill train"
+                f"replica={replica}, replicas={replicas}, global_batch={global_batch}: give the rank and the number of data-parallel "
+                "replicas, which divides the rows of a step"
             )
+        found, config = prepared_data(data), parts_of(dataset)[0].config
+        if found.phases:
+            raise InputError(
+                f"{data}: has a budget, which only tokenmill train follows exactly; train with it, or prepare the blend without "
+                "'tokens' and 'phases', which tokenizes nothing again"
+            )
+        _require_prefixes(dataset, found)
         settings = TrainSettings(
             sequence_length=config.sequence_length, global_batch=global_batch, micro_batch=1, steps=steps,
             seed=config.random_seed, launcher="megatron-lm",
@@ -99,13 +112,12 @@ class ReadRecorder:
         self._contents = content_numbers(contents_of(found, "train"))
         self._global_batch, self._replica, self._own = global_batch, replica, global_batch // replicas
         self._step, self._numbers = first_step, list[int]()
-        place, rank = absolute(output_dir), int(os.environ.get("RANK", "0"))
-        if rank == 0 and not Path(place, JOB).exists():
-            publish_bytes(
-                join(place, JOB), orjson.dumps(Job(settings=settings, data=found, output_dir=place).model_dump())
-            )
-            keep_order(found, settings, place)
-        self._log = open_log(join(place, READS.format(rank=rank)))
+        place, rank = absolute(output_dir), _rank()
+        if rank == 0:
+            _keep_job(Job(settings=settings, data=found, output_dir=place))
+        log = Path(place, READS.format(rank=rank))
+        remove_torn_line(log)
+        self._log = open_log(str(log))
 
     def watch(self, iterator: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """The batches of `iterator` as the trainer knows them, recorded when they are taken."""
@@ -123,6 +135,43 @@ class ReadRecorder:
             }  # fmt: skip
             self._log.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
             self._step += 1
+
+
+def _rank() -> int:
+    """The number of this process among all, also where torchrun has not set it."""
+    return distributed.get_rank() if distributed.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def _require_prefixes(dataset: Any, data: TrainData) -> None:  # noqa: ANN401
+    """Raises InputError unless the dataset reads the prefixes of `data`, in this order; their paths name their content."""
+    files = [file for source in data.of("train") for file in source.files]
+    contents, paths = contents_of(data, "train"), [str(part.dataset_path) for part in parts_of(dataset)]
+    for file, content, path in zip_longest(files, contents, paths, fillvalue=""):
+        if not content or content[:8] not in path:
+            raise InputError(
+                f"the dataset reads {path or 'nothing'} where {join(data.path, BLEND)} has {file or 'nothing'}; build it from "
+                "this blend.json, in its order"
+            )
+
+
+def _keep_job(job: Job) -> None:
+    """Write the job and its order, once. Raises InputError if another training was recorded in the folder."""
+    place = join(job.output_dir, JOB)
+    known = read_bytes(place)
+    if known is None:
+        publish_bytes(place, orjson.dumps(job.model_dump()))
+        keep_order(job.data, job.settings, job.output_dir)
+        return
+    changed = difference(_plan(job_of(known, place)), _plan(job))
+    if changed:
+        differences = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in changed.items())
+        raise InputError(f"{place}: another training was recorded here: {differences}; choose another folder")
+
+
+def _plan(job: Job) -> dict[str, Any]:
+    """What decides which samples a job reads."""
+    names = {"seed", "sequence_length", "global_batch", "steps"}
+    return {**job.settings.model_dump(include=names), "data": job.data.made_from}
 
 
 class _Watched(Iterator[dict[str, Any]]):

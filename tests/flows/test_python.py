@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -31,6 +32,11 @@ def test_rows_are_written_beside_the_output_folder(tmp_path):
     assert [json.loads(line) for line in place.read_text().splitlines()] == [
         {"text": f"row {number}", "score": 0.5} for number in range(3)
     ]
+
+
+def test_rows_may_be_any_mappings(tmp_path):
+    blend_of_rows([MappingProxyType({"text": "a sack of flour"})], str(tmp_path / "out"))
+    assert json.loads((tmp_path / "out.rows.jsonl").read_bytes()) == {"text": "a sack of flour"}
 
 
 def test_paths_may_be_objects(tmp_path):

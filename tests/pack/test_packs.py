@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -135,6 +136,18 @@ def test_where_shards_begin_and_end_changes_no_pack(tmp_path, source, chosen):
         found.append(packs_in(tmp_path / f"{size}"))
     assert len(planned.plan.shards) == 1
     assert found[0] == found[1]
+
+
+def test_a_group_of_more_members_than_files_may_be_open_is_packed(tmp_path, source, chosen):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 40, limits[1]))
+        planned, _ = prepare(blend_of(source), tmp_path / "out", **chosen | {"shard_size": SMALL // 20})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(planned.plan.shards) > 60
+    assert packs_in(tmp_path / "out")
 
 
 def test_data_sets_and_splits_share_no_pack(tmp_path, chosen):

@@ -7,6 +7,7 @@ import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.tokenizers.text.libraries.null_tokenizer import NullTokenizer
+from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.order import INDICES
 from tokenmill.tasks.train.ordering import make_order
@@ -15,8 +16,9 @@ from tokenmill.tasks.train.proof import prove
 from tokenmill.tasks.train.recorder import ReadRecorder, use_order
 from tokenmill.tasks.train.settings import OrderSettings
 
+from tests import preparing
 from tests.preparing_sft import chat_vocabulary
-from tests.train.small_data import texts
+from tests.train.small_data import TEXTS, texts
 from tests.train.test_order import here
 
 BATCH, STEPS = 6, 12
@@ -30,22 +32,31 @@ def data(tmp_path_factory):
     return found
 
 
-@pytest.fixture
-def dataset(data):
-    """The train split as Megatron-LM builds it from blend.json, with a tokenizer of its own and the order's indices."""
-    blend = (
+def blend_of(data):
+    """The prefixes and weights of the train split, as in blend.json."""
+    return (
         [file for source in data.of("train") for file in source.files],
         [weight for source in data.of("train") for weight in source.weights],
     )
+
+
+def built(data, blend):
+    """The train split as Megatron-LM builds it, with a tokenizer of its own and the order's indices."""
     config = GPTDatasetConfig(
         random_seed=7, sequence_length=16, blend_per_split=[blend, None, None], reset_position_ids=False,
         reset_attention_mask=False, eod_mask_loss=False, create_attention_mask=False, path_to_cache=None,
         tokenizer=NullTokenizer(data.vocabulary_size),
     )  # fmt: skip
-    before = {path.name for path in Path(data.path, INDICES).iterdir()}
     use_order(config, data.path)
     with joined("cpu"):
-        found = BlendedMegatronDatasetBuilder(GPTDataset, [STEPS * BATCH, 0, 0], lambda: True, config).build()[0]
+        return BlendedMegatronDatasetBuilder(GPTDataset, [STEPS * BATCH, 0, 0], lambda: True, config).build()[0]
+
+
+@pytest.fixture
+def dataset(data):
+    """The train split of blend.json."""
+    before = {path.name for path in Path(data.path, INDICES).iterdir()}
+    found = built(data, blend_of(data))
     assert {path.name for path in Path(data.path, INDICES).iterdir()} == before
     return found
 
@@ -97,3 +108,69 @@ def test_rows_read_twice_are_caught(dataset, data, tmp_path):
     problem = prove(str(tmp_path)).problem
     assert problem is not None
     assert problem.startswith("step 6 did not read what was planned")
+
+
+def test_a_dataset_of_other_prefixes_is_refused(data, tmp_path):
+    files, weights = blend_of(data)
+    swapped = built(data, (files[::-1], weights[::-1]))
+    with pytest.raises(InputError, match=rf"the dataset reads {files[-1]} where .*blend.json has {files[0]}; build it"):
+        ReadRecorder(swapped, data.path, str(tmp_path), global_batch=BATCH, steps=STEPS)
+
+
+def test_another_training_in_the_folder_is_refused(dataset, data, tmp_path):
+    train(dataset, data, tmp_path, range(1, 3))
+    with pytest.raises(InputError, match="another training was recorded here: global_batch was 6, now 3; choose"):
+        ReadRecorder(dataset, data.path, str(tmp_path), global_batch=BATCH // 2, steps=STEPS, first_step=3)
+
+
+@pytest.mark.parametrize(("replica", "replicas"), [(0, 4), (3, 3)])
+def test_replicas_that_do_not_divide_a_step_are_refused(dataset, data, tmp_path, replica, replicas):
+    with pytest.raises(InputError, match=f"replica={replica}, replicas={replicas}, global_batch=6: give"):
+        ReadRecorder(
+            dataset, data.path, str(tmp_path), global_batch=BATCH, steps=STEPS, replica=replica, replicas=replicas
+        )
+
+
+def test_data_with_a_budget_are_refused(dataset, tmp_path):
+    blend = preparing.blend_of(preparing.write_lines(tmp_path / "a.jsonl", TEXTS))
+    tokenizer = {"model": str(chat_vocabulary(tmp_path))}
+    preparing.prepare({**blend, "tokens": 200}, tmp_path / "out", tokenizer=tokenizer, holdout={"valid": 0, "test": 0})
+    with pytest.raises(InputError, match="has a budget, which only tokenmill train follows exactly"):
+        ReadRecorder(dataset, str(tmp_path / "out"), str(tmp_path / "model"), global_batch=BATCH, steps=STEPS)
+
+
+def without_last_lines(folder, cut):
+    """Remove the end of the record, as if its processes were still at work, or killed."""
+    log = Path(folder, "reads-00000.jsonl")
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(cut(lines))
+
+
+def test_a_step_that_some_replicas_have_not_read_yet_is_not_compared(dataset, data, tmp_path):
+    train(dataset, data, tmp_path, range(1, 8), replicas=3)
+    without_last_lines(tmp_path, lambda lines: b"".join(lines[:-1]))
+    proof = prove(str(tmp_path))
+    assert (proof.steps, proof.problem) == (6, None)
+
+
+def test_a_restart_that_has_begun_a_step_does_not_hide_the_former_reads(dataset, data, tmp_path):
+    train(dataset, data, tmp_path, range(1, 8))
+    train(dataset, data, tmp_path, range(5, 6), replicas=3)
+    without_last_lines(tmp_path, lambda lines: b"".join(lines[:-1]))
+    proof = prove(str(tmp_path))
+    assert (proof.steps, proof.problem) == (7, None)
+
+
+def test_records_of_other_machines_are_missed(dataset, data, tmp_path):
+    train(dataset, data, tmp_path, range(1, 2), replicas=3)
+    without_last_lines(tmp_path, lambda lines: lines[0])
+    with pytest.raises(InputError, match=r"no step of 6 samples is recorded whole; .* copy those of all machines"):
+        prove(str(tmp_path))
+
+
+def test_a_line_that_a_kill_has_cut_off_is_removed_by_the_restart(dataset, data, tmp_path):
+    train(dataset, data, tmp_path, range(1, 8))
+    without_last_lines(tmp_path, lambda lines: b"".join(lines)[:-9])
+    train(dataset, data, tmp_path, range(7, STEPS + 1))
+    proof = prove(str(tmp_path))
+    assert (proof.steps, proof.problem) == (STEPS, None)
