@@ -1,9 +1,11 @@
 """Preparations as Python functions: `from tokenmill import pretrain`."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike, fspath
 from typing import Any, cast
 
+import numpy as np
 import orjson
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError
@@ -52,9 +54,16 @@ def blend_of_rows(rows: Iterable[object], output_dir: str) -> dict[str, Any]:
 
 
 def _line(row: object, number: int) -> bytes:
+    if not isinstance(row, Mapping):
+        raise InputError(f"row {number}: {type(row).__name__}, not a dict; give rows as dicts, such as {{'text': '…'}}")
     try:
-        if isinstance(row, Mapping):
-            return orjson.dumps(dict(row), option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError as error:
+        line = orjson.dumps(dict(row), option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+        if b"null" in line:  # orjson writes NaN and infinities so, too
+            json.dumps(dict(row), allow_nan=False, default=_plain)
+    except (TypeError, ValueError) as error:
         raise InputError(f"row {number}: {error}; rows must hold JSON values") from error
-    raise InputError(f"row {number}: {type(row).__name__}, not a dict; give rows as dicts, such as {{'text': '…'}}")
+    return line
+
+
+def _plain(value: Any) -> object:  # noqa: ANN401 - whatever orjson writes and json does not
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from types import MappingProxyType
 
 import numpy as np
@@ -39,6 +40,19 @@ def test_rows_may_be_any_mappings(tmp_path):
     assert json.loads((tmp_path / "out.rows.jsonl").read_bytes()) == {"text": "a sack of flour"}
 
 
+def test_a_missing_value_is_none_and_no_nan(tmp_path):
+    row = {
+        "text": "null",
+        "score": None,
+        "when": datetime(2026, 1, 1, tzinfo=UTC),
+        "scores": np.array([0.5]),
+        "best": np.int8(1),
+    }
+    blend_of_rows([row], str(tmp_path / "out"))
+    written = json.loads((tmp_path / "out.rows.jsonl").read_bytes())
+    assert written == {"text": "null", "score": None, "when": "2026-01-01T00:00:00+00:00", "scores": [0.5], "best": 1}
+
+
 def test_paths_may_be_objects(tmp_path):
     source = write_lines(tmp_path / "rows.jsonl", ["a sack of flour"])
     (tmp_path / "blend.json").write_text(json.dumps({"datasets": [{"name": "rows", "path": str(source)}]}))
@@ -51,7 +65,12 @@ def test_paths_may_be_objects(tmp_path):
 
 @pytest.mark.parametrize(
     ("row", "message"),
-    [("some text", "row 2: str, not a dict"), ({"text": {1, 2}}, "row 2: .*set.*; rows must hold JSON values")],
+    [
+        ("some text", "row 2: str, not a dict"),
+        ({"text": {1, 2}}, "row 2: .*set.*; rows must hold JSON values"),
+        ({"text": "a", "score": float("nan")}, "row 2: .*not JSON compliant.*; rows must hold JSON values"),
+        ({"text": "a", "score": np.array([1, np.inf])}, "row 2: .*not JSON compliant"),
+    ],
 )
 def test_rows_that_are_no_json_objects_are_refused(tmp_path, row, message):
     with pytest.raises(InputError, match=message):
