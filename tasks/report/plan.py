@@ -14,6 +14,8 @@ from tokenmill.tasks.shards.plan import PlannedShard, reasons
 from tokenmill.tasks.shards.planning import holdout_of
 from tokenmill.tasks.shards.preparation import Planned
 
+from .summary import counted
+
 BYTES_PER_TOKEN = 4.0
 """Bytes per token of English web text with a large vocabulary (code, other languages: 2.5 to 4); used if nothing is built."""
 
@@ -119,7 +121,7 @@ def print_plan(
         f"about {seconds:,.0f} core-seconds"
     )
     for reason, count in pending_reasons(planned).most_common(MOST_REASONS):
-        console.print(f"  {count:,} shards: {reason}", markup=False)
+        console.print(f"  {counted(count, 'shard')}: {reason}", markup=False)
     for line in outlook:
         console.print(line, markup=False)
     for name, kinds in plan.skipped.items():

@@ -353,6 +353,12 @@ def test_a_long_name_leaves_the_figures_of_a_plan_whole(tmp_path, chosen):
     assert "…" not in shown.getvalue()
 
 
+def test_one_shard_is_no_shards(corpus, tmp_path, chosen):
+    shown, plan = io.StringIO(), planned(blend_of(corpus), tmp_path / "out", **chosen | {"shard_size": "1GB"})
+    print_plan(plan, Console(file=shown, width=200))
+    assert "  1 shard: new\n" in shown.getvalue()
+
+
 def test_a_data_set_of_empty_files_is_refused_with_what_they_hold(tmp_path, chosen):
     write_lines(tmp_path / "a.jsonl", [])
     words = r"data set 'a': .*a\.jsonl holds no rows \(a file of 0 bytes\); fix the path"
