@@ -22,6 +22,7 @@ from rich.console import Console
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
 from tokenmill.tasks.report.visible import visible_line
 from tokenmill.tasks.shards.kinds import KINDS
+from tokenmill.tasks.storage import absolute
 
 from .output_commands import diff, lineage, prune, push, register, report, verify, view, why
 from .preparation_commands import choose, compare_tokenizers, mix, plan, preparation_command
@@ -127,7 +128,9 @@ def demo(*, output_dir: OutputDir = "demo") -> dict[str, Any]:
         print_next_steps,
         write_demo_blend,
     )
+    from tokenmill.tasks.shards.input_checks import require_writable
 
+    require_writable(absolute(output_dir))
     blend = write_demo_blend(output_dir)
     terminal.print(f"[bold]1. a blend of Python's own source and documentation:[/] {blend}")
     terminal.print(f"[bold]2. tokenmill pretrain {blend} --output-dir {output_dir}/prepared[/]")

@@ -198,6 +198,7 @@ def choose(
     plot: Annotated[bool, Parameter(help="Also plot the choice; needs matplotlib.")] = True,
 ) -> dict[str, Any]:
     """Choose diverse rows without near-duplicates, and explain the choice."""
+    from tokenmill.tasks.report.summary import counted
     from tokenmill.tasks.score.choice import ChoiceSettings, choice_record, choose_rows
 
     settings = choices_of(ChoiceSettings, overrides)
@@ -211,5 +212,5 @@ def choose(
         f"{totals['documents']:,} of {totals['rows']:,} rows chosen; why: {record['choice']['path']}/report.md"
     )
     for reason, count in totals["dropped"].items():
-        terminal.print(f"  left out {count:,} rows: {reason}")
+        terminal.print(f"  left out {counted(count, 'row')}: {reason}")
     return record

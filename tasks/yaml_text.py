@@ -1,7 +1,7 @@
 """YAML that a person wrote: settings, pools, cluster profiles.
 
 A key that is written twice is refused: of two values one would be ignored, and without its dash a pool would overwrite the one
-before.
+before. A time such as `walltime: 12:30:00` is text, not the 45,000 that YAML 1.1 makes of it.
 """
 
 from typing import Any, cast
@@ -13,8 +13,15 @@ from yaml.composer import ComposerError
 REFUSALS = (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError)
 """What PyYAML raises; the last four for values such as 2024-02-31, 0x_, `!!bool x` and `!!timestamp x`, and for deep nesting."""
 
+TEXT, NUMBERS = "tag:yaml.org,2002:str", {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
+
 
 class _Loader(yaml.SafeLoader):
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:  # noqa: ANN401 - those of yaml
+        """See yaml."""
+        tag = super().resolve(kind, value, implicit)
+        return TEXT if tag in NUMBERS and ":" in value else tag
+
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         """See yaml. Raises ComposerError with the line of the second key."""
         node = super().compose_mapping_node(anchor)

@@ -30,6 +30,13 @@ def test_mistakes_are_told_with_their_place(text, mistake):
     assert "\n" not in str(refusal.value)
 
 
+def test_times_are_text():
+    text = "a: 12:30:00\nb: [1:30, -1:30, 1:30.5]\nc: 12\nd: 1.5\n1:30: e"
+    assert read_mapping(text, "mill.yaml") == {
+        "a": "12:30:00", "b": ["1:30", "-1:30", "1:30.5"], "c": 12, "d": 1.5, "1:30": "e"
+    }  # fmt: skip
+
+
 def test_merged_keys_are_no_duplicates():
     text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: [*b, *a], y: 3}\n1: e\n'1': f"
     assert read_mapping(text, "mill.yaml") == {

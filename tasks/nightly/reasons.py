@@ -199,7 +199,10 @@ def _base(uri: str) -> str:
 def _measured(uri: str, old: _File, new: _File) -> str:
     if new.row_groups:
         return f"{_base(uri)}: {old.end} -> {new.end} row groups"
-    return f"{_base(uri)}: {_size(old.end)} -> {_size(new.end)}"
+    sizes = [_size(each.end) for each in (old, new)]
+    if sizes[0] == sizes[1]:
+        sizes = [f"{old.end:,}", f"{new.end:,} bytes"]
+    return f"{_base(uri)}: {' -> '.join(sizes)}"
 
 
 def _size(count: int) -> str:

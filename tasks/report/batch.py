@@ -231,7 +231,7 @@ class Reading:
     def _of_row(self, row: str) -> list[tuple[str, int, tuple[str, int] | None]] | None:
         """The published places of a row: file, number, and for packs its shard and row. None if the file is unknown."""
         try:
-            stories = why_row(self.data.path, row)
+            stories = why_row(self.data.path, row, "--find")
         except UnknownFileError:
             return None
         packed = self.data.kind == "sft"

@@ -13,6 +13,7 @@ from tokenmill.tasks.shards.planning import holdout_of
 from tokenmill.tasks.shards.preparation import Planned
 
 from .columns import print_columns
+from .summary import counted
 
 BYTES_PER_TOKEN = 4.0
 """Bytes per token of English web text with a large vocabulary (code, other languages: 2.5 to 4); used if nothing is built."""
@@ -116,7 +117,7 @@ def print_plan(
         f"about {seconds:,.0f} core-seconds"
     )
     for reason, count in pending_reasons(planned).most_common(MOST_REASONS):
-        console.print(f"  {count:,} shards: {reason}", markup=False)
+        console.print(f"  {counted(count, 'shard')}: {reason}", markup=False)
     for line in outlook:
         console.print(line, markup=False)
     for name, kinds in plan.skipped.items():

@@ -35,15 +35,15 @@ class UnknownFileError(InputError):
     """A file that no preparation read."""
 
 
-def why_row(output_dir: str, row: str) -> list[Story]:
-    """The stories of the row `FILE:LINE`, one for every time that it is read.
+def why_row(output_dir: str, row: str, option: str = "--row") -> list[Story]:
+    """The stories of the row `FILE:LINE`, one for every time that it is read; `option` is the one that named it.
 
     Raises InputError for a folder, file or line that is unknown here, RunError for missing or damaged shards.
     """
     name, _, line = row.rpartition(":")
     if not name or not line.isdecimal() or not int(line):
-        raise InputError(f"--row: {row!r} is not FILE:LINE; lines count from 1, for example data/a.jsonl:17")
-    return Follower(output_dir).of_row(name, int(line))
+        raise InputError(f"{option}: {row!r} is not FILE:LINE; lines count from 1, for example data/a.jsonl:17")
+    return Follower(output_dir).of_row(name, int(line), option)
 
 
 def why_document(output_dir: str, document: str) -> list[Story]:
@@ -59,13 +59,13 @@ class Follower:
         self._opened: dict[str, Prepared] = {}
         self._publishers: dict[str, Prepared | None] = {}
 
-    def of_row(self, name: str, line: int) -> list[Story]:
+    def of_row(self, name: str, line: int, option: str) -> list[Story]:
         """See `why_row`."""
-        file = _file_called(name, sorted(self._files(self._output)))
+        file = _file_called(name, sorted(self._files(self._output)), option)
         stories = list(self._stories(self._output, file, line))
         if not stories:
             rows = self._rows(self._output, file)
-            raise InputError(f"--row: {file} has no line {line:,} here, because {rows:,} rows of it were read")
+            raise InputError(f"{option}: {file} has no line {line:,} here, because {rows:,} rows of it were read")
         return stories
 
     def of_document(self, document: str) -> list[Story]:
@@ -163,18 +163,18 @@ class Follower:
             yield story
 
 
-def _file_called(name: str, files: Sequence[str]) -> str:
+def _file_called(name: str, files: Sequence[str], option: str) -> str:
     """The source file of that path or URI, relative or absolute. Raises InputError unless there is exactly one."""
     relative = f"/{name.removeprefix('./')}"
     found = [file for file in files if file in {name, absolute(name)}] or [f for f in files if f.endswith(relative)]
     if len(found) == 1:
         return found[0]
     if found:
-        raise InputError(f"--row: {name!r} is the end of {_some(found)}; write more of the path")
+        raise InputError(f"{option}: {name!r} is the end of {_some(found)}; write more of the path")
     ends = {file.rpartition("/")[2]: file for file in files}
     near = closest(name.rpartition("/")[2], ends)
     guess = f"did you mean {ends[near]}?" if near else f"the sources are {_some(files)}"
-    raise UnknownFileError(f"--row: {name!r} is not a source file of this output; {guess}")
+    raise UnknownFileError(f"{option}: {name!r} is not a source file of this output; {guess}")
 
 
 def _some(names: Sequence[str]) -> str:

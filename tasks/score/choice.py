@@ -219,8 +219,8 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     left_out, clusters = facts["left_out"], facts["clusters"]
     yield f"# {facts['chosen']:,} of {facts['rows']:,} rows\n"
     yield (
-        f"{facts['budget']:,} rows were asked for. The rows form {len(clusters):,} clusters, and the same number is chosen from each, "
-        f"as far as it has enough{_most(facts)}; within a cluster the choice is random, with the seed {facts['seed']}. A row is left "
+        f"{_rows(facts['budget'])} asked for. The rows form {len(clusters):,} cluster{'s' * (len(clusters) != 1)}, and the same "
+        f"number is chosen from each, as far as it has enough{_most(facts)}; within a cluster the choice is random, with the seed {facts['seed']}. A row is left "
         f"out if its cosine with a chosen row is {facts['threshold']} or more. Other clusters make up for one that runs out.\n"
     )
     yield f"* near-duplicates of a chosen row: {left_out['near_duplicate']:,}"
@@ -246,6 +246,10 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
         ("left out", "chosen", "cosine"),
         [(each["removed"], each["kept"], each["cosine"]) for each in facts["removed_pairs"]],
     )
+
+
+def _rows(count: int) -> str:
+    return "1 row was" if count == 1 else f"{count:,} rows were"
 
 
 def _most(facts: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ def check_inputs(blend: Blend, store: str | None, output_dir: str) -> None:
             if is_local(source.path):
                 discover(source)
     for place in (store_place(store, output_dir), output_dir):
-        _require_writable(place)
+        require_writable(place)
     require_separate(data_sets(blend), store_place(store, output_dir), output_dir)
 
 
@@ -67,7 +67,8 @@ def _is_input(output_dir: str) -> bool:
     return not all(path.startswith(f"{output_dir}/") for path in paths)
 
 
-def _require_writable(place: str) -> None:
+def require_writable(place: str) -> None:
+    """Raises InputError for a local folder that cannot be made or written."""
     if not is_local(place):
         return
     folder = Path(place)

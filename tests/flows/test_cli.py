@@ -444,3 +444,11 @@ def test_a_mix_is_estimated_before_a_preparation_exact_after_it_and_written_for_
     assert "Megatron-LM: --train-iters 10 --phase-transition-iterations 8" in shown
     refused = tokenmill("mix", path, "--tokens", 0)
     assert refused.returncode == 2
+
+
+def test_a_demo_in_the_place_of_a_file_is_refused(data):
+    done = tokenmill("demo", "--output-dir", data)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"tokenmill: {data}: cannot be written, because {data} is a file; choose another --output-dir\n",
+    )

@@ -107,6 +107,13 @@ def test_an_unchanged_night_reads_neither_data_nor_receipts_and_writes_nothing(n
         nights.compare(SECOND)
 
 
+def test_growth_that_rounding_hides_is_told_in_bytes(nights):
+    size = (nights.data / "common/first.jsonl").stat().st_size
+    with (nights.data / "common/first.jsonl").open("ab") as file:
+        file.write(b'{"text":""}\n')
+    assert f"common: 1 grown (first.jsonl: {size:,} -> {size + 12:,} bytes)" in nights.compare(SECOND)[WEB].reasons
+
+
 def refuse(file):
     raise AssertionError(file.uri)
 

@@ -224,7 +224,7 @@ def test_what_is_not_there(data, packed_data, tmp_path):
             reading.step(step, None)
     with pytest.raises(InputError, match=r"no order here.*point at the folder of a training"):
         Reading.of(packed_data.path)
-    with pytest.raises(InputError, match="no line"):
+    with pytest.raises(InputError, match=r"--find: .*a\.jsonl has no line 9,999"):
         reading.find("a.jsonl:9999")
 
 

@@ -204,6 +204,13 @@ def test_a_choice_is_verified_like_anything_published(tmp_path):
     assert run(["verify", str(out)]) == 1
 
 
+def test_one_row_and_one_cluster_are_told_in_the_singular(tmp_path, capsys):
+    place = publish(tmp_path / "in", around(np.random.default_rng(9), [2], spread=1.0)[0], parts=1)
+    assert run(["choose", place, "rows=1", "--output-dir", str(tmp_path / "out"), "--no-plot"]) == 0
+    assert "1 row was asked for. The rows form 1 cluster, and" in (tmp_path / "out/report.md").read_text()
+    assert "left out 1 row: quota" in capsys.readouterr().err
+
+
 def test_what_cannot_be_chosen_from_is_refused(tmp_path, capsys):
     vectors, _ = around(np.random.default_rng(8), [30])
     place = publish(tmp_path / "in", vectors)

@@ -359,6 +359,12 @@ def test_the_figures_of_a_plan_are_whole_at_any_width(tmp_path, chosen):
             assert all(figure in text for figure in (name, decimal(source.stat().st_size), "100.0%"))
 
 
+def test_one_shard_is_no_shards(corpus, tmp_path, chosen):
+    shown, plan = io.StringIO(), planned(blend_of(corpus), tmp_path / "out", **chosen | {"shard_size": "1GB"})
+    print_plan(plan, Console(file=shown, width=200))
+    assert "  1 shard: new\n" in shown.getvalue()
+
+
 def test_a_data_set_of_empty_files_is_refused_with_what_they_hold(tmp_path, chosen):
     write_lines(tmp_path / "a.jsonl", [])
     words = r"data set 'a': .*a\.jsonl holds no rows \(a file of 0 bytes\); fix the path"
