@@ -36,6 +36,10 @@ Settings = TypeVar("Settings", bound=PreparationSettings)
 Choices = TypeVar("Choices", bound=Strict)
 
 
+GIVEN = "settings"
+"""Where settings are that no file holds."""
+
+
 def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequence[str]) -> Settings:
     """The settings of a preparation. Raises InputError for anything unknown or out of bounds."""
     given = {
@@ -44,17 +48,17 @@ def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequenc
     }  # fmt: skip
     written = config_settings(options.config) if options.config else {}
     merged = _merge(written, {name: value for name, value in given.items() if value is not None})
-    return choices_of(kind, overrides, merged, str(options.config or "settings"))
+    return choices_of(kind, overrides, merged, str(options.config or GIVEN))
 
 
 def choices_of(
-    kind: type[Choices], overrides: Sequence[str], under: Mapping[str, Any] | None = None, where: str = "settings"
+    kind: type[Choices], overrides: Sequence[str], under: Mapping[str, Any] | None = None, where: str = GIVEN
 ) -> Choices:
     """Settings of any model: overrides over those written `under` them. Raises InputError as `settings_of` does."""
     merged = dict(under or {})
     for override in overrides:
         merged = _merge(merged, _override(override, kind))
-    return parse(kind, merged, where)
+    return parse(kind, merged, f"{where} and the command line" if overrides and where != GIVEN else where)
 
 
 def config_settings(path: Path) -> dict[str, Any]:

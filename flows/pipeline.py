@@ -5,6 +5,7 @@ pretrain data ─► train ─► evaluate ─► SFT data ─► fine-tune ─�
 
 from typing import Any
 
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.strict import Place, Strict
 from tokenmill.tasks.train.launchers.launch import local_folder, require_program
@@ -34,12 +35,20 @@ def pipeline(output_dir: Place, settings: PipelineSettings | str = "pipeline-tin
         settings: The stages, or a YAML file with them: a path, or the name of a bundled one.
     """
     settings = load_settings(settings) if isinstance(settings, str) else settings
-    for stage in filter(None, (settings.pretrain, settings.sft)):  # fail now, not hours later
-        local_folder(output_dir, stage.train.launcher)
-        require_program(stage.train.launcher)
+    _require_possible(output_dir, settings)
     stages = _stages(output_dir, settings)
     made = [{name: record[name] for name in ("type", "path")} for stage in stages for record in stage.values()]
     return {"pipeline": {"path": output_dir, "type": "pipeline", "stages": stages, "made_from": made}}
+
+
+def _require_possible(output_dir: str, settings: PipelineSettings) -> None:
+    """Fail now, not hours later, for a launcher that cannot run here or a blend that cannot be read."""
+    for stage in filter(None, (settings.pretrain, settings.sft)):
+        local_folder(output_dir, stage.train.launcher)
+        require_program(stage.train.launcher)
+    for kind, stage in (("pretrain", settings.pretrain), ("sft", settings.sft), ("rl", settings.rl)):
+        if stage:
+            preparation(kind).read_blend(blend_place(stage.blend))
 
 
 def _stages(output_dir: str, settings: PipelineSettings) -> list[Any]:

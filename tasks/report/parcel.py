@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import orjson
@@ -37,6 +38,9 @@ from tokenmill.tasks.storage import absolute, is_local, join
 
 from .cards import CARD, cards
 from .measured import Run
+
+RELATIVE = re.compile(r"\.{1,2}/.+|(?:[\w.-]+/){2,}[\w.-]*")
+"""What can only be a path: relative to here, or with several slashes."""
 
 AGAIN = "run the preparation again to repair it, then push"
 
@@ -75,8 +79,9 @@ def parcel_of(output_dir: str) -> Parcel:
     pushed = [file for file in files if file.recorded.path.partition("/")[0] not in {BLEND, QUARANTINE}]
     documents = {**cards(Run(publication)), BLEND: _relative_blend(output_dir)}
     made = [described(name, content) for name, content in documents.items()]
-    public = {
-        **_without_folders(manifest, _folders(publication)),
+    public = _changed(manifest, partial(_without_folders, folders=_folders(publication)))
+    public |= {
+        "settings": _changed(public["settings"], _without_path),
         "files": [asdict(file) for file in [*(file.recorded for file in pushed), *made]],
         "volatile": {},
     }
@@ -156,14 +161,26 @@ def _folders(publication: Publication) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w.-])(?<!:/)(?:{'|'.join(map(re.escape, folders))})/")
 
 
-def _without_folders(value: Any, folders: re.Pattern[str]) -> Any:  # noqa: ANN401 - any JSON
-    """Strip the folders of local files from JSON."""
+def _changed(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - any JSON
+    """JSON with every text changed."""
     if isinstance(value, Mapping):
         named = cast("Mapping[str, Any]", value)
-        return {name: _without_folders(each, folders) for name, each in named.items()}
+        return {name: _changed(each, change) for name, each in named.items()}
     if isinstance(value, list):
-        return [_without_folders(each, folders) for each in cast("list[Any]", value)]
-    if not isinstance(value, str):
-        return value
-    text = folders.sub("", value)
-    return text.rstrip("/").rpartition("/")[2] if text.startswith(("/", "~/", "file://")) else text
+        return [_changed(each, change) for each in cast("list[Any]", value)]
+    return change(value) if isinstance(value, str) else value
+
+
+def _without_folders(text: str, folders: re.Pattern[str]) -> str:
+    """Strip the folders of local files from a text."""
+    text = folders.sub("", text)
+    return _name(text) if text.startswith(("/", "~/", "file://")) else text
+
+
+def _without_path(text: str) -> str:
+    """The name of a file or folder instead of its relative path; a hub id has one slash and names nothing here."""
+    return _name(text) if RELATIVE.fullmatch(text) or os.path.exists(text) else text  # noqa: PTH110 - often too long for a path
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]

@@ -30,6 +30,7 @@ from tokenmill.tasks.train import stage
 from tokenmill.tasks.train.events import Step
 from tokenmill.tasks.train.history import History
 from tokenmill.tasks.train.job import Job, TrainData
+from tokenmill.tasks.train.pipeline_settings import load_settings
 from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
 from tokenmill.tasks.train.watch import logged
 
@@ -337,3 +338,12 @@ def test_a_pipeline_that_could_not_train_where_it_is_to_go_prepares_nothing(pref
     with pytest.raises(InputError, match="output_dir=memory://pipeline"):
         pipeline("memory://pipeline")
     assert not filesystem("memory://pipeline")[0].exists("/pipeline")
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "sft", "rl"])
+def test_a_pipeline_whose_blends_are_not_all_there_prepares_nothing(prefect_api, tmp_path, stage):
+    settings = load_settings("pipeline-tiny")
+    changed = getattr(settings, stage).model_copy(update={"blend": str(tmp_path / "nowhere.json")})
+    with pytest.raises(InputError, match="nowhere.json: no such blend file"):
+        pipeline(str(tmp_path / "out"), settings.model_copy(update={stage: changed}))
+    assert not (tmp_path / "out/pretrain").exists()

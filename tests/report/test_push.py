@@ -227,6 +227,22 @@ def test_places_are_left_out_of_texts_and_what_only_looks_like_one_stays(own):
     assert [each["text"] for each in pushed["note"]] == list(written.values())
 
 
+def test_settings_name_no_folder_of_this_machine(own, monkeypatch):
+    monkeypatch.chdir(own.parent)
+    (own.parent / "client/tokenizer").mkdir(parents=True)
+    written = {
+        "client/tokenizer": "tokenizer",
+        "../client/chat.jinja": "chat.jinja",
+        "gone/client/tokenizer/": "tokenizer",
+        "/elsewhere/client/tokenizer": "tokenizer",
+        **{same: same for same in ["org/name", "nano3", "{% if a/b/c %}", "a/b/c or d", "s3://bucket/a/b"]},
+    }
+    manifest = read_manifest(str(own))
+    (own / "manifest.json").write_bytes(sealed({**manifest, "settings": {"several": list(written)}}))
+    pushed = json.loads(parcel_of(str(own)).documents["manifest.json"])
+    assert pushed["settings"]["several"] == list(written.values())
+
+
 def test_shards_that_lie_elsewhere_are_refused(hub, tmp_path):
     path = preparing_rl.write_rows(tmp_path / "rows.jsonl", chats(0, 5))
     preparing_rl.prepare(preparing.blend_of(path), tmp_path / "out", store="memory://store")
