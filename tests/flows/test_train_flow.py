@@ -344,6 +344,6 @@ def test_a_pipeline_that_could_not_train_where_it_is_to_go_prepares_nothing(pref
 def test_a_pipeline_whose_blends_are_not_all_there_prepares_nothing(prefect_api, tmp_path, stage):
     settings = load_settings("pipeline-tiny")
     changed = getattr(settings, stage).model_copy(update={"blend": str(tmp_path / "nowhere.json")})
-    with pytest.raises(InputError, match="nowhere.json: no such blend file"):
+    with pytest.raises(InputError, match=r"nowhere\.json: no such blend file"):
         pipeline(str(tmp_path / "out"), settings.model_copy(update={stage: changed}))
     assert not (tmp_path / "out/pretrain").exists()
