@@ -423,6 +423,7 @@ def importers():
     return {path: imports - {path} for path, imports in found.items()}
 
 
+@pytest.mark.slow
 def test_no_module_imports_itself_in_a_circle():
     remaining = importers()
     while free := {path for path, imports in remaining.items() if not imports & remaining.keys()}:

@@ -7,6 +7,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[1]
 SITE = REPOSITORY / "build/site"
 
@@ -34,7 +36,6 @@ def pages():
     return {path.name: Page(path) for path in SITE.glob("*.html") if path.name != "404.html"}
 
 
-@pytest.mark.slow
 def test_every_document_is_a_page_that_can_be_searched(pages):
     names = {path.with_suffix(".html").name for path in (REPOSITORY / "docs").glob("*.md")}
     assert pages.keys() == names | {"index.html", "contributing.html"}
@@ -42,7 +43,6 @@ def test_every_document_is_a_page_that_can_be_searched(pages):
     assert all(f'"{name}' in searched for name in names)
 
 
-@pytest.mark.slow
 def test_links_lead_to_pages_files_and_anchors_of_the_site(pages):
     broken = []
     for name, page in pages.items():
@@ -57,7 +57,6 @@ def test_links_lead_to_pages_files_and_anchors_of_the_site(pages):
     assert broken == []
 
 
-@pytest.mark.slow
 def test_pages_load_nothing_from_elsewhere(pages):
     loaded = {address for page in pages.values() for address in page.loaded if address}
     assert {address for address in loaded if urlsplit(address).scheme not in {"", "data"}} == set()

@@ -123,6 +123,7 @@ def test_copies_are_marked_with_the_row_that_stays_for_them(normalized):
             assert len(row["text"].encode()) <= len(kept["text"].encode())
 
 
+@pytest.mark.slow
 def test_edges_name_the_rows_that_go_and_those_that_stay_for_them(normalized):
     out, _, manifest = normalized["tag"]
     edges = pq.read_table(out / "edges.parquet").to_pylist()

@@ -28,6 +28,8 @@ from tests.preparing import tree
 from tests.preparing_scores import harmony_model
 from tests.preparing_sft import probing_once
 
+pytestmark = pytest.mark.slow
+
 PREPARATIONS = {
     "pretrain": test_preparation_faults.Preparation,
     "sft": test_sft_faults.Preparation,
@@ -150,7 +152,6 @@ def assert_proven(out):
     assert verification.problems == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", PREPARATIONS, indirect=True)
 def test_every_preparation_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_run(kind, server, tmp_path):
     stored = Stored(kind, tmp_path, server)
@@ -173,7 +174,6 @@ def test_every_preparation_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_ru
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "failing"),
     [("pretrain", "slow"), ("pretrain", "cut"), ("pretrain", "unsaid")],

@@ -141,6 +141,7 @@ def test_plan_writes_one_line_of_json_and_verify_reads_what_a_preparation_printe
     assert json.loads(piped.stdout)["verify"]["path"] == str(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_verify_fails_with_exit_code_1_and_names_the_file(tmp_path, blend):
     prepare(str(blend), tmp_path / "out")
     damaged = next((tmp_path / "out" / "shards").rglob("train.bin"))

@@ -22,6 +22,8 @@ from tests.preparing import tree
 from tests.preparing_dedup import prepare
 from tests.preparing_rl import write_rows
 
+pytestmark = pytest.mark.slow
+
 BAD = [b"{broken", b'{"text": null}', b""]
 COPIES, COPIED = 40, 8
 
@@ -91,7 +93,6 @@ def expected_in_partitions(folder, tmp_path_factory):
     return tree(out)
 
 
-@pytest.mark.slow
 def test_two_workers_complete_with_the_same_bytes(
     folder, expected, expected_in_partitions, tmp_path, prefect_api, monkeypatch
 ):
@@ -118,7 +119,6 @@ def rows_in(paths):
     ]
 
 
-@pytest.mark.slow
 def test_no_likes_are_left_and_nothing_else_is_gone(folder, tmp_path, prefect_api):
     """Built by one run in this process, published and recorded by a flow that builds nothing."""
     out = tmp_path / "out"
@@ -172,7 +172,6 @@ def named(folder):
     return found
 
 
-@pytest.mark.slow
 def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(folder, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
     process = start(folder, out, prefect_server)
@@ -188,7 +187,6 @@ def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(folder,
     assert tree(out) == expected
 
 
-@pytest.mark.slow
 def test_a_changed_weight_builds_nothing(folder, tmp_path, prefect_api):
     out, blend = tmp_path / "out", json.loads((folder / "blend.json").read_text())
     prepare(str(folder / "blend.json"), out, **settings_of(folder))
@@ -198,7 +196,6 @@ def test_a_changed_weight_builds_nothing(folder, tmp_path, prefect_api):
     assert json.loads((out / "blend.json").read_bytes())["train"][0]["weight"] == 7
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [0, 3])
 def test_a_run_with_gaps_cannot_end_completed(folder, tmp_path, prefect_api, monkeypatch, rounds):
     out = tmp_path / "out"

@@ -169,6 +169,7 @@ def build(planned, tmp_path, failures, error):
     return attempts
 
 
+@pytest.mark.slow
 def test_an_error_that_may_pass_is_tried_again(planned, tmp_path, monkeypatch):
     monkeypatch.setattr(here, "RETRY_SECONDS", (0, 0, 0))
     assert sorted(build(planned, tmp_path, 3, "reset")) == [1, 1, 4]

@@ -17,6 +17,8 @@ from tests.preparing import tree
 from tests.preparing_harmony import left_behind, prepare
 from tests.preparing_rl import write_rows
 
+pytestmark = pytest.mark.slow
+
 
 def talk(question, answer):
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
@@ -53,7 +55,6 @@ def expected(folder, tmp_path_factory):
     return tree(out)
 
 
-@pytest.mark.slow
 def test_two_workers_give_the_same_bytes(prefect_api, folder, expected, tmp_path):
     out = tmp_path / "out"
     record = harmony_normalize(str(folder / "blend.json"), str(out), workers=2, **settings_of(folder))
@@ -86,7 +87,6 @@ def wait_for(out, name, count, runs):
         time.sleep(0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("harmony", 3), ("marked", 2)])
 def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
     prefect_server, folder, expected, tmp_path, name, count
@@ -104,7 +104,6 @@ def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-@pytest.mark.slow
 def test_behaviours_that_have_collapsed_are_published_and_the_command_fails(prefect_server, tmp_path):
     rows = [talk(f"What is {number} times {number}?", f"It is {number**2}.") for number in range(300)]
     write_rows(tmp_path / "train.jsonl", rows)

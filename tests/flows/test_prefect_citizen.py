@@ -14,6 +14,8 @@ from tests.flows.prefect_commands import wait_until
 from tests.preparing import blend_of, write_lines
 from tests.report.test_address import asked, serving
 
+pytestmark = pytest.mark.slow
+
 
 def events(server, name):
     with server.client() as client:
@@ -21,7 +23,6 @@ def events(server, name):
         return client._client.post("/events/filter", json=body).json()["events"]  # noqa: SLF001 - no public reader
 
 
-@pytest.mark.slow
 def test_a_preparation_is_named_tagged_and_told_and_its_output_is_an_asset_of_its_sources(tmp_path, prefect_api):
     data = write_lines(tmp_path / "some data [1]" / "a.jsonl", [f"document number {number}" for number in range(50)])
     blend = tmp_path / "news.json"
@@ -48,7 +49,6 @@ def test_a_preparation_is_named_tagged_and_told_and_its_output_is_an_asset_of_it
     assert roles["flow-run"] == [f"prefect.flow-run.{run.id}"]
 
 
-@pytest.mark.slow
 def test_the_page_of_this_machine_links_the_latest_reports(tmp_path, prefect_api):
     data = write_lines(tmp_path / "a.jsonl", [f"document number {number}" for number in range(50)])
     out = tmp_path / "<out> (1) & [2] \u00e9"

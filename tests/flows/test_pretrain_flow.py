@@ -24,6 +24,8 @@ from tests.flows import preparation_runs
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts, workers_of
 from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"shard_size": 20_000}
 
 
@@ -58,7 +60,6 @@ def start(blend, out, server, *arguments):
     return preparation_runs.start("pretrain", blend, out, server, "shard_size=20kB", *arguments)
 
 
-@pytest.mark.slow
 def test_four_workers_give_the_bytes_of_one_process(blend, expected, tmp_path, prefect_server):
     record = finish(start(blend, tmp_path / "out", prefect_server, "--workers", "4"))
     assert record["shards"]["built"] == record["shards"]["total"] > 50
@@ -66,7 +67,6 @@ def test_four_workers_give_the_bytes_of_one_process(blend, expected, tmp_path, p
     assert tree(tmp_path / "out") == expected
 
 
-@pytest.mark.slow
 def test_a_killed_worker_costs_nothing_but_time(blend, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
     process = start(blend, out, prefect_server, "--workers", "2")
@@ -76,7 +76,6 @@ def test_a_killed_worker_costs_nothing_but_time(blend, expected, tmp_path, prefe
     assert tree(out) == expected
 
 
-@pytest.mark.slow
 def test_a_killed_run_is_finished_by_the_same_command(blend, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
     process = start(blend, out, prefect_server, "--workers", "2")
@@ -88,7 +87,6 @@ def test_a_killed_run_is_finished_by_the_same_command(blend, expected, tmp_path,
     assert tree(out) == expected
 
 
-@pytest.mark.slow
 def test_two_runs_of_one_folder_at_once_make_one_result(blend, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
     both = [start(blend, out, prefect_server, "--workers", "1") for _ in range(2)]
@@ -97,7 +95,6 @@ def test_two_runs_of_one_folder_at_once_make_one_result(blend, expected, tmp_pat
     assert tree(out) == expected
 
 
-@pytest.mark.slow
 def test_a_changed_weight_tokenizes_nothing_and_a_standing_cluster_is_used(blend, tmp_path, prefect_api):
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1") as cluster:
         address = cluster.scheduler_address
@@ -111,7 +108,6 @@ def test_a_changed_weight_tokenizes_nothing_and_a_standing_cluster_is_used(blend
     assert sum(map(float, weights)) == pytest.approx(9.0)
 
 
-@pytest.mark.slow
 def test_a_profile_names_any_cluster_class(blend, expected, tmp_path, prefect_api):
     profile = Path(__file__).parents[2] / "deployments" / "clusters" / "laptop.yaml"
     pretrain_data_prep(str(blend), str(tmp_path / "out"), cluster=str(profile), **SETTINGS)
@@ -136,7 +132,6 @@ def wait_for_task_runs(server, flow_run_id, enough):
         return runs
 
 
-@pytest.mark.slow
 def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, prefect_api):
     plan = planned(blend, tmp_path / "out")
     build_pending(plan)
@@ -184,7 +179,6 @@ def run_mapped(build, planned, **arguments):
     return mapped_flow(return_state=True)
 
 
-@pytest.mark.slow
 def test_a_run_whose_worker_dies_again_and_again_fails_and_says_so(blend, tmp_path, prefect_api):
     state = run_mapped(kill, planned(blend, tmp_path / "out"))
     assert state.type == StateType.FAILED
@@ -194,7 +188,6 @@ def test_a_run_whose_worker_dies_again_and_again_fails_and_says_so(blend, tmp_pa
     assert "run the same command again" in str(error)
 
 
-@pytest.mark.slow
 def test_storage_errors_are_tried_again_and_defects_are_not(blend, tmp_path, prefect_api):
     plan = planned(blend, tmp_path / "out")
     assert run_mapped(fail_once, plan, marker=str(tmp_path / "failed")).is_completed()

@@ -24,6 +24,8 @@ from tests.preparing import tree
 from tests.preparing_rl import prepare, write_rows
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
+pytestmark = pytest.mark.slow
+
 TINY = Path(__file__).parents[2] / "blends/tiny"
 STYLES = {"marbles": "dapo", "rectangles": "skywork"}
 SELECTED = ["uuid", "agent_ref", "responses_create_params"]
@@ -102,7 +104,6 @@ def start(folder, out, server, *arguments):
     return preparation_runs.start("rl", folder / "blend.json", out, server, "--workers", "1", *arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_any_number_of_workers_completes_with_the_same_bytes(workers, folder, expected, tmp_path, prefect_api):
     out = tmp_path / "out"
@@ -125,7 +126,6 @@ def tokens_of(folder, row):
     return sum(len(vocabulary.encode(text, add_special_tokens=False).ids) for text in texts)
 
 
-@pytest.mark.slow
 def test_every_row_is_published_once_as_it_should_be_and_the_record_says_so(folder, tmp_path, prefect_api):
     """Built by one preparation, published and recorded by a flow that builds nothing."""
     out = tmp_path / "out"
@@ -152,7 +152,6 @@ def test_every_row_is_published_once_as_it_should_be_and_the_record_says_so(fold
     assert {split: (part["documents"], part["tokens"]) for split, part in record["splits"].items()} == books
 
 
-@pytest.mark.slow
 def test_a_killed_worker_costs_nothing_but_time(folder, expected, tmp_path, prefect_api):
     out, killed = tmp_path / "out", []
 
@@ -171,7 +170,6 @@ def test_a_killed_worker_costs_nothing_but_time(folder, expected, tmp_path, pref
     assert tree(out) == expected
 
 
-@pytest.mark.slow
 def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(folder, expected, tmp_path, prefect_server):
     """Of the two, one has its transforms from the command line and one from a file."""
     out, file = tmp_path / "out", tmp_path / "settings.yaml"
@@ -190,7 +188,6 @@ def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(folder,
     assert tree(out) == expected
 
 
-@pytest.mark.slow
 def test_a_changed_weight_builds_nothing(folder, expected, tmp_path, prefect_api):
     out, blend = tmp_path / "out", json.loads((folder / "blend.json").read_text())
     undisturbed(folder, out)

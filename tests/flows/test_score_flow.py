@@ -181,6 +181,7 @@ def test_a_wrong_call_is_one_clear_complaint_and_leaves_nothing(folder, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_settings_of_the_other_score_are_refused_by_the_flow(prefect_api, folder, tmp_path):
     state = score_candidates(str(folder / "out"), str(tmp_path), "embed", loss_mode="final_only", return_state=True)
     with pytest.raises(InputError, match="loss_mode: unknown key"):
@@ -244,6 +245,7 @@ def test_the_number_of_a_worker_is_of_its_name_and_never_of_its_address(name, nu
     assert asyncio.run(asked()) == number
 
 
+@pytest.mark.slow
 def test_runs_take_turns_on_gpus_where_somebody_has_said_how_many_there_are(prefect_api):
     with holding("gpu"):
         pass  # nobody has, and nothing waits

@@ -14,6 +14,8 @@ from tests.flows.prefect_commands import serving
 from tests.flows.preparation_runs import TOKENMILL, finish, start
 from tests.preparing import write_lines
 
+pytestmark = pytest.mark.slow
+
 PASSWORD = "mill:stone"
 
 
@@ -44,7 +46,6 @@ def blend(tmp_path_factory):
     return folder / "blend.json"
 
 
-@pytest.mark.slow
 def test_without_the_password_nothing_is_run(guarded, blend, tmp_path):
     _, url, environment = guarded
     assert answer(f"{url}/version") == 401
@@ -61,7 +62,6 @@ def test_without_the_password_nothing_is_run(guarded, blend, tmp_path):
     assert not (tmp_path / "out/blend.json").exists()
 
 
-@pytest.mark.slow
 def test_with_the_password_it_runs_listens_on_this_machine_alone_and_leaves_no_pickle(guarded, blend, tmp_path):
     server, _, environment = guarded
 

@@ -16,6 +16,8 @@ from tests.peers.conversations import CLOCK, assistant, call, talk, thinking, to
 from tests.preparing import tree
 from tests.preparing_sft import CHATML, chat_vocabulary, prepare, write_rows
 
+pytestmark = pytest.mark.slow
+
 PADDING_ROLE = 6
 BAD = [b"{broken", b"[]", talk(user("Anyone?")), {"messages": []}]
 ROWS, BLANK, DRAFTS = 800, 3, 40
@@ -86,7 +88,6 @@ def start(folder, out, server, workers):
     return preparation_runs.start("sft", folder / "blend.json", out, server, *arguments)
 
 
-@pytest.mark.slow
 def test_two_workers_complete_with_the_same_bytes_and_a_record_of_them(folder, expected, tmp_path, prefect_api):
     out = tmp_path / "out"
     state = run(folder, out, workers=2)
@@ -119,7 +120,6 @@ def real_tokens(row):
     return sum(end - start for start, end, role in runs if role != PADDING_ROLE)
 
 
-@pytest.mark.slow
 def test_a_killed_run_is_finished_by_the_same_command(folder, expected, tmp_path, prefect_api):
     out = tmp_path / "out"
     process = start(folder, out, prefect_api, workers=1)
@@ -132,7 +132,6 @@ def test_a_killed_run_is_finished_by_the_same_command(folder, expected, tmp_path
     assert tree(out) == expected
 
 
-@pytest.mark.slow
 def test_two_runs_of_one_folder_at_once_make_one_result(folder, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
     both = [start(folder, out, prefect_server, 1) for _ in range(2)]
@@ -141,7 +140,6 @@ def test_two_runs_of_one_folder_at_once_make_one_result(folder, expected, tmp_pa
     assert tree(out) == expected
 
 
-@pytest.mark.slow
 def test_a_changed_weight_packs_nothing(folder, tmp_path, prefect_api):
     out, blend = tmp_path / "out", json.loads((folder / "blend.json").read_text())
     prepare(blend, out, bad_row_ceiling=0.001, **settings_of(folder))

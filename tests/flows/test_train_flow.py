@@ -189,6 +189,7 @@ def shows_steps(job, number):
         table.show(history)
 
 
+@pytest.mark.slow
 def test_steps_are_shown_in_one_table_that_is_updated_when_there_is_something_new(prefect_api, tmp_path, monkeypatch):
     job = Job(settings=settings(), data=DATA, output_dir=str(tmp_path))
     updates = []
@@ -283,11 +284,13 @@ def test_a_watcher_that_was_killed_before_it_wrote_the_last_steps_down_loses_non
     assert record["tokens"] == sum(line["tokens"] for line in steps_in(undisturbed[0]).values())
 
 
+@pytest.mark.slow
 def test_a_training_that_says_what_to_mend_is_not_tried_again(prefect_api, texts, tmp_path):
     with pytest.raises(InputError, match="more than max_epochs"):
         train_model(texts, str(tmp_path / "model"), settings(steps=100_000, max_epochs=1.0))
 
 
+@pytest.mark.slow
 def test_an_evaluation_needs_a_training_that_ended(prefect_api, texts, tmp_path):
     with pytest.raises(InputError, match="no finished training here"):
         evaluate_model(str(tmp_path), str(tmp_path / "results"), EvaluateSettings())
@@ -334,12 +337,14 @@ def test_the_whole_pipeline_from_blends_to_evaluated_models_offline(prefect_serv
     assert {source["type"]: source["path"] for source in begun}["model"] == str(out / "pretrain/model")
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_could_not_train_where_it_is_to_go_prepares_nothing(prefect_api):
     with pytest.raises(InputError, match="output_dir=memory://pipeline"):
         pipeline("memory://pipeline")
     assert not filesystem("memory://pipeline")[0].exists("/pipeline")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["pretrain", "sft", "rl"])
 def test_a_pipeline_whose_blends_are_not_all_there_prepares_nothing(prefect_api, tmp_path, stage):
     settings = load_settings("pipeline-tiny")

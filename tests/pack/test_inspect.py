@@ -224,6 +224,7 @@ def test_there_is_one_of_everything(whole):
     assert kinds["receipt.json"] == 7, "three shards, and a group of packs for each split of two data sets"
 
 
+@pytest.mark.slow
 def test_a_whole_preparation_has_no_problems(whole):
     out, again, _ = whole
     again()

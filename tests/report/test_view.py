@@ -196,6 +196,7 @@ run = st.tuples(st.sampled_from(ROLES), st.lists(st.integers(0, 699), min_size=1
 pack = st.lists(st.tuples(st.integers(0, 99), st.lists(run, min_size=1, max_size=5)), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @given(packs=st.lists(pack, min_size=1, max_size=5))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_passages_are_the_runs_of_equal_role_and_training(tmp_path, vocabulary, decode, packs):

@@ -83,6 +83,7 @@ def test_data_sets_tokenizer_and_output_are_artifacts(logged):
     assert json.loads(found["tokenizer"][0].metadata)["model"] == "cl100k_base"
 
 
+@pytest.mark.slow
 def test_the_summary_has_the_totals(logged):
     _, manifest, found = logged
     summary = {}

@@ -67,6 +67,7 @@ def test_every_batch_has_its_quotas_and_the_pass_rates_of_the_schedule_and_no_ro
     assert verify(str(thousand / "ordered"), inspector_of("rl")).problems == []
 
 
+@pytest.mark.slow
 def test_the_order_does_not_depend_on_how_shards_are_built(thousand):
     chosen = {"batch_size": BATCH, "shard_size": 300_000, "holdout": {"valid": 0.01, "test": 0}}
     blend = blend_of(thousand, QUOTAS)

@@ -96,6 +96,7 @@ def test_scores_join_the_rows_of_a_normalization_one_to_one(folder, whole, tmp_p
     assert problems(out) == []
 
 
+@pytest.mark.slow
 def test_a_part_is_found_by_the_file_it_scores(folder, whole):
     manifest = read_manifest(str(folder / "whole"))
     for entry in manifest["shards"]:

@@ -106,6 +106,7 @@ def test_the_nll_of_a_row_is_the_models_own_loss_on_what_the_assistant_says(fold
         assert not row["truncated"]
 
 
+@pytest.mark.slow
 def test_what_made_a_score_stands_beside_it(folder, scored):
     assert scored.schema.equals(NLL)
     (made,) = {tuple(row.values()) for row in scored.select(["model", "engine", "dtype", "loss_mode"]).to_pylist()}

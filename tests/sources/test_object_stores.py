@@ -154,6 +154,7 @@ def test_an_s3_version_is_its_etag_without_quotes(s3):
     assert [file.version for file in found(s3)] == ["5d41402abc4b2a76b9719d911017c592"]
 
 
+@pytest.mark.slow
 def test_what_another_process_writes_is_seen(bucket):
     before = found(f"{bucket}/corpus")
     writer = type(filesystem(bucket)[0])(skip_instance_cache=True)

@@ -128,6 +128,7 @@ def test_an_encoder_that_errs_on_one_document_is_not_used(source, model, tmp_pat
     assert found == expected
 
 
+@pytest.mark.slow
 def test_when_one_engine_errs_the_next_one_is_used(source, model, tmp_path, swap):
     honest, _ = prepare(blend_of(source), tmp_path / "honest", **settings_of(model))
     swap(fast=lying_about(TEXTS[3], "gigatoken"))

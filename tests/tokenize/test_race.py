@@ -36,6 +36,7 @@ def gate(tmp_path):
     return Gate(vocabulary, [], lambda _: iter(TEXTS), "text", str(tmp_path / "store"), literal=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_faster_engine_is_chosen_and_remembered(name, winner, gate):
     winner(name)

@@ -57,6 +57,7 @@ def texts(vocabulary):
     return [text for text in nasty_strings(vocabulary) if not any(alias in text for alias in aliases)]
 
 
+@pytest.mark.slow
 @given(
     text=st.text()
     | st.text("aA1é中😀 \n\r\t\u0301\u2028'.<|>/")

@@ -71,6 +71,7 @@ def names(folder):
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_plain_training_goes_on_bit_by_bit(world, tmp_path):
     done, whole, engine = trained(world, tmp_path)
     assert done == 0
@@ -82,6 +83,7 @@ def test_plain_training_goes_on_bit_by_bit(world, tmp_path):
     assert_same_bits(resumed.weights(), engine.weights())
 
 
+@pytest.mark.slow
 def test_a_training_that_is_done_has_nothing_left_to_do(world, tmp_path):
     _, _, engine = trained(world, tmp_path)
     done, told, again = trained(world, tmp_path)
@@ -89,6 +91,7 @@ def test_a_training_that_is_done_has_nothing_left_to_do(world, tmp_path):
     assert_same_bits(again.weights(), engine.weights())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_told_of_when_it_is_there_and_the_last_step_has_one(world, tmp_path):
     _, told, _ = trained(world, tmp_path, steps=7, checkpoint_every=3)
     order = [(event.event, event.step) for event in told]
@@ -104,6 +107,7 @@ def test_a_checkpoint_is_told_of_when_it_is_there_and_the_last_step_has_one(worl
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_a_flipped_bit_is_not_taken_up_and_the_one_before_is(world, tmp_path):
     _, whole, engine = trained(world, tmp_path)
     newest = tmp_path / "checkpoints/step_00000008"
@@ -119,11 +123,13 @@ def test_a_checkpoint_with_a_flipped_bit_is_not_taken_up_and_the_one_before_is(w
     assert_same_bits(resumed.weights(), engine.weights())
 
 
+@pytest.mark.slow
 def test_older_checkpoints_are_removed_when_the_new_one_is_there(world, tmp_path):
     trained(world, tmp_path, keep=2, checkpoint_every=2)
     assert names(tmp_path) == ["step_00000006", "step_00000008"]
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_has_half_written_is_removed_and_not_taken_up(world, tmp_path):
     trained(world, tmp_path)
     half = tmp_path / "checkpoints/.step_00000012.0123456789abcdef.tmp"
@@ -133,6 +139,7 @@ def test_what_a_killed_process_has_half_written_is_removed_and_not_taken_up(worl
     assert names(tmp_path) == ["step_00000004", "step_00000008"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_fails_leaves_nothing_and_those_before_it(world, tmp_path):
     class Full:
         def save(self, folder):

@@ -12,6 +12,8 @@ import torch
 
 from tests.train.training_runs import started
 
+pytestmark = pytest.mark.slow
+
 
 def current_device():
     torch.zeros(2, device=torch.cuda.current_device())
@@ -133,7 +135,6 @@ def found():
     return json.loads(output.splitlines()[-1])
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
 @pytest.mark.parametrize(
     ("obstacle", "why"),

@@ -311,6 +311,7 @@ def test_of_a_conversation_all_before_the_first_answer_is_the_prompt(results, pr
         assert any(text.startswith(generation.prompt) for text in texts)
 
 
+@pytest.mark.slow
 def test_given_prompts_take_the_place_of_documents(model, pretrain):
     found = evaluate(model, pretrain, EvaluateSettings(prompts=["the shard", "a"], new_tokens=2)).generations
     assert [(each.dataset, each.prompt, each.matched) for each in found] == [

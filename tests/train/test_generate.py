@@ -109,6 +109,7 @@ def test_nothing_is_repeated_where_all_fours_differ(model, vocabulary):
     assert one(model, vocabulary, opening([9, 300, 20])).repeated == pytest.approx(1 - len(set(fours)) / 9)
 
 
+@pytest.mark.slow
 def test_tokens_of_the_document_are_counted_at_their_places(model, vocabulary):
     prompt = [9, 300, 20]
     wanted = likeliest(model, prompt, 12)
@@ -120,6 +121,7 @@ def test_tokens_of_the_document_are_counted_at_their_places(model, vocabulary):
     assert one(model, vocabulary, opening(prompt)).matched is None
 
 
+@pytest.mark.slow
 def test_a_prompt_that_leaves_no_room_is_cut_before(model, vocabulary):
     prompt = [int(token) for token in np.random.default_rng(0).integers(0, SIZE, 100)]
     found = one(model, vocabulary, opening(prompt), new_tokens=10)
