@@ -277,7 +277,6 @@ def modules():
     return [Module(str(path.relative_to(REPOSITORY)), ast.parse(path.read_text())) for path in paths]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_every_module_keeps_the_rule(modules, law):
     found = [f"{module.path}:{violation}" for module in modules for violation in law(module)]
@@ -423,7 +422,6 @@ def importers():
     return {path: imports - {path} for path, imports in found.items()}
 
 
-@pytest.mark.slow
 def test_no_module_imports_itself_in_a_circle():
     remaining = importers()
     while free := {path for path, imports in remaining.items() if not imports & remaining.keys()}:

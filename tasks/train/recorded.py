@@ -1,11 +1,11 @@
 """What other trainers have read, as `recorder` has recorded it."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import orjson
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.publish import publish_bytes
 
 from .reads import step_digest
 
@@ -13,10 +13,10 @@ READS = "reads-{rank:05d}.jsonl"
 
 
 def remove_torn_line(log: Path) -> None:
-    """Remove a line that a killed process has begun, or the next line would go on in it."""
+    """Remove a line that a killed process has begun, or the next line would go on in it. Raises OSError."""
     content = log.read_bytes() if log.exists() else b""
     if not content.endswith(b"\n") and content:
-        os.truncate(log, content.rfind(b"\n") + 1)
+        publish_bytes(str(log), content[: content.rfind(b"\n") + 1])
 
 
 def recorded_reads(path: str, global_batch: int) -> dict[int, str]:
