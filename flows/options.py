@@ -37,7 +37,7 @@ Choices = TypeVar("Choices", bound=Strict)
 
 
 GIVEN = "settings"
-"""Where settings are that no file holds."""
+"""What messages call settings that come from no file."""
 
 
 def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequence[str]) -> Settings:

@@ -4,7 +4,7 @@
     <part>.index.parquet   per sequence: length, trained, row, content, role_start, role
 
 Tokens take 4 bytes each on disk, and nothing has to be decoded: a sequence is read into its place in a pack. Mapped files would be
-as fast, but all of their pages would soon count as memory of the process. The index takes some 60 bytes of memory per sequence, so
+as fast, but their pages would count as memory of the process. The index takes some 60 bytes of memory per sequence, so
 a million sequences can be laid out without a look at their tokens. Tokens on an object store are first copied to an unnamed
 temporary file, which disappears when the process ends, however it ends.
 """

@@ -140,7 +140,7 @@ def test_data_with_a_budget_are_refused(dataset, tmp_path):
 
 
 def without_last_lines(folder, cut):
-    """Remove the end of the record, as if its processes were still at work, or killed."""
+    """Cut the record, as if its processes were still at work, or killed."""
     log = Path(folder, "reads-00000.jsonl")
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(cut(lines))
