@@ -39,18 +39,18 @@ docs: .venv/docs ## a site of README and docs/ in build/site
 	sed -i 's#](\.\./CONTRIBUTING.md#](contributing.md#g; s#](\.\./README.md#](index.md#g; s#](\.\./blends/#](#g' build/docs/*.md
 	.venv/docs/bin/zensical build --strict
 
-bench: .venv/installed-dev ## ratios against peers and rooflines; appends to bench/results.jsonl
-	$(BIN)/python -m tests.benchmarks
+bench: .venv/installed-dev ## ratios against peers and rooflines; appends to build/bench/results.jsonl
+	$(BIN)/python -m bench
 
 torture: .venv/installed-dev ## millions of odd rows, files and documents, flipped bits, kills: more than an hour
-	$(BIN)/python -m tests.torture
+	$(BIN)/python -m bench.torture
 
 lock: .venv/installed-dev ## write down the versions in use
 	(head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu//') > constraints.new
 	mv constraints.new constraints.txt
 
 clean:
-	rm -rf .venv demo bench output
+	rm -rf .venv build demo output
 
 .venv/installed: pyproject.toml constraints.txt $(wildcard tasks/*/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

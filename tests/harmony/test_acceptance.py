@@ -13,11 +13,11 @@ from tokenmill.tasks.harmony.grammar import START
 from tokenmill.tasks.harmony.message import Composed, HarmonyMessage, Policy, Source
 from tokenmill.tasks.harmony.semantics import CODES
 
+from bench.torture import ids
 from tests.examples import max_examples
 from tests.harmony import rows
 from tests.harmony.test_render import GOLDEN, PIECES, WILD, any_messages, conversations
 from tests.peers.harmony_tokens import SPECIAL_STRINGS
-from tests.torture import ids
 
 DECLARED = st.sampled_from([None, {}, {"python": None, "functions.f": {"required": ["a"]}}])
 OFF = st.sets(st.sampled_from(sorted(CODES)), max_size=3).map(frozenset)

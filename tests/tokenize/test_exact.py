@@ -19,10 +19,10 @@ from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
 from tokenmill.tasks.tokenize.sweep import SWEPT
 
+from bench.torture import ids
 from tests.peers import vocabularies
 from tests.preparing import blend_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe
-from tests.torture import ids
 
 CONTEXTS = [
     "{c}'s",
