@@ -123,6 +123,8 @@ def _taken(pairs: Sequence[Pair], phase: PhaseMix, at: float, spare: float) -> t
         for part in ((at, min(end, held)), (0.0, end - held))
         for each in _between(pairs, *part)
     ]
+    if not line and found:
+        return found, at  # the rest is below half a document, so whole epochs are closest to the budget
     if not line:
         raise InputError(
             f"phase {phase.name!r}: {rest:,.0f} tokens of {pairs[0].dataset!r} are less than half a document; give it more "

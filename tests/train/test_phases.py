@@ -141,6 +141,21 @@ def test_phases_of_another_budget_are_removed(place):
     assert [phase["name"] for phase in manifest["phases"]] == ["all"]
 
 
+def test_a_remainder_below_half_a_document_is_rounded_to_whole_epochs(place):
+    _, plain = prepared(place, "whole", {}, {})
+    held = held_by(plain)["best"]
+    main = 100 * STEP
+    phases = [
+        {"name": "main", "share": main / (main + held + 2), "mix": {"web": 1}},
+        {"name": "end", "mix": {"best": 1}},
+    ]
+    keys = {"best": {"max_epochs": 2}}
+    _, manifest = prepared(place, "rounded", keys, {"tokens": main + held + 2, "phases": phases})
+    end = manifest["phases"][1]
+    assert round(end["drawn"]["best"]) == held + 2
+    assert sum(pair["drawn"] for pair in end["pairs"]) == held
+
+
 def test_more_steps_than_the_budget_are_refused(place):
     keys, budget = BLENDS["two phases"]
     out, _ = prepared(place, "steps", keys, {"tokens": 100 * STEP, **budget})
