@@ -51,7 +51,8 @@ EXAMPLES: dict[str, Config] = {
     "examples/configs/dpo.yaml": {**COMMON, "dpo": VALIDATES, "data": DATA},
     "examples/configs/grpo_math_1B.yaml": {
         **COMMON,
-        "grpo": {**VALIDATES, "max_val_samples": 256},
+        "policy": {**POLICY, "train_global_batch_size": 512},
+        "grpo": {**VALIDATES, "max_val_samples": 256, "num_prompts_per_step": 32, "num_generations_per_prompt": 16},
         "data": {
             **DATA, "use_multiple_dataloader": False, "validation": None,
             "train": {"dataset_name": "example", "split_validation_size": 0.05, "seed": "${grpo.seed}"},
@@ -61,8 +62,13 @@ EXAMPLES: dict[str, Config] = {
     },
     "examples/nemo_gym/grpo_workplace_assistant_nemotron_nano_v2_9b.yaml": {
         **COMMON,
-        "policy": {**POLICY, "train_global_batch_size": "${mul:${grpo.prompts},${grpo.generations}}"},
-        "grpo": {**VALIDATES, "max_val_samples": None, "prompts": 64, "generations": 16},
+        "policy": {
+            **POLICY,
+            "train_global_batch_size": "${mul:${grpo.num_prompts_per_step},${grpo.num_generations_per_prompt}}",
+        },
+        "grpo": {
+            **VALIDATES, "max_val_samples": None, "num_prompts_per_step": 64, "num_generations_per_prompt": 16,
+        },
         "data": {
             **DATA, "max_input_seq_length": None, "num_workers": 0, "use_multiple_dataloader": False,
             "default": {"dataset_name": "NemoGymDataset", "env_name": "nemo_gym", "processor": "nemo_gym_data_processor"},
@@ -157,6 +163,9 @@ def check_data_set(algorithm: str, data_set: Config) -> None:
 
 def start_grpo(program: str, config: Config, read: list[Config]) -> None:
     assert config["data"]["use_multiple_dataloader"] is False
+    generated = config["grpo"]["num_prompts_per_step"] * config["grpo"]["num_generations_per_prompt"]
+    # BatchedDataDict.shard_by_batch_size asserts this in the first step, after all that it generated.
+    assert generated % config["policy"]["train_global_batch_size"] == 0
     for data_set in read:
         assert data_set["env_name"] in config["env"]
     if "nemo_gym" in program:

@@ -16,14 +16,13 @@ import yaml
 from tokenmill.flows.cli import run as tokenmill
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.train.events import Failed, Saved
-from tokenmill.tasks.train.job import TrainPhase
 from tokenmill.tasks.train.launchers import launch_of
 from tokenmill.tasks.train.launchers.launch import Launch, on_one_machine, require_program
 from tokenmill.tasks.train.launchers.nemo_rl import nemo_rl_launch
 from tokenmill.tasks.train.watch import run
 
 from tests.peers import nemo_rl_configs
-from tests.train.launcher_jobs import ENCODING, FOLDER, HUB, job
+from tests.train.launcher_jobs import ENCODING, FOLDER, HUB, job, phased
 
 
 @pytest.fixture
@@ -645,8 +644,8 @@ def nemo_rl(tmp_path, written, monkeypatch):
     rows.parent.mkdir()
     rows.write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
 
-    def start(target, val="", model="org/model"):
-        launch = nemo_rl_launch(manifest(target, str(rows), val), str(tmp_path / "${out}"), model)
+    def start(target, val="", model="org/model", **header):
+        launch = nemo_rl_launch(manifest(target, str(rows), val) | header, str(tmp_path / "${out}"), model)
         program = NEMO_RL[target][0]
         assert f"uv run {program} " in launch.files["train.sh"]
         return nemo_rl_configs.start(program, written(launch) / "nemo_rl.yaml"), rows
@@ -669,7 +668,8 @@ def test_nemo_rl_starts_with_the_rows_and_the_model_and_all_else_as_in_its_examp
     assert config["logger"]["log_dir"] == str(tmp_path / "${out}/logs")
     (inherited,) = (each for name, each in nemo_rl_configs.EXAMPLES.items() if name.endswith(f"/{example}"))
     assert said.max_input_seq_length == inherited["policy"]["max_total_sequence_length"]
-    assert config["policy"]["train_global_batch_size"] == (1024 if target == "nemo_gym" else 32)
+    batch = {"nemo_gym": 1024, "nemo_rl_grpo_math": 512}.get(target, 32)
+    assert config["policy"]["train_global_batch_size"] == batch
     assert config["checkpointing"]["save_period"] == inherited["checkpointing"]["save_period"]
     assert (config["checkpointing"]["metric_name"] is None) == (not val)
 
@@ -730,27 +730,14 @@ def test_what_nemo_rl_is_handed_is_a_folder():
 
 
 @pytest.mark.parametrize("target", NEMO_RL)
-def test_rows_in_batches_are_read_in_their_order(target, tmp_path):
-    rows = tmp_path / "train.jsonl"
-    rows.write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
-    given = {**manifest(target, train=str(rows)), "batches": {"size": 48}}
-    settings = yaml.safe_load(nemo_rl_launch(given, FOLDER, "org/model").files["nemo_rl.yaml"])
-    assert settings["data"]["shuffle"] is False
-    grpo = target in ("nemo_rl_grpo_math", "nemo_gym")
-    assert settings["grpo" if grpo else "policy"]["num_prompts_per_step" if grpo else "train_global_batch_size"] == 48
-
-
-def phased(**settings):
-    """A job with two phases of 3 and 2 steps."""
-    made = job(launcher="megatron-lm", processes=8, global_batch=8, micro_batch=1, **settings)
-    train, valid = made.data.sources
-    sources = [
-        train.model_copy(update={"phase": number, "weights": [weight], "files": [f"/d/{number}"]})
-        for number, weight in ((0, 24.0), (1, 16.0))
-    ]
-    phases = [TrainPhase(name="main", tokens=384, samples=24), TrainPhase(name="end", tokens=256, samples=16)]
-    data = made.data.model_copy(update={"sources": [*sources, valid], "phases": phases})
-    return made.model_copy(update={"data": data})
+def test_rows_in_batches_are_read_in_their_order(nemo_rl, target):
+    started, _ = nemo_rl(target, batches={"size": 48})
+    assert started.config["data"]["shuffle"] is False
+    if target in ("nemo_rl_grpo_math", "nemo_gym"):
+        assert started.config["grpo"]["num_prompts_per_step"] == 48
+        assert started.config["policy"]["train_global_batch_size"] == 48 * 16
+    else:
+        assert started.config["policy"]["train_global_batch_size"] == 48
 
 
 @pytest.mark.parametrize(
@@ -771,7 +758,10 @@ def test_megatron_lm_runs_once_per_phase_and_goes_on_where_it_was(tmp_path, writ
     assert read == [f"{tmp_path}/out it's/blend-{name}.json" for name in blends]
     for words in runs:
         assert value_of("--phase-transition-iterations", words) == ("3" if steps > 3 else None)
-        assert value_of("--train-iters", words) == str(steps)
+        lengths = {name: value_of(f"--{name}-samples", words) for name in ("train", "lr-decay", "lr-warmup")}
+        warmup = made.settings.optimizer.warmup_steps
+        assert lengths == {"train": str(steps * 8), "lr-decay": str(steps * 8), "lr-warmup": str(warmup * 8)}
+        assert not {"--train-iters", "--lr-decay-iters", "--lr-warmup-iters"} & set(words)
     assert orjson.loads(launch.files["blend-main.json"]) == {
         "train": ["24.0", "/d/0"], "valid": ["1.0", "/data/pre pared/valid/00"], "test": None,
     }  # fmt: skip

@@ -65,6 +65,11 @@ chat template has already written.
 
 NO_VALIDATION = {"val_period": 0, "val_at_start": False, "val_at_end": False}
 
+ROLLOUTS = "${mul:${grpo.num_prompts_per_step},${grpo.num_generations_per_prompt}}"
+"""The batch of a GRPO step. NeMo-RL splits the generated rows into batches of `train_global_batch_size`, and fails unless
+they divide evenly.
+"""
+
 OWN_TEMPLATE = {"chat_template": "default"}
 """Use the tokenizer's template; the example's is for questions with a context."""
 
@@ -159,7 +164,7 @@ def _settings(manifest: Mapping[str, Any], recipe: _Recipe, output_dir: str, mod
     template = OWN_TEMPLATE if recipe.algorithm == "sft" else {}
     size = manifest.get("batches", {}).get("size")
     prompts = {"num_prompts_per_step": size} if size and recipe.algorithm == "grpo" else {}
-    rows = {"train_global_batch_size": size} if size and recipe.algorithm != "grpo" else {}
+    rows = {"train_global_batch_size": ROLLOUTS if prompts else size} if size else {}
     algorithm = {**prompts, **({} if validates else NO_VALIDATION)}
     return {
         "defaults": f"${{oc.env:NEMO_RL}}/{recipe.example}",
