@@ -55,9 +55,14 @@ def last_steps(mix: Mix, step_tokens: int) -> list[int]:
 
 
 def megatron_flags(steps: Sequence[int]) -> str:
-    """The flags of Megatron-LM for phases that end at these steps."""
+    """Megatron-LM's flags for phases that end at these steps.
+
+    With transitions, Megatron-LM needs its length in samples, and so the size of a global batch, which a mix doesn't know.
+    """
+    if len(steps) == 1:
+        return f"--train-iters {steps[0]}"
     transitions = ",".join(map(str, steps[:-1]))
-    return f"--train-iters {steps[-1]}" + (f" --phase-transition-iterations {transitions}" if transitions else "")
+    return f"--train-samples $(({steps[-1]} * GLOBAL_BATCH)) --phase-transition-iterations {transitions}"
 
 
 def write_mix(planned: Planned[Any, Any], kind: Preparation[Any, Any], folder: str) -> None:

@@ -442,7 +442,7 @@ def test_a_mix_is_estimated_before_a_preparation_exact_after_it_and_written_for_
         words = json.loads((tmp_path / f"plain/phases/{name}.json").read_text())["train"]
         assert all(Path(f"{prefix}{end}").exists() for prefix in words[1::2] for end in (".bin", ".idx"))
     shown = tokenmill("mix", path, "--output-dir", out, "--format", "text", "--step-tokens", 60).stdout
-    assert "Megatron-LM: --train-iters 10 --phase-transition-iterations 8" in shown
+    assert "Megatron-LM: --train-samples $((10 * GLOBAL_BATCH)) --phase-transition-iterations 8" in shown
     refused = tokenmill("mix", path, "--tokens", 0)
     assert refused.returncode == 2
 

@@ -112,7 +112,17 @@ def megatron_lm(arguments, environment, processes):
     os.environ.update(environment, RANK="0", WORLD_SIZE=str(processes))
     parsed = peer.parse_args()
     peer.validate_args(parsed)
-    return vars(parsed)
+    return {**vars(parsed), "samples_in_first_phase": samples_in_first_phase(parsed)}
+
+
+def samples_in_first_phase(parsed):
+    """The training samples that Megatron-LM asks its data for when a run begins."""
+    from megatron.training import training  # noqa: PLC0415
+
+    parsed.iteration, parsed.consumed_train_samples = 0, 0
+    training.get_args = lambda: parsed
+    training.update_train_iters(parsed)
+    return training.get_train_valid_test_num_samples()[0]
 
 
 def megatron_bridge(program, processes):

@@ -1,7 +1,7 @@
 """Jobs that launchers are given."""
 
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.train.job import Job, Source, TrainData
+from tokenmill.tasks.train.job import Job, Source, TrainData, TrainPhase
 from tokenmill.tasks.train.settings import TrainSettings
 
 FOLDER = "/data/runs/it's $HOME and 100%"
@@ -23,3 +23,16 @@ def job(kind="pretrain", tokenizer=ENCODING, output_dir=FOLDER, path="/data/pre 
         eos=7, sources=sources, pack_size=512 if kind == "sft" else None, pad_seq_to_mult=4 if kind == "sft" else None,
     )  # fmt: skip
     return Job(settings=parse(TrainSettings, settings, "settings"), data=data, output_dir=output_dir)
+
+
+def phased(**settings):
+    """A job with two phases of 3 and 2 steps."""
+    made = job(launcher="megatron-lm", processes=8, global_batch=8, micro_batch=1, **settings)
+    train, valid = made.data.sources
+    sources = [
+        train.model_copy(update={"phase": number, "weights": [weight], "files": [f"/d/{number}"]})
+        for number, weight in ((0, 24.0), (1, 16.0))
+    ]
+    phases = [TrainPhase(name="main", tokens=384, samples=24), TrainPhase(name="end", tokens=256, samples=16)]
+    data = made.data.model_copy(update={"sources": [*sources, valid], "phases": phases})
+    return made.model_copy(update={"data": data})

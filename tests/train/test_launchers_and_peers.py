@@ -17,7 +17,7 @@ from tokenmill.tasks.train.launchers import launch_of
 
 from tests.flows.cloning import REPOSITORY
 from tests.peers import megatron_in_turn
-from tests.train.launcher_jobs import FOLDER, HUB, job
+from tests.train.launcher_jobs import FOLDER, HUB, job, phased
 
 pytestmark = pytest.mark.slow
 
@@ -54,6 +54,7 @@ def cases(folder):
         "megatron-lm": job(launcher="megatron-lm", **CHOSEN),
         "megatron-lm, plain": job(launcher="megatron-lm", tokenizer=HUB, **PLAIN),
         "megatron-lm, two machines": job(launcher="megatron-lm", nodes=2, global_batch=16, micro_batch=1, parallel={"pipeline": 2}, model=MODEL),
+        "megatron-lm, phases": phased(steps=5, optimizer={"warmup_steps": 1}),
         "megatron-bridge": job(launcher="megatron-bridge", path=data, **CHOSEN),
         "megatron-bridge, plain": job(launcher="megatron-bridge", path=data, tokenizer=HUB, **PLAIN),
         "megatron-bridge, packs": job(launcher="megatron-bridge", tokenizer=HUB, micro_batch=8, **packs),
@@ -136,7 +137,7 @@ def started_by(place):
         "PATH": f"{python.parent}:{os.environ['PATH']}",
     }
     done = subprocess.run(["bash", place / "train.sh"], env={**os.environ, **machine}, capture_output=True, check=True)
-    said = orjson.loads(done.stdout)
+    said = orjson.loads(done.stdout.splitlines()[0])
     words = said["arguments"]
     return {**said, "arguments": words[words.index("/m/pretrain_gpt.py") + 1 :]}
 
@@ -171,6 +172,10 @@ EXPECTED = {
         "bf16": False, "params_dtype": "torch.float32", "untie_embeddings_and_output_weights": False, "eval_iters": 0,
         "use_distributed_optimizer": False, "sequence_parallel": False, "tokenizer_type": "HuggingFaceTokenizer",
         "tokenizer_model": "org/tokenizer", "data_parallel_size": 8,
+    },
+    "megatron-lm, phases": {
+        "train_samples": 40, "lr_decay_samples": 40, "lr_warmup_samples": 8, "phase_transition_iterations": [3],
+        "samples_in_first_phase": 24,
     },
     "megatron-lm, two machines": {"world_size": 16, "data_parallel_size": 8, "pipeline_model_parallel_size": 2},
     "megatron-bridge": {

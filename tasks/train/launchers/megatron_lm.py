@@ -139,7 +139,7 @@ def argument_groups(job: Job) -> dict[str, Arguments]:
     return {
         "model": _model(job),
         "data": _data(job),
-        "training": _training(job),
+        "training": {**_schedule(job), **_training(job)},
         "optimizer": _optimizer(job),
         "parallel": _parallel(job),
         "checkpoints": _checkpoints(job),
@@ -197,11 +197,26 @@ def _data(job: Job) -> Arguments:
     }
 
 
+def _schedule(job: Job) -> Arguments:
+    """The length of the training run, its decay and its warmup: in steps, but in samples if there are phases.
+
+    Megatron-LM finds the samples of a phase between `--phase-transition-iterations` and `--train-samples`, and fails
+    without the latter (get_train_valid_test_num_samples in megatron/training/training.py). Once the length is in samples,
+    the rest has to be as well.
+    """
+    settings = job.settings
+    lengths = {"train": settings.steps, "lr-decay": settings.steps, "lr-warmup": settings.optimizer.warmup_steps}
+    if not job.data.phases:
+        return {f"--{name}-iters": steps for name, steps in lengths.items()}
+    return {
+        **{f"--{name}-samples": steps * settings.global_batch for name, steps in lengths.items()},
+        "--phase-transition-iterations": ",".join(str(end) for _, end in _phases(job)[:-1]) or False,
+    }
+
+
 def _training(job: Job) -> Arguments:
     settings = job.settings
     return {
-        "--train-iters": settings.steps,
-        "--phase-transition-iterations": ",".join(str(end) for _, end in _phases(job)[:-1]) or False,
         "--micro-batch-size": settings.micro_batch,
         "--global-batch-size": settings.global_batch,
         "--bf16": settings.precision != "float32",
@@ -218,8 +233,6 @@ def _optimizer(job: Job) -> Arguments:
         "--lr": optimizer.learning_rate,
         "--min-lr": optimizer.minimum_learning_rate,
         "--lr-decay-style": optimizer.decay,
-        "--lr-decay-iters": job.settings.steps,
-        "--lr-warmup-iters": optimizer.warmup_steps,
         "--weight-decay": optimizer.weight_decay,
         "--adam-beta1": optimizer.beta1,
         "--adam-beta2": optimizer.beta2,
