@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 
+import pytest
 from hypothesis import settings
 
 
@@ -39,3 +40,12 @@ def pytest_collection_modifyitems(items):
 
 def pytest_unconfigure(config):
     shutil.rmtree(config.own_cache, ignore_errors=True)
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A hub on loopback of which this process is a client, with an empty cache (`tests/hub_server.py`)."""
+    from tests.hub_server import serve, used_here  # noqa: PLC0415 - few tests need it
+
+    with serve() as hub, used_here(hub, tmp_path / "hf_home"):
+        yield hub

@@ -9,15 +9,12 @@ answers to give instead, by the kind of request, one for each time, None for the
 import base64
 import hashlib
 import json
-import threading
 from collections import Counter, defaultdict
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from http.server import ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
-from tests.sources.hub_stand_in import EXPIRED, LARGE, Hub, Repository, _blob, _Handler
+from tests.hub_server import EXPIRED, LARGE, Handler, Hub, Repository, _blob, serve
 
 WRITER, READER = "hf_writer", "hf_reader"
 """Tokens: of who may write to `org`, and of who may only read there."""
@@ -25,7 +22,6 @@ WRITER, READER = "hf_writer", "hf_reader"
 
 @dataclass
 class WritableRepository(Repository):
-    private: bool = True
     objects: dict[str, bytes] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
@@ -38,15 +34,9 @@ class WritableRepository(Repository):
     def files(self) -> dict[str, bytes]:
         return self.commits[self.head]
 
-    def information(self, sha):
-        return {**super().information(sha), "private": self.private}
-
     def commit_files(self, files: dict[str, bytes], message: str = "") -> str:
-        sha = hashlib.sha1(repr((self.name, len(self.commits), sorted(files.items()))).encode()).hexdigest()
-        self.commits[sha] = files
-        self.branches["main"] = sha
         self.messages.append(message)
-        return sha
+        return self.commit(files)
 
 
 @dataclass
@@ -57,24 +47,17 @@ class WritableHub(Hub):
     visible_when_created: str | None = None
 
     def create(self, name: str, *, private: bool = True, files: dict[str, bytes] | None = None) -> WritableRepository:
-        repository = WritableRepository(name, private=private)
+        repository = WritableRepository(name, private=private, members={WRITER, READER})
         repository.commit_files({".gitattributes": b"*.parquet filter=lfs\n", **(files or {})})
-        self.repositories[name] = repository
+        self.datasets[name] = repository
         return repository
 
 
-class _WritingHandler(_Handler):
+class _WritingHandler(Handler):
     hub: WritableHub
-    disable_nagle_algorithm = True
-
-    @property
-    def token(self):
-        return (self.headers.get("Authorization") or "").removeprefix("Bearer ")
 
     def refusal(self, repository, sha, verb):
-        if repository is not None and repository.private and self.token not in {WRITER, READER}:
-            repository = None
-        if repository is None and self.token not in {WRITER, READER, EXPIRED}:
+        if self.token not in {WRITER, READER, EXPIRED, ""}:
             return 401, "RepoNotFound", "Invalid username or password."
         return super().refusal(repository, sha, verb)
 
@@ -99,7 +82,7 @@ class _WritingHandler(_Handler):
             self.refuse(400, None, "the content has another SHA-256")
             return
         self.hub.received += len(content)
-        self.hub.repositories[f"{organisation}/{name}"].objects[oid] = content
+        self.hub.datasets[f"{organisation}/{name}"].objects[oid] = content
         self.send(200, b"")
 
     def allowed(self, kind):
@@ -117,14 +100,14 @@ class _WritingHandler(_Handler):
     def create(self, parts, body):
         asked = json.loads(body)
         name = f"{asked['organization']}/{asked['name']}"
-        if asked["type"] != "dataset" or name in self.hub.repositories:
+        if asked["type"] != "dataset" or name in self.hub.datasets:
             return self.refuse(409, None, "You already created this dataset repo")
         visibility = self.hub.visible_when_created or asked.get("visibility", "public")
         self.hub.create(name, private=visibility == "private")
         return self.answer({"url": f"{self.hub.url}/datasets/{name}"})
 
     def repository(self, parts):
-        return self.hub.repositories["/".join(parts[-4:-2])]
+        return self.hub.datasets["/".join(parts[-4:-2])]
 
     def preupload(self, parts, body):
         repository = self.repository(parts)
@@ -139,7 +122,7 @@ class _WritingHandler(_Handler):
 
     def batch(self, parts, body):
         name = "/".join(parts[1:3]).removesuffix(".git")
-        held = self.hub.repositories[name].objects
+        held = self.hub.datasets[name].objects
         objects = []
         for each in json.loads(body)["objects"]:
             upload = {"upload": {"href": f"{self.hub.url}/lfs/{name}/{each['oid']}"}}
@@ -179,17 +162,6 @@ _POSTS = {
 }
 
 
-@contextmanager
-def serve():
+def serve_writable():
     """A hub that can be written to, without repositories, at a free port, until the block ends."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _WritingHandler)
-    hub = WritableHub(f"http://127.0.0.1:{server.server_port}")
-    server.RequestHandlerClass = type("Handler", (_WritingHandler,), {"hub": hub})
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return serve(WritableHub, _WritingHandler)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from tokenmill.flows.cli import run
 from tokenmill.tasks.blend.load import load_blend
@@ -28,8 +27,8 @@ from tokenmill.tasks.sources.slices import cut
 
 from tests import preparing, preparing_harmony, preparing_rl, preparing_sft
 from tests.building import publish_here
-from tests.report.hub_writing_stand_in import READER, WRITER, serve
-from tests.sources.hub_stand_in import EXPIRED
+from tests.hub_server import EXPIRED, used_here
+from tests.report.hub_writing_stand_in import READER, WRITER, serve_writable
 
 SCRAP = {".env": "HF_TOKEN=x", "run.log": "x", "data/chats/.part.tmp-1": "x", "notes.md": "x", "data/own.parquet": "x"}
 """What may lie in an output folder and was not published."""
@@ -107,12 +106,9 @@ def own(tmp_path):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no login"))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the library's waits between its attempts
     disable_progress_bars()
-    with serve() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    with serve_writable() as hub, used_here(hub, tmp_path / "hf_home"):
         monkeypatch.setenv("HF_TOKEN", WRITER)
         yield hub
     enable_progress_bars()
@@ -167,14 +163,14 @@ def test_what_was_pushed_is_read_back_as_the_rows_that_were_published(hub, outpu
 def test_the_card_names_every_file_of_rows_and_nothing_else(hub, outputs):
     commit = send(outputs("harmony"))
     found = {file.uri.split(f"@{commit}/")[1] for file in discover(DataSource(name="x", path="hf://org/name"))}
-    assert found == {name for name in hub.repositories["org/name"].files if name.startswith("data/")}
+    assert found == {name for name in hub.datasets["org/name"].files if name.startswith("data/")}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_what_was_published_is_pushed_and_all_of_it(hub, outputs, kind):
     output = outputs(kind)
     commit = send(output)
-    pushed = hub.repositories["org/name"].commits[commit]
+    pushed = hub.datasets["org/name"].commits[commit]
     manifest = read_manifest(str(output))
     entries = [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
     names = {name for entry in entries for of in entry["published"].values() for name in of}
@@ -197,7 +193,7 @@ def test_only_what_was_published_is_pushed_and_all_of_it(hub, outputs, kind):
 def test_nothing_pushed_names_a_place_of_this_machine(hub, outputs, kind):
     output = outputs(kind)
     send(output)
-    pushed = hub.repositories["org/name"].files
+    pushed = hub.datasets["org/name"].files
     places = [str(output), str(output.parent), "secret place", "the store", os.uname().nodename]
     for name, content in pushed.items():
         text = str(pq.read_table(io.BytesIO(content)).to_pydict()).encode() if name.endswith(".parquet") else content
@@ -252,7 +248,7 @@ def test_shards_that_lie_elsewhere_are_refused(hub, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_path_of_the_pushed_blend_is_a_file_or_folder_of_the_repository(hub, outputs, kind):
     send(outputs(kind))
-    pushed = hub.repositories["org/name"].files
+    pushed = hub.datasets["org/name"].files
     blend = json.loads(pushed["blend.json"])
     paths = (
         [source["path"] for source in blend["datasets"]]
@@ -266,14 +262,14 @@ def test_every_path_of_the_pushed_blend_is_a_file_or_folder_of_the_repository(hu
 
 def test_the_whole_files_of_rl_are_named_relative_to_the_repository(hub, outputs):
     send(outputs("rl"))
-    pushed = hub.repositories["org/name"].files
+    pushed = hub.datasets["org/name"].files
     assert json.loads(pushed["manifest.json"])["train"] in pushed
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_pushed_manifest_is_whole_and_vouches_for_every_file(hub, outputs, kind):
     commit = send(outputs(kind))
-    pushed = hub.repositories["org/name"].files
+    pushed = hub.datasets["org/name"].files
     manifest = read_manifest(f"hf://datasets/org/name@{commit}")
     recorded = {file["path"]: file for file in manifest["files"]}
     assert recorded.keys() == pushed.keys() - {".gitattributes", "manifest.json"}
@@ -291,14 +287,14 @@ def test_the_pushed_manifest_is_whole_and_vouches_for_every_file(hub, outputs, k
 def test_equal_preparations_are_equal_on_the_hub(hub, tmp_path):
     for name in ("one", "two"):
         send(rl(tmp_path / name), f"org/{name}")
-    assert hub.repositories["org/one"].files == hub.repositories["org/two"].files
+    assert hub.datasets["org/one"].files == hub.datasets["org/two"].files
 
 
 @pytest.mark.parametrize("public", [False, True])
 def test_a_new_repository_is_as_private_as_was_asked_for(hub, outputs, public):
     parcel, target = parcel_of(str(outputs("rl"))), target_of("org/new", public=public)
     commit = push(parcel, target)
-    repository = hub.repositories["org/new"]
+    repository = hub.datasets["org/new"]
     assert repository.private is not public
     assert push_record(parcel, target, commit) == {
         "push": {
@@ -319,9 +315,9 @@ def test_a_repository_that_is_not_as_private_as_asked_for_is_refused_before_a_by
     assert "hf://org/name" in said
     assert remedy in said
     assert writes(hub) == 0
-    assert hub.repositories["org/name"].private is private
+    assert hub.datasets["org/name"].private is private
     send(outputs("rl"), public=not private)
-    assert hub.repositories["org/name"].private is private
+    assert hub.datasets["org/name"].private is private
 
 
 @pytest.mark.parametrize(("asked", "made"), [(False, "public"), (True, "private")])
@@ -329,15 +325,15 @@ def test_a_new_repository_is_asked_whether_it_is_what_was_asked_for(hub, outputs
     hub.visible_when_created = made
     assert f"is {made}" in refusal(lambda: send(outputs("rl"), public=asked))
     assert hub.writes == {"create": 1}
-    assert list(hub.repositories["org/name"].files) == [".gitattributes"]
+    assert list(hub.datasets["org/name"].files) == [".gitattributes"]
 
 
 def test_pushing_again_sends_nothing_and_makes_no_commit(hub, outputs):
     first = send(outputs("rl"))
-    received, commits = hub.received, len(hub.repositories["org/name"].commits)
+    received, commits = hub.received, len(hub.datasets["org/name"].commits)
     assert send(outputs("rl")) == first
     assert hub.received == received
-    assert len(hub.repositories["org/name"].commits) == commits == 2
+    assert len(hub.datasets["org/name"].commits) == commits == 2
 
 
 @pytest.mark.parametrize("kind", ["preupload", "batch", "put", "commit"])
@@ -346,23 +342,23 @@ def test_a_push_that_the_hub_broke_is_finished_by_the_next_without_sending_twice
     said = refusal(lambda: send(outputs("rl")), RunError)
     assert "503" in said
     assert "push again" in said
-    assert list(hub.repositories["org/name"].files) == [".gitattributes"]
+    assert list(hub.datasets["org/name"].files) == [".gitattributes"]
     hub.failures.clear()
     send(outputs("rl"))
-    assert hub.received == size(hub.repositories["org/name"].files)
+    assert hub.received == size(hub.datasets["org/name"].files)
 
 
 @pytest.mark.parametrize("kind", ["preupload", "batch", "put"])
 def test_a_hub_that_is_busy_for_a_moment_is_asked_again(hub, outputs, kind):
     hub.failures[kind] = [429, 503]
     send(outputs("rl"))
-    assert "manifest.json" in hub.repositories["org/name"].files
+    assert "manifest.json" in hub.datasets["org/name"].files
 
 
 def test_the_next_version_replaces_what_the_last_push_brought_and_nothing_else(hub, tmp_path):
     hub.create("org/name", files={"train/mine.jsonl": b"x", "LICENSE": b"y"})
     send(rl(tmp_path / "one"))
-    repository = hub.repositories["org/name"]
+    repository = hub.datasets["org/name"]
     removed = next(name for name in repository.files if name.startswith("train/data_"))
     repository.commit_files({name: content for name, content in repository.files.items() if name != removed})
     before = set(repository.files)
@@ -380,13 +376,13 @@ def test_the_next_version_replaces_what_the_last_push_brought_and_nothing_else(h
 def test_a_manifest_that_no_push_brought_removes_nothing(hub, outputs, content):
     hub.create("org/name", files={"manifest.json": content, "LICENSE": b"y"})
     send(outputs("rl"))
-    assert "LICENSE" in hub.repositories["org/name"].files
+    assert "LICENSE" in hub.datasets["org/name"].files
 
 
 def test_many_files_take_several_commits_and_only_the_last_one_looks_complete(hub, outputs, monkeypatch):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     commit = send(outputs("rl"))
-    repository = hub.repositories["org/name"]
+    repository = hub.datasets["org/name"]
     *parts, last = list(repository.commits.values())[1:]
     assert len(parts) > 1
     assert not any({"manifest.json", "blend.json"} & part.keys() for part in parts)
@@ -400,7 +396,7 @@ def test_many_files_take_several_commits_and_only_the_last_one_looks_complete(hu
 def test_a_card_comes_with_what_it_tells_of(hub, outputs, monkeypatch):
     monkeypatch.setattr(pushing, "MOST_FILES", 20)
     send(outputs("harmony"))
-    *parts, last = list(hub.repositories["org/name"].commits.values())[1:]
+    *parts, last = list(hub.datasets["org/name"].commits.values())[1:]
     assert parts
     assert not any("README.md" in part for part in parts)
     assert "README.md" in last
@@ -411,14 +407,14 @@ def test_small_files_take_several_commits_by_their_size(hub, outputs, monkeypatc
     shards = [size for name, size in parcel.sizes.items() if name.startswith("train/")]
     monkeypatch.setattr(pushing, "MOST_BYTES", 3 * max(shards))
     send(outputs("rl"))
-    commits = list(hub.repositories["org/name"].commits.values())
+    commits = list(hub.datasets["org/name"].commits.values())
     added = [[parcel.sizes[name] for name in after.keys() - before] for before, after in itertools.pairwise(commits)]
     assert len(added) > 3
     assert all(sum(sizes) <= 3 * max(shards) or len(sizes) == 1 for sizes in added[:-1])
     assert all(sum(one) + sum(other) > 3 * max(shards) for one, other in itertools.pairwise(added))
     monkeypatch.setattr(pushing, "LARGE", 0)  # what is large is not part of a commit
     send(outputs("rl"), "org/other")
-    assert len(hub.repositories["org/other"].messages) == 2
+    assert len(hub.datasets["org/other"].messages) == 2
 
 
 def test_a_push_in_parts_that_broke_goes_on(hub, outputs, monkeypatch):
@@ -475,7 +471,7 @@ def test_a_broken_push_takes_nothing_of_others_along(hub, outputs, monkeypatch, 
 def test_what_is_there_by_halves_cannot_be_read(hub, outputs, tmp_path, monkeypatch):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     send(outputs("harmony"))
-    repository = hub.repositories["org/name"]
+    repository = hub.datasets["org/name"]
     break_off(hub, harmony(tmp_path / "broken", 500))
     assert "manifest.json" in repository.files
     assert not {"blend.json", "README.md"} & repository.files.keys()
@@ -489,7 +485,7 @@ def test_what_is_there_by_halves_cannot_be_read(hub, outputs, tmp_path, monkeypa
 def test_a_push_that_broke_over_another_goes_on(hub, outputs, tmp_path, monkeypatch):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     send(outputs("harmony"))
-    repository = hub.repositories["org/name"]
+    repository = hub.datasets["org/name"]
     before, other = len(repository.messages), harmony(tmp_path, 500)
     break_off(hub, other, 2)
     commit = send(other)
@@ -498,7 +494,7 @@ def test_a_push_that_broke_over_another_goes_on(hub, outputs, tmp_path, monkeypa
     assert send(other) == commit
     assert (hub.received, len(repository.messages)) == (received, commits)
     send(other, "org/new")
-    assert commits - before == len(hub.repositories["org/new"].messages) - 1  # one made the repository
+    assert commits - before == len(hub.datasets["org/new"].messages) - 1  # one made the repository
 
 
 def test_a_card_that_no_push_brought_stays_all_the_time(hub, outputs, tmp_path, monkeypatch):
@@ -515,7 +511,7 @@ def test_the_card_of_a_push_goes_with_the_first_commit_of_the_next_and_its_own_c
 ):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     send(outputs("harmony"))
-    repository = hub.repositories["org/name"]
+    repository = hub.datasets["org/name"]
     before = set(repository.commits)
     send(outputs("rl"))
     *parts, last = [files for commit, files in repository.commits.items() if commit not in before]
@@ -529,7 +525,7 @@ def test_the_cards_of_a_run_are_pushed_as_it_wrote_them(hub, outputs, kind):
     places = {*publish_cards(str(output)), str(output / "README.md")}
     assert len(places) == 3
     send(output)
-    files = hub.repositories["org/name"].files
+    files = hub.datasets["org/name"].files
     for place in map(Path, places):
         assert files[place.name] == place.read_bytes()
         assert str(output.parent).encode() not in files[place.name]
@@ -556,7 +552,7 @@ def test_what_the_hub_leaves_out_is_told(hub, outputs):
 
 def test_an_older_version_that_the_hub_kept_is_told(hub, outputs, tmp_path):
     send(rl(tmp_path, chats(500, 510)))
-    hub.repositories["org/name"].ignored = ["manifest.json"]
+    hub.datasets["org/name"].ignored = ["manifest.json"]
     assert "manifest.json" in refusal(lambda: send(outputs("rl")), RunError)
 
 
@@ -613,7 +609,7 @@ def test_what_is_no_local_preparation_is_refused(hub, own, tmp_path):
 
 def test_a_copy_of_what_was_pushed_is_no_preparation(hub, outputs, tmp_path):
     send(outputs("rl"))
-    for name, content in hub.repositories["org/name"].files.items():
+    for name, content in hub.datasets["org/name"].files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
     assert "a copy without its shards" in refusal(lambda: send(tmp_path))
@@ -665,7 +661,7 @@ def test_tokens_are_looked_at_before_anything(hub, outputs, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", READER)
     assert "may not write" in refusal(lambda: send(outputs("rl")))
     assert writes(hub) == 0
-    assert hub.repositories == {}
+    assert hub.datasets == {}
 
 
 @pytest.mark.parametrize("name", ["name", "org/name/more", "hf://org/name", "/name", "org/", "org/na me", "org/na--me"])
@@ -683,7 +679,7 @@ def test_the_command_prints_one_line_of_json_and_pushes(hub, outputs, capsys):
     assert run(["push", str(outputs("rl")), "org/name"]) == 0
     printed = capsys.readouterr()
     (record,) = map(json.loads, printed.out.splitlines())
-    head = hub.repositories["org/name"].head
+    head = hub.datasets["org/name"].head
     assert (record["push"]["commit"], record["push"]["private"]) == (head, True)
     assert f"hf://org/name@{head}" in printed.err
     assert run(["push", str(outputs("rl")), "org/name", "--public"]) == 2
@@ -696,7 +692,7 @@ def test_a_dry_run_lists_everything_and_writes_nothing(hub, outputs, capsys):
     assert run(["push", str(output), "org/name", "--dry-run"]) == 0
     printed = capsys.readouterr()
     assert writes(hub) == 0
-    assert hub.repositories == {}
+    assert hub.datasets == {}
     assert "would be created, private" in printed.err
     for name, size in parcel_of(str(output)).sizes.items():
         assert f"{size:,}  {name}" in printed.err
@@ -705,7 +701,7 @@ def test_a_dry_run_lists_everything_and_writes_nothing(hub, outputs, capsys):
     send(output)
     done = json.loads(capsys.readouterr().out or "{}")
     assert done == {}
-    assert record["files"] == len(hub.repositories["org/name"].files) - 1
+    assert record["files"] == len(hub.datasets["org/name"].files) - 1
 
 
 def test_a_dry_run_names_what_would_be_removed_and_refuses_what_a_push_would(hub, outputs, tmp_path, capsys):

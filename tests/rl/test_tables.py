@@ -20,7 +20,6 @@ from tokenmill.tasks.sources.slices import ContentIndex
 
 from tests.examples import max_examples
 from tests.peers.placeholder_fill import read_rows
-from tests.sources.hub_stand_in import serve
 
 MESSAGE = pa.struct({"content": pa.string(), "role": pa.string()})
 SCHEMA = pa.schema(
@@ -322,19 +321,11 @@ def test_a_file_of_another_shape_is_no_table_of_questions(tmp_path, schema):
     assert f"({schema.names[0]}: " in said
 
 
-@pytest.fixture
-def hub(monkeypatch):
-    with serve() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        yield hub
-
-
 def commit(hub, folder, repository, name, pairs):
     path = folder / repository / name
     path.parent.mkdir(parents=True, exist_ok=True)
     write_pairs(path, pairs)
-    return hub.repository(repository).commit(folder / repository)
+    return hub.dataset(repository).commit(folder / repository)
 
 
 def test_a_table_of_the_hub_is_read_from_the_commit_it_was_planned_at(hub, tmp_path):
