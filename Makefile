@@ -5,7 +5,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo up down test test-all check docs bench torture lock clean
+.PHONY: demo up down test test-change test-all check docs bench torture lock clean
 
 demo: .venv/installed ## the whole journey, offline
 	$(BIN)/tokenmill demo
@@ -23,7 +23,10 @@ TESTS := -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-re
 test: .venv/installed-dev ## all tests but the slow ones
 	$(BIN)/python $(TESTS) -m "not slow"
 
-test-all: .venv/installed-dev ## all tests, with kills, faults at every step and many workers
+test-change: .venv/installed-dev ## all tests but the weekly ones
+	$(BIN)/python $(TESTS) -m "not weekly"
+
+test-all: .venv/installed-dev ## all tests, with real clusters and downloads
 	$(BIN)/python $(TESTS)
 
 check: .venv/installed-dev ## style and types

@@ -4,6 +4,7 @@ never fail a test. fsync does nothing: no test needs its files after a power cut
 """
 
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -26,14 +27,20 @@ def pytest_collection_finish():
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Import no file whose tests are all slow only to leave them out."""
-    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+    """Don't import a file whose tests are all left out."""
+    if collection_path.suffix != ".py" or config.option.markexpr not in {"not slow", "not weekly"}:
         return None
-    return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text("utf-8") or None
+    left_out = "slow|weekly" if config.option.markexpr == "not slow" else "weekly"
+    marked = rf"^pytestmark = \[?pytest\.mark\.({left_out})\b"
+    return re.search(marked, collection_path.read_text("utf-8"), re.MULTILINE) and True
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Start the files with slow tests, so that in the end no core waits for one of them."""
+    """What runs weekly is slow. Files with slow tests are started first, so that in the end no core waits for one of them."""
+    for item in items:
+        if item.get_closest_marker("weekly"):
+            item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -11,7 +11,7 @@ from tokenmill.tasks.sources.parquet import Parquet
 from bench.torture import flips, parquet, rows
 from bench.torture.__main__ import main
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.weekly
 
 
 @pytest.mark.parametrize("torture", [rows, parquet, flips])

@@ -18,7 +18,7 @@ from tests.flows.cloning import clone_into
 from tests.flows.prefect_commands import clean_environment, free_port
 from tests.report.test_address import asked
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.weekly
 
 UP_SECONDS = 240
 

@@ -19,7 +19,7 @@ from tests.flows.preparation_runs import DEADLINE, receipts
 from tests.flows.standing_clusters import scheduler, worker
 from tests.preparing import prepare, tree
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+pytestmark = [pytest.mark.weekly, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
 RUNS, SHARD_SIZE = 4, 20_000
 VACUUM = {"PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs"}

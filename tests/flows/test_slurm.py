@@ -20,7 +20,7 @@ from tests.preparing import blend_of, prepare, tree, write_lines
 from tests.preparing_sft import chat_vocabulary
 from tests.train import small_data
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(slurm.MISSING), reason=str(slurm.MISSING))]
+pytestmark = [pytest.mark.weekly, pytest.mark.skipif(bool(slurm.MISSING), reason=str(slurm.MISSING))]
 
 JOB = {"walltime": "00:30:00", "cores": 1, "processes": 1, "memory": "1GB", "queue": "cpu"}
 STEPS = 2_000

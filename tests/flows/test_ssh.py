@@ -18,7 +18,7 @@ from tests.flows.preparation_runs import DEADLINE, finish
 from tests.preparing import blend_of, prepare, tree, write_lines
 from tests.test_deployments_folder import FOLDER
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(ssh.MISSING), reason=str(ssh.MISSING))]
+pytestmark = [pytest.mark.weekly, pytest.mark.skipif(bool(ssh.MISSING), reason=str(ssh.MISSING))]
 
 
 @pytest.fixture(scope="module")

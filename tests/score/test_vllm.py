@@ -29,7 +29,7 @@ from tests.score.test_embed import texts
 from tests.score.test_embed import tokenizer as word_tokenizer
 from tests.score.tiny_models import SHAPE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.weekly, pytest.mark.timeout(2400)]
 
 VERSION = "0.32.0"
 START_SECONDS = 900

@@ -4,7 +4,7 @@ import pytest
 
 from tests.peers.templates import packages, table
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.weekly, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
