@@ -81,10 +81,13 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The messages, at least one by the assistant, and the tools on offer, as in the source."""
+    """The messages, at least one by the assistant, and the tools on offer, as in the source. `unread` names fields of the
+    row that have a meaning elsewhere and aren't read here.
+    """
 
     messages: list[Message]
     tools: list[dict[str, Any]]
+    unread: tuple[str, ...] = ()
 
 
 class RejectionError(ValueError):

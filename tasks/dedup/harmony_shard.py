@@ -105,6 +105,7 @@ def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
                 builder.open(output.path).write(store.read(normalized, output.path))
         builder.rows_in, builder.quarantined = normalized.rows_in, normalized.quarantined
         builder.drops = Counter(normalized.drops) + (outcomes if drop else Counter[str]())
+        builder.unread = Counter(normalized.not_read)
         builder.facts = {
             "fields": normalized.facts["fields"],
             "licences": dict(sorted(licences.items())),

@@ -66,6 +66,7 @@ def chat(record: Record, field: str | None = "messages", effort: Effort | None =
         tools=found.tools,
         effort=effort if thinks else "low",
         metadata={**of_record(record), **of_tools(found.tools)},
+        unread=found.unread,
     )
 
 

@@ -84,7 +84,8 @@ class Source:
     """A conversation of a source: its messages, and the tools it offers, in the source's form.
 
     `instructions` apply to every answer and are not part of any message. `effort` is None if the source does not state it.
-    `python` is true if the source's Python tool is the one built into Harmony. `metadata` holds columns of the source.
+    `python` is true if the source's Python tool is the one built into Harmony. `metadata` holds columns of the source, `unread`
+    names what of the row isn't read.
     """
 
     messages: list[Turn]
@@ -93,6 +94,7 @@ class Source:
     effort: Effort | None = None
     python: bool = False
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

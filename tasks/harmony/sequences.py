@@ -71,10 +71,13 @@ NOTHING = Learned()
 
 @dataclass(frozen=True, slots=True)
 class HarmonyConversation:
-    """At least one message; `forgets` if reasoning of earlier turns is not part of the history."""
+    """At least one message; `forgets` if reasoning of earlier turns is not part of the history; `unread` names what of the row
+    isn't read.
+    """
 
     messages: Sequence[HarmonyMessage]
     forgets: bool = False
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,13 +60,16 @@ Accepted = tuple[ValidText, Row]
 
 @dataclass(frozen=True, slots=True)
 class Normalizer:
-    """Turns records of one source into rows; `catalog` collects their tools as JSON by id."""
+    """Turns records of one source into rows; `catalog` collects their tools as JSON by id, `unread` counts
+    rows by what isn't read of them.
+    """
 
     recipe: HarmonyRecipe
     converter: Converter
     policy: Policy
     off: frozenset[str]
     catalog: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    unread: Counter[str] = field(default_factory=Counter[str])
 
     @classmethod
     def of(cls, recipe: HarmonyRecipe) -> "Normalizer":
@@ -84,6 +87,8 @@ class Normalizer:
         valid = self._valid(composed)
         if isinstance(valid, Rejected):
             return valid
+        if isinstance(found, Source):
+            self.unread.update(found.unread)
         tools_id = composed.facts.get("source_tools_id")
         if isinstance(found, Source) and tools_id is not None and tools_id not in self.catalog:
             self.catalog[tools_id] = compact(found.tools)
@@ -146,6 +151,7 @@ def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on
         builder.facts = {
             "licences": dict(sorted(written.licences.items())), "fields": bounded(fields), "coverage": written.coverage
         }  # fmt: skip
+        builder.unread = normalizer.unread
     return builder.receipt
 
 

@@ -126,6 +126,10 @@ class HarmonyRows:
         """Number of messages that the data excludes from training."""
         return sum(not message.trained for message in conversation.messages if message.author == "assistant")
 
+    def unread(self, conversation: HarmonyConversation) -> Sequence[str]:
+        """What of the row isn't read."""
+        return conversation.unread
+
     def _composed(self, record: Mapping[str, Any]) -> HarmonyConversation | Rejected:
         """Keeps the reasoning of earlier turns, because it may be trained on in a separate sequence."""
         source = openai_messages(self._renamed(record))
@@ -135,7 +139,7 @@ class HarmonyRows:
         composed = (compose if self.special == "reject" else compose_literally)(source, keeping)
         if isinstance(composed, Rejected):
             return composed
-        return HarmonyConversation(composed.messages, forgets=self.template.policy.thoughts == "last_turn")
+        return HarmonyConversation(composed.messages, self.template.policy.thoughts == "last_turn", source.unread)
 
     def _renamed(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """The record with messages and tools under the names that the converter reads."""

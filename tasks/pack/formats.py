@@ -59,6 +59,10 @@ class Rows(Protocol[Read]):
         """Number of messages that the data excludes from training, whole or in part."""
         ...
 
+    def unread(self, conversation: Read, /) -> Sequence[str]:
+        """What of a row isn't read, or isn't written by the template; rows are counted by it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ChatRows:
@@ -101,6 +105,10 @@ class ChatRows:
     def flagged(self, conversation: Conversation) -> int:
         """See Rows."""
         return sum("trained" in message for message in conversation.messages)
+
+    def unread(self, conversation: Conversation) -> Sequence[str]:
+        """See Rows."""
+        return conversation.unread
 
 
 def without_programs(rows: Rows[Any]) -> Rows[Any]:

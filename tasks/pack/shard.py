@@ -93,6 +93,8 @@ class SequenceShard:
         """Queue the sequences of a row for the encoder."""
         part = self._part(conversation, builder)
         self._counts["flagged"] += self.rows.flagged(conversation)
+        for name in self.rows.unread(conversation):
+            builder.unread[name] += 1
         for pieces in sequences:
             part.batch.add(pieces)
             part.rows.append(row)

@@ -30,7 +30,7 @@ from .cards import NOT_STATED, card_problems, digest, licence_rows, publish_card
 from .figures import MOST_ROWS, Cell, Code, Items, Part, Table, Text, bars, columns, flow, line, listed, number, share
 from .measured import ROW, Lengths, Passage, Run, Sample, data_set, drops_by_file, in_order, run_in, sources_of
 from .style import document
-from .summary import PAGE, warnings
+from .summary import PAGE, not_read, warnings
 from .visible import visible
 
 MOST_FILES = 10
@@ -111,7 +111,7 @@ def overview(run: Run) -> list[Part]:
     found.append(Table("Splits", ("split", "documents", *tokens), splits))
     if totals["dropped"]:
         found.append(Table("Rows dropped", ("reason", "rows"), sorted(totals["dropped"].items())))
-    if lines := preparation(run.manifest["type"]).summary(run.manifest):
+    if lines := [*preparation(run.manifest["type"]).summary(run.manifest), *not_read(run.manifest)]:
         found.append(Items(lines))
     return found
 

@@ -38,6 +38,7 @@ def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, A
         "rows": totals["rows"],
         "documents": totals["documents"],
         "dropped": totals["dropped"],
+        "not_read": totals.get("not_read", {}),
         "tokens": totals["tokens"],
         "splits": splits_of(manifest),
         "missing": len(manifest["missing"]),
@@ -107,9 +108,23 @@ def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
         "|---|---:|",
         *(f"| {reason} | {count:,} |" for reason, count in sorted(totals["dropped"].items())),
         "",
+        *(f"* {line}" for line in not_read(manifest)),
         *warnings(manifest),
     ]
     return "\n".join(lines)
+
+
+def not_read(manifest: Mapping[str, Any]) -> list[str]:
+    """A line for each data set whose rows have something that isn't read."""
+    return [
+        f"{name.removeprefix('datasets/')}: {unread_fields(counts)}"
+        for name, counts in manifest["totals"].get("not_read", {}).items()
+    ]
+
+
+def unread_fields(counts: Mapping[str, int]) -> str:
+    """`not read: context (1 row), history (1,204 rows)`."""
+    return "not read: " + ", ".join(f"{name} ({counted(count, 'row')})" for name, count in counts.items())
 
 
 def warnings(manifest: Mapping[str, Any]) -> list[str]:
@@ -147,6 +162,8 @@ def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console
         console.print(f"  {line}")
     for reason, count in sorted(totals["dropped"].items()):
         console.print(f"  dropped {counted(count, 'row')}: {reason}")
+    for line in not_read(manifest):
+        console.print(f"  {line}", markup=False)
     for warning in warnings(manifest):
         console.print(f"[yellow]warning:[/] {warning}")
     console.print(

@@ -27,7 +27,7 @@ from tokenmill.tasks.storage import is_local
 
 from .plan import PlannedShard, shard_from_record
 from .publish import Output, Publication, publish, sweep
-from .receipt import ROWS_BY_FILE, PartCount, Receipt
+from .receipt import NOT_READ, ROWS_BY_FILE, PartCount, Receipt
 from .settings import OnBadRow
 from .store import Store
 
@@ -114,6 +114,7 @@ class ShardBuilder:
     truncated: int = 0
     parts: dict[str, PartCount] = field(default_factory=dict[str, PartCount])
     drops: Counter[str] = field(default_factory=Counter[str])
+    unread: Counter[str] = field(default_factory=Counter[str])
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     volatile: dict[str, Any] = field(default_factory=dict[str, Any])
     outputs: list[Output] = field(default_factory=list[Output])
@@ -201,6 +202,10 @@ class ShardBuilder:
         members = range(len(self.shard.part.members))
         return {ROWS_BY_FILE: [self.rows_of_members[number] for number in members]} if members else {}
 
+    def _not_read(self) -> dict[str, dict[str, int]]:
+        """The rows of each field in `unread`, in order of names."""
+        return {NOT_READ: dict(sorted(self.unread.items()))} if self.unread else {}
+
     def issue(self, started: float, cpu_seconds: float) -> None:
         """Write the receipt of the published files; `started` is a Unix time."""
         timing = {
@@ -215,7 +220,7 @@ class ShardBuilder:
             drops=self.drops,
             quarantined=self.quarantined,
             truncated=self.truncated,
-            facts={**self.facts, **self._rows_by_file()},
+            facts={**self.facts, **self._rows_by_file(), **self._not_read()},
             volatile={**timing, **self.volatile},
         )
 

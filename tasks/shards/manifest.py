@@ -19,7 +19,7 @@ from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.storage import join
 
 from .plan import PlannedShard
-from .receipt import Receipt
+from .receipt import NOT_READ, Receipt
 from .store import PACKS, PREFIX, read_bytes
 
 MANIFEST = "manifest.json"
@@ -178,16 +178,20 @@ def identities(manifest: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 
 def totals(finished: Sequence[Finished], last: Sequence[Finished] = ()) -> dict[str, Any]:
-    """Rows, documents, tokens and drops in total and per data set (`split/name`); documents and tokens per split.
+    """Rows, documents, tokens and drops in total and per data set (`split/name`); documents and tokens per split; rows
+    by what of them isn't read, for data sets that have any.
 
     `last` are shards made of all `finished` ones in a last round, which may drop more documents.
     """
     datasets: dict[str, Counter[str]] = {}
     drops: dict[str, Counter[str]] = {}
     splits: dict[str, Counter[str]] = {}
+    unread: dict[str, Counter[str]] = {}
     for item in finished:
         counts = datasets.setdefault(f"{item.shard.split}/{item.shard.dataset}", Counter())
         counts.update(rows=item.receipt.rows_in, documents=0, tokens=0, source_bytes=item.shard.part.size)
+        if item.receipt.not_read:
+            unread.setdefault(f"{item.shard.split}/{item.shard.dataset}", Counter()).update(item.receipt.not_read)
     for item in [*finished, *last]:
         receipt, name = item.receipt, f"{item.shard.split}/{item.shard.dataset}"
         datasets[name].update(quarantined=receipt.quarantined, truncated=receipt.truncated)
@@ -202,4 +206,5 @@ def totals(finished: Sequence[Finished], last: Sequence[Finished] = ()) -> dict[
         "dropped": dict(sum(drops.values(), Counter())),
         "datasets": {name: {**counts, "dropped": dict(drops[name])} for name, counts in datasets.items()},
         "splits": {name: dict(counts) for name, counts in splits.items()},
+        **({NOT_READ: {name: dict(sorted(counts.items())) for name, counts in unread.items()}} if unread else {}),
     }

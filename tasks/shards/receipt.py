@@ -20,6 +20,10 @@ ROWS_BY_FILE = "rows_by_file"
 """The fact that lists the rows of each file of a bundle, in order; other shards do not have it."""
 
 
+NOT_READ = "not_read"
+"""The fact that counts rows by what of them isn't read or written; shards whose rows are read in full don't have it."""
+
+
 class InvalidReceiptError(ValueError):
     """A receipt that is unreadable, has another key, or does not account for every row."""
 
@@ -68,6 +72,11 @@ class Receipt:
     def rows_by_file(self) -> list[int]:
         """The rows of each source file; one number unless the shard is a bundle."""
         return self.facts.get(ROWS_BY_FILE, [self.rows_in])
+
+    @property
+    def not_read(self) -> dict[str, int]:
+        """Rows by the field, or other content, that isn't read or written."""
+        return self.facts.get(NOT_READ, {})
 
     @property
     def documents(self) -> int:
