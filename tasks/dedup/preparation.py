@@ -15,7 +15,7 @@ from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.input_checks import require_separate
 from tokenmill.tasks.shards.manifest import Finished
-from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
 from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation, Release, Step
 from tokenmill.tasks.shards.publication import collect
@@ -88,8 +88,7 @@ def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) ->
     ]
     signed, _, _ = planned_rounds(slices, settings.choices, store)
     shards = [replace(one, identity=other.identity) for one, other in zip(found.shards, signed, strict=True)]
-    plan = replace(Plan.of(store, shards, rebuild=settings.force), skipped=found.skipped, samples=found.samples)
-    return Planned(blend, settings, output_dir, plan, DedupFound(slices))
+    return Planned(blend, settings, output_dir, found.of_other(shards, rebuild=settings.force), DedupFound(slices))
 
 
 def _documents(source: DataSource, split: str, part: Slice, settings: DedupSettings) -> DocumentSlice:
@@ -128,8 +127,7 @@ def decided_plan(planned: DedupPlan, decisions: Decisions) -> DedupPlan:
         replace(shard, identity={**shard.identity, "decided": {"mode": planned.settings.mode, "outcomes": digest}})
         for shard, digest in zip(planned.plan.shards, decisions.digests, strict=True)
     ]
-    plan = Plan.of(planned.plan.store, shards, rebuild=planned.settings.force)
-    plan = replace(plan, skipped=planned.plan.skipped, samples=planned.plan.samples)
+    plan = planned.plan.of_other(shards, rebuild=planned.settings.force)
     return replace(planned, plan=plan, found=replace(planned.found, decisions=decisions))
 
 

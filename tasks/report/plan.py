@@ -7,13 +7,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from tokenmill.tasks.shards.manifest import Finished, identities, published_manifest
 from tokenmill.tasks.shards.plan import PlannedShard, reasons
 from tokenmill.tasks.shards.planning import holdout_of
 from tokenmill.tasks.shards.preparation import Planned
 
 from .columns import print_columns
-from .summary import counted
+from .summary import counted, epochs_of, input_lines
 
 BYTES_PER_TOKEN = 4.0
 """Bytes per token of English web text with a large vocabulary (code, other languages: 2.5 to 4); used if nothing is built."""
@@ -50,6 +51,7 @@ def plan_record(planned: Planned[Any, Any], outlook: Sequence[str] = ()) -> dict
             "estimated_kept": {name: asdict(sample) for name, sample in plan.samples.items()},
             "reasons": dict(pending_reasons(planned)),
             "skipped_files": plan.skipped,
+            "warnings": [asdict(warning) for warning in plan.warnings],
             "outlook": outlook,
         }
     }
@@ -124,6 +126,8 @@ def print_plan(
         console.print(f"  {name.removeprefix('datasets/')}: {skipped_files(kinds)}", markup=False)
     for name, note in planned.notes.items():
         console.print(f"  {name}: {note}", markup=False)
+    for line in input_lines(map(asdict, plan.warnings), _epochs(planned)):
+        console.print(f"[yellow]warning:[/] {escape(line)}")
 
 
 def skipped_files(kinds: Mapping[str, int]) -> str:
@@ -133,20 +137,29 @@ def skipped_files(kinds: Mapping[str, int]) -> str:
     return f"files skipped: {sum(kinds.values()):,} ({listed}{more})"
 
 
+def _epochs(planned: Planned[Any, Any]) -> dict[str, float]:
+    """The epochs of each data set with tokens, by `split/name`, in a run over as many tokens as its split has."""
+    weights = {
+        f"{split}/{source.name}": source.weight
+        for split, sources in planned.blend.parts().items()
+        for source in sources
+    }
+    return epochs_of(weights, estimated_tokens(planned))
+
+
 def _rows(planned: Planned[Any, Any]) -> list[tuple[str, ...]]:
-    tokens = estimated_tokens(planned)
+    tokens, epochs = estimated_tokens(planned), _epochs(planned)
     rows: list[tuple[str, ...]] = []
     for split, sources in planned.blend.parts().items():
         weights = sum(source.weight for source in sources)
-        everything = sum(tokens.get(f"{split}/{source.name}", 0) for source in sources)
         for source in sources:
             name, share = f"{split}/{source.name}", source.weight / weights
             files, shards, cached, size = _books(planned, name)
             count, sample = tokens.get(name, 0), planned.plan.samples.get(name)
-            epochs = f"{everything * share / count:,.2f}" if count else "-"
             rows.append((
                 name.removeprefix("datasets/"), f"{share:.1%}", f"{files:,}", f"{shards:,}", f"{cached:,}",
-                decimal(size), f"{sample.kept_rows:.1%}" if sample else "all", f"{count:,}", epochs,
+                decimal(size), f"{sample.kept_rows:.1%}" if sample else "all", f"{count:,}",
+                f"{epochs[name]:,.2f}" if name in epochs else "-",
             ))  # fmt: skip
     return rows
 

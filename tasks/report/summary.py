@@ -1,10 +1,12 @@
 """Summarize a manifest: data in and out, by data set, and what was dropped and why."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from shlex import quote
 from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 from tokenmill.tasks.blend.models import SPLITS, listed_sources
@@ -42,6 +44,7 @@ def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, A
         "tokens": totals["tokens"],
         "splits": splits_of(manifest),
         "missing": len(manifest["missing"]),
+        "warnings": manifest.get("warnings", []),
         "made_from": [
             {"type": "data", "path": path}
             for path in dict.fromkeys(
@@ -143,9 +146,48 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
     found += manifest.get("sampling", {}).get("warnings", [])
     found += manifest.get("duplicates", {}).get("warnings", [])
     found += manifest.get("dedup", {}).get("warnings", [])
+    weights = {name: _weight(manifest, name) for name in manifest["totals"]["datasets"]}
+    amounts = {name: counts["tokens"] or counts["documents"] for name, counts in manifest["totals"]["datasets"].items()}
+    found += input_lines(manifest.get("warnings", []), epochs_of(weights, amounts))
     if manifest["missing"]:
         found.append(f"partial: {len(manifest['missing'])} planned shards are missing from this output")
     return found
+
+
+INPUT_SENTENCES = {
+    "unread_files": "{datasets}: not read: {files} ({size}): {what}; convert them, or name what to read with a glob",
+    "read_twice": "{datasets}: the same content is read {times} times{epochs} ({files}, {size}): {what}",
+}
+"""What is said about each kind of warning about inputs."""
+
+
+def input_lines(found: Iterable[Mapping[str, Any]], epochs: Mapping[str, float]) -> Iterator[str]:
+    """Sentences about warnings of inputs, as a manifest has them; `epochs` are those of each data set in a run."""
+    for warning in found:
+        reads: Mapping[str, int] = warning["reads"]
+        together = len({name.partition("/")[0] for name in reads}) == 1
+        total = sum(count * epochs.get(name, 0) for name, count in reads.items() if together)
+        yield INPUT_SENTENCES[warning["kind"]].format(
+            datasets=" and ".join(name.removeprefix("datasets/") for name in reads),
+            files=counted(warning["files"], "file"),
+            size=decimal(warning["bytes"]),
+            what=warning["what"],
+            times=sum(reads.values()),
+            epochs=f", {total:,.2f} epochs in all" if total else "",
+        )
+
+
+def epochs_of(weights: Mapping[str, float], amounts: Mapping[str, float]) -> dict[str, float]:
+    """How often a run over as much as its split has reads each data set (by `split/name`) that isn't empty."""
+    there, total = defaultdict[str, float](float), defaultdict[str, float](float)
+    for name, weight in weights.items():
+        there[name.partition("/")[0]] += amounts.get(name, 0)
+        total[name.partition("/")[0]] += weight
+    return {
+        name: there[split] * weight / total[split] / amounts[name]
+        for name, weight in weights.items()
+        if amounts.get(name) and total[split := name.partition("/")[0]]
+    }
 
 
 def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console) -> None:
@@ -165,7 +207,7 @@ def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console
     for line in not_read(manifest):
         console.print(f"  {line}", markup=False)
     for warning in warnings(manifest):
-        console.print(f"[yellow]warning:[/] {warning}")
+        console.print(f"[yellow]warning:[/] {escape(warning)}")
     console.print(
         f"built {counted(shards['built'], 'shard')}, reused {shards['reused']:,}, in {manifest['volatile']['seconds']:.1f} s\n"
         f"page:  {escape(join(output_dir, PAGE))}\n"

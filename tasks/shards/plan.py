@@ -5,11 +5,11 @@ pending shards; publication requires a receipt for every planned shard.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tokenmill.tasks.sources.files import Slice, slice_of
+from tokenmill.tasks.sources.files import InputWarning, Slice, slice_of
 
 from .identity import difference, shard_key
 from .receipt import Receipt
@@ -47,7 +47,7 @@ class PlannedShard:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """All shards of a preparation, the receipts of proven ones, and by data set (`split/name`) skipped files by kind, and the
-    sample of one with a filter.
+    sample of one with a filter; what to warn about.
     """
 
     store: Store
@@ -56,12 +56,18 @@ class Plan:
     proven: Mapping[str, Receipt]
     skipped: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     samples: "Mapping[str, Sample]" = field(default_factory=dict[str, "Sample"])
+    warnings: Sequence[InputWarning] = ()
 
     @classmethod
     def of(cls, store: Store, shards: list[PlannedShard], *, rebuild: bool) -> "Plan":
         """Plan `shards`; with `rebuild`, ignore existing receipts."""
         keys = tuple(shard.key for shard in shards)
         return cls(store, tuple(shards), keys, {} if rebuild else store.proven(store.begun(keys)))
+
+    def of_other(self, shards: list[PlannedShard], *, rebuild: bool) -> "Plan":
+        """A plan of `shards` that are made of the same inputs."""
+        other = Plan.of(self.store, shards, rebuild=rebuild)
+        return replace(self, shards=other.shards, keys=other.keys, proven=other.proven)
 
     @property
     def pending(self) -> list[PlannedShard]:

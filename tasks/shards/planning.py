@@ -11,7 +11,7 @@ import orjson
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources.discovery import find
-from tokenmill.tasks.sources.files import Found, Require, Slice, SourceFile
+from tokenmill.tasks.sources.files import Found, InputWarning, Require, Slice, SourceFile
 from tokenmill.tasks.sources.forms import Form, require_form
 from tokenmill.tasks.sources.parquet import Needed
 from tokenmill.tasks.sources.row_filter import row_filter
@@ -21,6 +21,7 @@ from tokenmill.tasks.storage import absolute, join, user_cache
 from xxhash import xxh3_128_hexdigest
 
 from .bundles import bundled
+from .contents import read_twice
 from .identity import Recipe, shard_identities
 from .input_checks import data_sets, require_separate, store_place
 from .manifest import published_manifest
@@ -81,6 +82,8 @@ def plan_shards(
     shards: list[PlannedShard] = []
     skipped: dict[str, Mapping[str, int]] = {}
     samples: dict[str, Sample] = {}
+    warnings: list[InputWarning] = []
+    read: list[tuple[str, DataSource, list[Slice]]] = []
     for split, sources in blend.parts().items():
         for source in sources:
             chosen, found = row_filter(source), find(source)
@@ -91,10 +94,13 @@ def plan_shards(
             slices = index.identify(slices, fields, settings.source_identity)
             if not slices:
                 raise InputError(f"data set {source.name!r}: {_no_rows(source, found)}")
+            name = f"{split}/{source.name}"
+            warnings += [replace(warning, reads={name: 0}) for warning in found.warnings]
+            read.append((name, source, slices))
             if found.skipped:
-                skipped[f"{split}/{source.name}"] = found.skipped
+                skipped[name] = found.skipped
             if chosen:
-                samples[f"{split}/{source.name}"] = _sample(source, slices, store)
+                samples[name] = _sample(source, slices, store)
             recipes = recipes_of(source, split, slices)
             identities = shard_identities(store.kind, format_version, recipes, slices)
             planned = [
@@ -104,7 +110,8 @@ def plan_shards(
             shards += bundled(planned, store, settings.shard_size, rebuild=settings.force) if bundles else planned
     if index.changed:
         publish_bytes(index_place, index.dump())
-    plan = replace(Plan.of(store, shards, rebuild=settings.force), skipped=skipped, samples=samples)
+    warnings += read_twice(read)
+    plan = replace(Plan.of(store, shards, rebuild=settings.force), skipped=skipped, samples=samples, warnings=warnings)
     _require_form(blend, form, plan)
     return plan
 

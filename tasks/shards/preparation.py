@@ -11,7 +11,7 @@ A kind defines how to plan, how to build one shard, and how to lay out finished 
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -216,6 +216,7 @@ class Preparation(Generic[Settings, Found]):
             "blend": planned.blend.model_dump(exclude_none=True),
             "settings": planned.settings.model_dump(exclude=RUNTIME_SETTINGS),
             "skipped_files": planned.plan.skipped,
+            "warnings": [asdict(warning) for warning in planned.plan.warnings],
         }
 
     def _run_metadata(self, planned: Planned[Settings, Found], started: float) -> dict[str, Any]:

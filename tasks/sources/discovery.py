@@ -33,7 +33,7 @@ from tokenmill.tasks.threads import in_threads
 from .files import Compression, Found, SourceFile
 from .formats import ENDINGS, describe, format_of
 from .integrity import stored_version
-from .selection import choose, data_names, glob_pattern, kinds_skipped, shortened
+from .selection import choose, data_names, glob_pattern, kinds_skipped, shortened, unread
 
 COMMIT = re.compile(r"@[0-9a-f]{40}/")
 """The part of a hub URI between the repository and the path inside it."""
@@ -80,7 +80,7 @@ def find(source: DataSource) -> Found:
     else:
         found = _stored_files(source)
     files = in_threads(lambda file: format_of(file).sniff(file), found.files, SNIFFING_THREADS)
-    return Found(sorted(files, key=lambda file: file.uri), dict(sorted(found.skipped.items())))
+    return Found(sorted(files, key=lambda file: file.uri), dict(sorted(found.skipped.items())), found.warnings)
 
 
 def _local_files(source: DataSource) -> Found:
@@ -91,7 +91,8 @@ def _local_files(source: DataSource) -> Found:
         folder, names, special = _local_names(path)
         chosen = _named_once(folder, choose(data_names(names, source.path), source))
         skipped = kinds_skipped(names, source.subset) + Counter("no regular file" for _ in special)
-        return Found([_local_file(folder / name) for name in chosen], skipped)
+        warnings = unread(names, source.subset, lambda name: _size(folder / name))
+        return Found([_local_file(folder / name) for name in chosen], skipped, warnings)
     except OSError as error:
         if error.errno not in REFUSED:
             raise
@@ -113,6 +114,11 @@ def _named_once(folder: Path, names: list[str]) -> list[str]:
 def _inode(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_dev, status.st_ino
+
+
+def _size(path: Path) -> int:
+    """The bytes of a file; none for a link to nowhere."""
+    return path.stat().st_size if path.exists() else 0
 
 
 def _local_file(path: Path) -> SourceFile:
@@ -218,7 +224,8 @@ def _stored_files(source: DataSource) -> Found:
     relative = {name.removeprefix(folder): name for name in listed}
     chosen = choose(data_names(relative, source.path), source)
     files = [_stored_file(scheme, relative[name], listed[relative[name]]) for name in chosen]
-    return Found(files, kinds_skipped(relative, source.subset))
+    warnings = unread(relative, source.subset, lambda name: int(listed[relative[name]]["size"]))
+    return Found(files, kinds_skipped(relative, source.subset), warnings)
 
 
 def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:

@@ -37,11 +37,28 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
+class InputWarning:
+    """What a run doesn't read of its inputs, or reads more than once; plan, summary, page, JSON records and manifest show it.
+
+    `kind` is for programs: `unread_files`, `read_twice`, …; `what` is for people. `files` and `bytes` say how much it is. `reads`
+    are the datasets (by `split/name`) that it is about, and how often each reads it in one pass: 0 for what isn't read.
+    Discovery leaves `reads` empty.
+    """
+
+    kind: str
+    what: str
+    files: int
+    bytes: int
+    reads: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
-    """The files of a data set, sorted by URI, and how many other files were skipped, by kind."""
+    """The files of a data set, sorted by URI, how many other files were skipped, by kind, and what to warn about."""
 
     files: list[SourceFile]
     skipped: Mapping[str, int]
+    warnings: Sequence[InputWarning] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from tokenmill.tasks.errors import InputError
 
 from .files import Found, SourceFile
 from .formats import describe
-from .selection import choose, data_names, glob_pattern, kinds_skipped, missing
+from .selection import choose, data_names, glob_pattern, kinds_skipped, missing, unread
 
 REFERENCE = re.compile(
     r"hf://(?:datasets/)?(?P<repository>[^/@]+/[^/@]+)"
@@ -68,8 +68,10 @@ def hub_files(source: DataSource) -> Found:
     names = data_names(siblings, source.path)
     chosen = _inside(names, reference.inside, source) if reference.inside else _declared(names, info, source)
     root = f"hf://datasets/{reference.repository}@{info.sha}"
-    skipped = {} if reference.inside in names else kinds_skipped(siblings, None)
-    return Found([_file(root, siblings[name]) for name in chosen], skipped)
+    files = [_file(root, siblings[name]) for name in chosen]
+    if reference.inside in names:
+        return Found(files, {})
+    return Found(files, kinds_skipped(siblings, None), unread(siblings, None, lambda name: siblings[name].size or 0))
 
 
 def parse(source: DataSource) -> Reference:

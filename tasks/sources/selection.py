@@ -9,16 +9,18 @@ no path contains a split name, everything is `train`, as on the Hugging Face hub
 
 import difflib
 import re
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 
 from fsspec.utils import glob_translate
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
 
+from .files import InputWarning
 from .formats import ENDINGS, METADATA, describe, without_ending
 
 SHOWN = 12
+NO_ENDING = "no ending"
 NUMBER = r"[-._]\d+(?:-of-\d+)?(?:-[0-9a-f]{16})?"
 SPLIT_WORDS = re.compile(
     r"(?<![a-z0-9])(?:train|training|validation|valid|val|dev|test|testing|eval|evaluation)(?![a-z0-9])",
@@ -27,6 +29,16 @@ SPLIT_WORDS = re.compile(
 
 ENDING = re.compile(r"(?<=.)\.[a-z][a-z0-9]{0,9}(?:\.(?:gz|zst|bz2|xz|lz4))?\Z")
 """The extension of any file: letters and digits after the last dot, with the dot before it if that is a compression."""
+
+
+NO_DATA = re.compile(
+    r"\.(?:md|rst|py|ipynb|sh|ya?ml|toml|cfg|ini|lock|cff|bib|tex|license|log|html?|css|js|crc|md5|sha\d+|asc|sig"
+    r"|png|jpe?g|gif|svg|webp|ico|pdf)(?:\.(?:gz|zst|bz2|xz|lz4))?"
+)
+"""Endings of files that stand beside data: documentation, code, settings, checksums and pictures."""
+
+NUMBERED = re.compile(r"[\d.]")
+"""A name without an ending is one of data if it has a number or a dot, as `part-00000` or `a.jsonl_old`; `README` has neither."""
 
 
 class MissingSplitError(InputError):
@@ -64,6 +76,20 @@ def kinds_skipped(names: Iterable[str], subset: str | None) -> Counter[str]:
     return Counter(kind for name in seen if (kind := _kind_skipped(name)))
 
 
+def unread(names: Iterable[str], subset: str | None, size_of: Callable[[str], int]) -> list[InputWarning]:
+    """A warning for each ending of files among `names` that look like data and can't be read; `size_of` gives their bytes."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for name in sorted({_up_to_hidden(name) for name in names if subset is None or in_subset(name, subset)}):
+        kind = _kind_skipped(name)
+        nameless = kind == NO_ENDING and NUMBERED.search(name.rpartition("/")[2])
+        if nameless or (kind and kind.startswith(".") and not NO_DATA.fullmatch(kind)):
+            found[kind or ""].append(name)
+    return [
+        InputWarning("unread_files", f"{kind}, such as {listed[0]}", len(listed), sum(map(size_of, listed)))
+        for kind, listed in found.items()
+    ]
+
+
 def _up_to_hidden(name: str) -> str:
     parts = name.split("/")
     first = next((number for number, part in enumerate(parts, 1) if part.startswith(".")), len(parts))
@@ -77,7 +103,7 @@ def _kind_skipped(name: str) -> str | None:
     if describe(name):
         return "metadata" if base in METADATA else None
     ending = ENDING.search(base.lower())
-    return ending[0] if ending else "no ending"
+    return ending[0] if ending else NO_ENDING
 
 
 def choose(names: list[str], source: DataSource, subsets: Iterable[str] = ()) -> list[str]:

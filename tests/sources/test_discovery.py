@@ -358,3 +358,35 @@ def test_a_link_to_a_file_beside_it_is_not_read_twice(tmp_path):
     assert [Path(file.uri).name for file in found] == ["a.jsonl", "b.jsonl", "c.jsonl"]
     (alone,) = discover(DataSource(name="data", path=str(tmp_path / "data/latest*.jsonl")))
     assert Path(alone.uri).name == "latest.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "warned"),
+    [
+        *[
+            (name, True)
+            for name in ("a.avro", "b.orc.gz", "x/C.XLSX", "d.tar", "e.sqlite", "f.warc.gz", "g.7z", "h.pkl")
+        ],
+        *[(name, True) for name in ("part-00000", "i.jsonl.1", "j.jsonl.part", "k.parquet_bak", "l.jsonl.br")],
+        *[
+            (name, False)
+            for name in ("README", "README.md", "LICENSE", "Makefile", "a.py", "a.sha256", "p.png", "s.yaml")
+        ],
+        *[(name, False) for name in (".a.avro", ".git/b.avro", "dataset_info.json", "z.jsonl")],
+    ],
+)
+def test_files_like_data_that_cannot_be_read_are_warned_about(tmp_path, name, warned):
+    put(tmp_path / "in", "a.jsonl")
+    put(tmp_path / "in", name, content=b"12345")
+    expected = [("unread_files", 1, 5)] if warned else []
+    for place in (tmp_path / "in", f"memory://{tmp_path}/in"):
+        fsspec.filesystem("memory").put(str(tmp_path / "in"), f"{tmp_path}/", recursive=True)
+        assert [(each.kind, each.files, each.bytes) for each in find(source(place)).warnings] == expected
+    assert list(find(source(tmp_path / "in/*.jsonl")).warnings) == []
+
+
+def test_a_link_to_nowhere_that_is_not_read_has_no_bytes(tmp_path):
+    put(tmp_path, "a.jsonl", "b.avro")
+    (tmp_path / "c.avro").symlink_to("gone")
+    (warning,) = find(source(tmp_path)).warnings
+    assert (warning.files, warning.bytes) == (2, len(LINE))
