@@ -5,7 +5,7 @@ bytes that were read.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
@@ -36,13 +36,14 @@ class Target:
     """A program that reads prepared rows.
 
     `check` returns why a row cannot be used. `texts` lists the texts of a valid row that a model reads, each once; tools, calls
-    and non-text parts count as JSON. `form` names the form of a row if the program accepts several; a file must not mix them,
+    and non-text parts count as JSON. `unread` names the fields of a valid row that the program ignores. `form` names the form of a row if the program accepts several; a file must not mix them,
     because it is read as one table.
     """
 
     name: str
     check: Check = accept
     texts: Callable[[Record], list[str]] = lambda _: []
+    unread: Callable[[Record], Sequence[str]] = lambda _: ()
     form: Callable[[Record], str] | None = None
 
 

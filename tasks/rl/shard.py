@@ -143,6 +143,8 @@ class _Writer:
             self.builder.drop("oversize", len(indices) - len(kept))
             indices = kept
         self.untouched += sum([found[index] is batch.records[index] for index in indices.tolist()])
+        for index in indices.tolist():
+            self.builder.unread.update(self.work.target.unread(cast("Record", found[index])))
         for name, chosen in _by_part(indices, batch, self.recipe):
             self._keep(name, batch, chosen, cast("list[bytes]", lines), int(tokens[chosen].sum()))
             if self.work.target.form:

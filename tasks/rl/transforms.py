@@ -177,6 +177,59 @@ def rename(argument: JsonValue) -> Transform:
     return _taking({name: _path(_text(field)) for name, field in argument.items()}, _take)
 
 
+def set_fields(argument: JsonValue) -> Transform:
+    """All fields, and these with a constant value: `{"path.to.field": value}`. Objects on the way are made where absent."""
+    if not isinstance(argument, dict) or not argument:
+        found = _empty_or_kind(argument)
+        raise InputError(f'its argument is {found}; give each field its value: {{"set": {{"source": "aime"}}}}')
+    paths = [(_path(name), value) for name, value in argument.items()]
+
+    def transform(record: Record) -> Record | Rejected:
+        made: Record | Rejected = record
+        for path, value in paths:
+            # A row that has the value keeps its bytes. repr, because True == 1 == 1.0, and those are different JSON.
+            if repr(_at(made, path)) != repr(value):
+                made = _with_value(made, path, value)
+            if isinstance(made, Rejected):
+                return made
+        return made
+
+    return transform
+
+
+def drop_fields(argument: JsonValue) -> Transform:
+    """All fields but these, which may be nested: `["responses_create_params.temperature"]`. A row may lack them."""
+    if not isinstance(argument, list) or not argument:
+        raise InputError(f'its argument is {_empty_or_kind(argument)}; list the fields to drop: {{"drop": ["score"]}}')
+    paths = [_path(_text(field)) for field in argument]
+
+    def transform(record: Record) -> Record:
+        for path in paths:
+            if _at(record, path) is not _MISSING:
+                record = _without(record, path)
+        return record
+
+    return transform
+
+
+def _with_value(record: Record, path: Sequence[str], value: JsonValue) -> Record | Rejected:
+    """A copy of `record` with `value` at `path`; objects off the path are shared."""
+    if len(path) == 1:
+        return {**record, path[0]: value}
+    inner = record.get(path[0])
+    if inner is not None and not isinstance(inner, dict):
+        return Rejected("bad_field", f"{path[0]} is {kind(inner)}, so {path[1]} cannot be set in it; make it an object")
+    made = _with_value(inner or {}, path[1:], value)
+    return made if isinstance(made, Rejected) else {**record, path[0]: made}
+
+
+def _without(record: Record, path: Sequence[str]) -> Record:
+    """A copy of `record` without the field at `path`, which it has."""
+    if len(path) == 1:
+        return {key: value for key, value in record.items() if key != path[0]}
+    return {**record, path[0]: _without(record[path[0]], path[1:])}
+
+
 def preference(argument: JsonValue) -> Transform:
     """A preferred and a rejected answer, as `"completions"` with ranks (the default) or as `"pairs"` of texts."""
     forms: dict[str, Transform] = {"completions": to_completions, "pairs": to_pairs}
@@ -215,6 +268,8 @@ TRANSFORMS: dict[str, Maker] = {
     "nemotron_rl": partial(_without_argument, _messages_of_params),
     "select": select,
     "rename": rename,
+    "set": set_fields,
+    "drop": drop_fields,
     "preference": preference,
 }
 """Every transform but the one that resolves placeholders, which `parse` adds."""

@@ -28,7 +28,7 @@ MISREAD = {
     "nemo_rl_sft": {"empty_text", "two_forms", "reserved_field"},
     "nemo_rl_chat": set(),
     "nemo_rl_grpo_math": {"empty_text", "two_forms", "reserved_field", "system_turn", "not_a_pair", "bad_field", "missing_field", "no_messages", "unknown_role", "bad_message", "no_content", "not_text", "bad_tool_calls"},
-    "nemo_rl_dpo": {"empty_text", "no_messages", "last_not_assistant", "bad_rank", "reserved_field", "bad_field"},
+    "nemo_rl_dpo": {"empty_text", "no_messages", "last_not_assistant", "bad_rank", "reserved_field", "bad_field", "same_answers"},
     "nemo_gym": {"reserved_field", "unresolved_placeholder"},
 }  # fmt: skip
 """The reasons for which a row is refused that the reader would read, in another sense than it has. (pyarrow reads the first

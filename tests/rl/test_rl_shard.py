@@ -328,6 +328,21 @@ def test_a_row_whose_placeholder_is_null_comes_through_beside_one_that_is_resolv
     assert manifest["mode"] == "resolve"
 
 
+def test_parameters_that_the_trainer_overwrites_are_counted(tmp_path):
+    warm = gym("How much?")
+    warm["responses_create_params"] |= {"temperature": 0.7, "top_p": None}
+    rows = [
+        warm,
+        gym("How many?"),
+        {"responses_create_params": {"input": "Why?", "top_p": 1}, "agent_ref": warm["agent_ref"]},
+    ]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    _, manifest = prepare(blend_of(tmp_path / "rows.jsonl"), tmp_path / "out", target="nemo_gym")
+    assert [json.loads(line) for line in lines(manifest["train"])] == rows
+    (counts,) = manifest["totals"]["not_read"].values()
+    assert counts == {"responses_create_params.temperature": 1, "responses_create_params.top_p": 1}
+
+
 # No row is lost.
 
 MIXED = {

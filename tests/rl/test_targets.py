@@ -133,6 +133,9 @@ GOOD = [
 ]
 
 GYM_ROWS = [
+    (request(Q, temperature=0.2, top_p=0.5), ["2 + 2?"]),
+    (request(), []),
+    ({"responses_create_params": {"input": "2 + 2?"}, "agent_ref": AGENT}, ["2 + 2?"]),
     (request(S, Q), ["Be brief.", "2 + 2?"]),
     (request(Q, tools=[GYM_TOOL], temperature=None, instructions="Sum."), ["Sum.", "2 + 2?", json.dumps(GYM_TOOL)]),
     (request(Q, max_output_tokens=256, metadata={"a": "b"}, tool_choice="auto", parallel_tool_calls=False), ["2 + 2?"]),
@@ -214,6 +217,8 @@ REFUSED = [
     ("nemo_rl_dpo", RANKS | {"completions": RANKS["completions"][:1]}, "not_two_completions", ["completions has 1", "every pair"], FAILS),
     ("nemo_rl_dpo", RANKS | {"completions": RANKS["completions"] * 2}, "not_two_completions", ["completions has 4"], FAILS),
     ("nemo_rl_dpo", RANKS | {"completions": ["4", "5"]}, "bad_field", ["completion 1 of 2", "{rank, completion}"], FAILS),
+    ("nemo_rl_dpo", ranks([A], [A]), "same_answers", ["equal", "filter out"], ("<user>2 + 2?<assistant>4", "<user>2 + 2?<assistant>4")),
+    ("nemo_rl_dpo", PAIR | {"rejected": PAIR["chosen"]}, "same_answers", ["equal", "filter out"], ("<user>2 + 2?<assistant>4", "<user>2 + 2?<assistant>4")),
     ("nemo_rl_dpo", ranks([A], [B], ranks=(1, 1)), "tied_ranks", ["rank 1", "filter out ties"], FAILS),
     ("nemo_rl_dpo", ranks([A], [B], ranks=(0, None)), "bad_rank", ["completion 2", "a whole number"], FAILS),
     ("nemo_rl_dpo", ranks([A], [B], ranks=("9", "10")), "bad_rank", ["completion 1", "a string"], ("<user>2 + 2?<assistant>5", "<user>2 + 2?<assistant>4")),
@@ -237,8 +242,7 @@ REFUSED = [
     ("nemo_gym", {"agent_ref": AGENT}, "missing_field", ["responses_create_params", "an object"], FAILS),
     ("nemo_gym", {"responses_create_params": "{}", "agent_ref": AGENT}, "bad_field", ["responses_create_params", "a string"], FAILS),
     ("nemo_gym", {"responses_create_params": {}, "agent_ref": AGENT}, "missing_field", ["responses_create_params.input", '"role": "user"'], FAILS),
-    ("nemo_gym", {"responses_create_params": {"input": "q"}, "agent_ref": AGENT}, "bad_field", ["responses_create_params.input", '"role": "user"'], CLAIMED),
-    ("nemo_gym", request(), "no_messages", ["responses_create_params.input"], FAILS),
+    ("nemo_gym", {"responses_create_params": {"input": 7}, "agent_ref": AGENT}, "bad_field", ["responses_create_params.input", '"role": "user"'], FAILS),
     ("nemo_gym", request("q"), "bad_message", ["item 1 of 1", "role and content"], FAILS),
     ("nemo_gym", request(Q, {"role": "tool", "content": "4"}), "unknown_role", ["item 2 of 2", "'tool'", "developer"], FAILS),
     ("nemo_gym", request({"content": "q"}), "unknown_role", ["item 1 of 1", "null"], FAILS),
@@ -274,8 +278,6 @@ REFUSED = [
 
 OVERWRITTEN = [
     # row, the words of the detail, and how the reader has changed what the row said
-    (request(Q, temperature=0.2), ["temperature", "remove"], lambda read: read["responses_create_params"]["temperature"] == 1.0),
-    (request(Q, top_p=0.5), ["top_p", "remove"], lambda read: read["responses_create_params"]["top_p"] == 1.0),
     (request(Q) | {"_rowidx": 17}, ["_rowidx", "remove"], lambda read: read["_rowidx"] == 0),
 ]  # fmt: skip
 

@@ -53,6 +53,17 @@ MADE = {
         {"input": "q", "output": "a", "meta": {"system": "s"}},
         {"input": "q", "output": "a", "system": "s"},
     ),
+    "set of a constant": (
+        {"set": {"agent_ref": {"name": "n"}, "meta.level": 2, "new.deep": None}},
+        {"a": 1, "meta": {"source": "aime"}},
+        {"a": 1, "meta": {"source": "aime", "level": 2}, "agent_ref": {"name": "n"}, "new": {"deep": None}},
+    ),
+    "set in the place of a different value": ({"set": {"a": True}}, {"a": 1, "b": 2}, {"a": True, "b": 2}),
+    "drop of nested fields": (
+        {"drop": ["responses_create_params.temperature", "score", "absent.field"]},
+        {"responses_create_params": {"input": [], "temperature": 1.0}, "score": 1, "id": 7},
+        {"responses_create_params": {"input": []}, "id": 7},
+    ),
     "sft with system switched off": (
         {"sft": {"system": None}},
         {"input": "q", "output": "a", "id": 1},
@@ -142,6 +153,8 @@ MADE = {
 }
 
 KEPT = {
+    "set of what it has": ({"set": {"a.b": [1]}}, {"a": {"b": [1]}}),
+    "drop of what it lacks": ({"drop": ["b", "a.c"]}, {"a": {"b": 1}}),
     "passthrough": ("passthrough", {"anything": [None], "task_name": 1}),
     "passthrough of nothing": ({"passthrough": None}, {}),
     "sft": ("sft", {"input": "q", "output": "a"}),
@@ -170,6 +183,7 @@ REFUSED = {
     "nemotron_rl with input as text": ("nemotron_rl", request(input="q"), "bad_field", ["responses_create_params.input", "an array"]),
     "nemotron_rl with tools as text": ("nemotron_rl", request(input=[Q], tools="[]"), "bad_tools", ["responses_create_params.tools", "an array"]),
     "select of what is missing": ({"select": ["a", "b"]}, {"a": 1}, "missing_field", ["no field b", "'a'"]),
+    "set in something else": ({"set": {"a.b": 1}}, {"a": "text"}, "bad_field", ["a is a string", "make it an object"]),
     "rename of what is missing": ({"rename": {"b": "c.d"}}, {"c": {}}, "missing_field", ["no field c.d"]),
     "preference without chosen": ("preference", {"prompt": "q", "rejected": "5"}, "missing_field", ["chosen", "rename"]),
     "preference with null rejected": ("preference", PAIR | {"rejected": None}, "missing_field", ["rejected", "rename"]),
@@ -201,7 +215,7 @@ REFUSED = {
 UNUSABLE = [
     # spec, what the error says beside the spec itself
     ("selct", "did you mean 'select'?"),
-    ("xyz", "known: nemotron_rl, openai_chat, passthrough, preference, rename, resolve_placeholders, select, sft, sharegpt"),
+    ("xyz", "known: drop, nemotron_rl, openai_chat, passthrough, preference, rename, resolve_placeholders, select, set, sft, sharegpt"),
     ("", "known:"),
     ({"openai_caht": {}}, "did you mean 'openai_chat'?"),
     (5, "it is a number; write a name"),
@@ -232,6 +246,9 @@ UNUSABLE = [
     ({"rename": {"a.b": "c"}}, "the new name 'a.b' has a dot"),
     ({"rename": {"a": ["c"]}}, "a field's name is an array"),
     ({"rename": {"a": ".c"}}, "'.c' is not a field"),
+    ({"set": {}}, "its argument is empty; give each field its value"),
+    ({"set": {"a..b": 1}}, "'a..b' is not a field"),
+    ("drop", "its argument is null; list the fields to drop"),
     ({"preference": "pair"}, "no form 'pair'; did you mean 'pairs'?"),
     ({"preference": {}}, 'its argument is an object; write "completions" or "pairs"'),
 ]  # fmt: skip
@@ -321,7 +338,9 @@ JSON = st.recursive(
     max_leaves=6,
 )
 SPECS = [
-    *TRANSFORMS.keys() - {"select", "rename"},
+    *TRANSFORMS.keys() - {"select", "rename", "set", "drop"},
+    {"set": {"a": 1, "input.tools": [True]}},
+    {"drop": ["a", "input.tools"]},
     {"select": ["a", "messages"]},
     {"rename": {"a": "input", "b": "prompt.a"}},
     {"preference": "pairs"},
@@ -418,6 +437,8 @@ WRONG = {
     "nemotron_rl": JSON.filter(lambda value: value is not None),
     "select": JSON.filter(lambda value: not isinstance(value, list)),
     "rename": JSON.filter(lambda value: not isinstance(value, dict)),
+    "set": JSON.filter(lambda value: not isinstance(value, dict)),
+    "drop": JSON.filter(lambda value: not isinstance(value, list)),
     "preference": JSON.filter(lambda value: value is not None),
 } | dict.fromkeys(["sft", "openai_chat", "sharegpt"], JSON.filter(lambda value: value not in (None, {})))
 """Arguments of JSON that each transform cannot take."""

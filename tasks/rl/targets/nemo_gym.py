@@ -33,8 +33,8 @@ SCHEMAS = "nemo_gym_request.json"
 ROLES = ("user", "assistant", "system", "developer")
 """Authors of messages of the Responses API, where a tool's result is a separate item."""
 
-SET_BY_TRAINER = ("temperature", "top_p")
-"""Parameters that NeMo-RL overwrites in every request from its own settings."""
+OVERWRITTEN = ("temperature", "top_p")
+"""Parameters that NeMo-RL overwrites in every request (`_prepare_nemo_gym_rows`), so a row may give them any value."""
 
 MESSAGE_KEYS = len(("role", "content"))
 NESTED = frozenset((dict, list, RepeatedKeys))
@@ -67,28 +67,20 @@ def _check(record: Record) -> Rejected | None:
 
 
 def _request(params: dict[str, Any]) -> Rejected | None:
-    for name in SET_BY_TRAINER:
-        if params.get(name) is not None:
-            why = f"{PARAMS}.{name} is set by NeMo-RL from its own configuration"
-            return Rejected("reserved_field", f"{why}; remove it here")
+    """Why a request can't be used. An empty `input` can: the environment asks the first question."""
     most = params.get("max_output_tokens")
     if isinstance(most, str):
         return wrong_type(f"{PARAMS}.max_output_tokens", most, "a number, which NeMo-RL compares with its own limit")
     items = params.get("input")
-    if not isinstance(items, list) or not items:
-        return _items(items)
-    fault = request_fault(params)
+    if not isinstance(items, list | str):
+        return wrong_type(f"{PARAMS}.input", items, 'text or an array of messages: [{"role": "user", "content": "…"}]')
+    fault = request_fault({name: value for name, value in params.items() if name not in OVERWRITTEN})
     return fault and (_items(items) or _tools_of_request(params) or fault)
 
 
-def _items(items: object) -> Rejected | None:
-    field = f"{PARAMS}.input"
-    if not isinstance(items, list):
-        return wrong_type(field, items, 'an array of messages: [{"role": "user", "content": "…"}]')
-    if not items:
-        return Rejected("no_messages", f"{field} is empty; filter out such rows")
-    for number, item in enumerate(items, 1):
-        if wrong := _item(item, f"item {number} of {len(items)} in {field}"):
+def _items(items: list[Any] | str) -> Rejected | None:
+    for number, item in enumerate(items if isinstance(items, list) else (), 1):
+        if wrong := _item(item, f"item {number} of {len(items)} in {PARAMS}.input"):
             return wrong
     return None
 
@@ -124,6 +116,9 @@ def _tools_of_request(params: dict[str, Any]) -> Rejected | None:
 
 
 def _agent(agent: object) -> Rejected | None:
+    if agent is None:
+        remedy = 'add it with the transform {"set": {"agent_ref": {"type": "responses_api_agents", "name": "…"}}}'
+        return Rejected("missing_field", f"there is no agent_ref, by which NeMo-RL finds the agent; {remedy}")
     if not isinstance(agent, dict):
         return wrong_type("agent_ref", agent, 'an object: {"type": "responses_api_agents", "name": "…"}')
     return filled_text(agent.get("name"), "agent_ref.name")
@@ -132,10 +127,16 @@ def _agent(agent: object) -> Rejected | None:
 def _texts(record: Record) -> list[str]:
     params = record[PARAMS]
     instructions = [params["instructions"]] if isinstance(params.get("instructions"), str) else []
-    return [*instructions, *texts_of_messages(params["input"]), *texts_in(params.get("tools"))]
+    asked = params["input"]
+    texts = [asked] if isinstance(asked, str) else texts_of_messages(asked)
+    return [*instructions, *texts, *texts_in(params.get("tools"))]
 
 
-TARGETS = [Target("nemo_gym", _check, _texts)]
+def _unread(record: Record) -> list[str]:
+    return [f"{PARAMS}.{name}" for name in OVERWRITTEN if record[PARAMS].get(name) is not None]
+
+
+TARGETS = [Target("nemo_gym", _check, _texts, _unread)]
 
 
 def request_fault(params: Mapping[str, Any]) -> Rejected | None:

@@ -90,7 +90,12 @@ def _two_messages(messages: object) -> Rejected | None:
 def _pair(record: Record) -> Rejected | None:
     prompt = record.get("prompt")
     wrong = conversation(prompt, "prompt") if isinstance(prompt, list) else filled_text(prompt, "prompt")
-    return wrong or _answer(record.get("chosen"), "chosen") or _answer(record.get("rejected"), "rejected")
+    return (
+        wrong
+        or _answer(record.get("chosen"), "chosen")
+        or _answer(record.get("rejected"), "rejected")
+        or _same(record["chosen"], record["rejected"])
+    )
 
 
 def _answer(answer: object, field: str) -> Rejected | None:
@@ -98,6 +103,12 @@ def _answer(answer: object, field: str) -> Rejected | None:
         return filled_text(answer, field)
     why = f"{field} is an array, and would be read as the content of one message"
     return Rejected("not_text", f"{why}; make completions of it with the transform preference")
+
+
+def _same(chosen: object, rejected: object) -> Rejected | None:
+    if chosen != rejected:
+        return None
+    return Rejected("same_answers", "the chosen and the rejected answer are equal; filter out such rows")
 
 
 def _completions(record: Record) -> Rejected | None:
@@ -111,7 +122,7 @@ def _completions(record: Record) -> Rejected | None:
         field, messages = f"completion {number} of 2", each.get("completion")
         if wrong := conversation(messages, field) or _ends_with_assistant(messages, field):
             return wrong
-    return None
+    return _same(*(each["completion"] for each in both))
 
 
 def _texts_of_pair(record: Record) -> list[str]:
@@ -147,6 +158,6 @@ def _preference_form(record: Record) -> str:
 TARGETS = [
     Target("nemo_rl_sft", _sft, _texts_of_pair),
     Target("nemo_rl_chat", _chat, _texts_of_chat),
-    Target("nemo_rl_grpo_math", _grpo_math, _problem, _math_form),
-    Target("nemo_rl_dpo", _dpo, _texts_of_preference, _preference_form),
+    Target("nemo_rl_grpo_math", _grpo_math, _problem, form=_math_form),
+    Target("nemo_rl_dpo", _dpo, _texts_of_preference, form=_preference_form),
 ]
