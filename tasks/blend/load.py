@@ -5,11 +5,13 @@ blend they resolve against the working directory.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote, urlsplit
 
 from pydantic import JsonValue
 from tokenmill.tasks.errors import InputError, nearest
@@ -20,6 +22,13 @@ from .models import SPLITS, Blend, DataSource, TransformSpec
 
 WEIGHT = re.compile(r"\d+(\.\d+)?(e-?\d+)?")
 """A weight in a trainer's blend.json."""
+
+HUB_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
+HUB_PAGE = re.compile(
+    r"/datasets/(?P<repository>[^/]+(?:/[^/]+)??)"
+    r"(?:/(?:tree|blob|resolve|raw)/(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+)(?P<inside>/.+)?)?/?"
+)
+"""The path of the page of a dataset, or of a folder or file of it at a revision."""
 
 READS_TABLES = "resolve_placeholders"
 """The transform that reads additional data."""
@@ -122,7 +131,25 @@ def _anchor_path(path: str, base: str) -> str:
     if path.startswith(ART):
         return located(path)
     if not is_local(path):
-        return path
+        return _from_page(path)
     plain = path.removeprefix("file://")
     anchored = plain if plain.startswith(("/", "~")) else join(base, plain)
     return absolute(anchored) if is_local(anchored) else anchored
+
+
+def _from_page(url: str) -> str:
+    """`hf://org/name[@revision][/path]` for the address of a dataset's page on the hub; other URLs unchanged.
+
+    Raises InputError for other pages of the hub.
+    """
+    parts = urlsplit(url)
+    own = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc
+    if not parts.scheme.startswith("http") or parts.netloc not in HUB_HOSTS | {own}:
+        return url
+    page = HUB_PAGE.fullmatch(parts.path)
+    if page is None:
+        raise InputError(
+            f"{url}: isn't the page of a dataset or of its files; write hf://org/name, and 'subset' and 'split' beside it"
+        )
+    revision = f"@{page['revision']}" if page["revision"] else ""
+    return f"hf://{page['repository']}{revision}{unquote(page['inside'] or '')}"

@@ -9,8 +9,10 @@ from tokenmill.tasks.shards.planning import places, plan_shards, require_no
 from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.formats import without_ending
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.sources.row_filter import row_filter
+from tokenmill.tasks.sources.selection import named_splits, without_number
 
 from .converters import CONVERTERS, PROOF_TASKS, converter_for
 from .message import TEMPLATE_VERSION
@@ -37,7 +39,11 @@ def plan_harmony(blend: Blend, settings: HarmonySettings, output_dir: str | None
     blend = _with_converters(blend, settings)
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[HarmonyRecipe]:
-        return [_recipe(source, split, settings, part) for part in slices]
+        files = [name_within(source.path, part.file.uri) for part in slices]
+        splits = splits_of(source, files)
+        return [
+            _recipe(source, split, settings, part, file, splits[file]) for part, file in zip(slices, files, strict=True)
+        ]
 
     # The ids of rows have the file and the row in it.
     plan = plan_shards(
@@ -79,12 +85,13 @@ def _converted(source: DataSource, settings: HarmonySettings) -> list[DataSource
     ]
 
 
-def _recipe(source: DataSource, split: str, settings: HarmonySettings, part: Slice) -> HarmonyRecipe:
-    file = name_within(source.path, part.file.uri)
+def _recipe(
+    source: DataSource, blend_split: str, settings: HarmonySettings, part: Slice, file: str, split: str
+) -> HarmonyRecipe:
     return HarmonyRecipe(
         dataset=source.name,
-        blend_split=split if split in SPLITS else None,
-        split=split_of(source, part),
+        blend_split=blend_split if blend_split in SPLITS else None,
+        split=split,
         file=f"{file}@{part.start}" if part.start else file,
         converter=source.converter or "",
         filters=row_filter(source).wanted,
@@ -97,6 +104,13 @@ def _recipe(source: DataSource, split: str, settings: HarmonySettings, part: Sli
     )
 
 
-def split_of(source: DataSource, part: Slice) -> str:
-    """The split of a slice: the data set's own, else its file name up to the first dot."""
-    return source.split or part.file.uri.rpartition("/")[2].partition(".")[0]
+def splits_of(source: DataSource, files: Sequence[str]) -> dict[str, str]:
+    """The split of each file of a dataset: the dataset's own, the one that the paths name, or else the file's name.
+
+    A name counts up to its first dot, and without the number of a part.
+    """
+    stems = {file: without_number(without_ending(file).rpartition("/")[2]).partition(".")[0] for file in files}
+    if source.split is not None:
+        return dict.fromkeys(stems, source.split)
+    named = named_splits([*stems])
+    return stems | {file: split for split, found in named.items() for file in found}

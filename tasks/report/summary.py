@@ -156,6 +156,9 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
 
 INPUT_SENTENCES = {
     "unread_files": "{datasets}: not read: {files} ({size}): {what}; convert them, or name what to read with a glob",
+    "unread_split": "{datasets}: not read: {files} ({size}): {what}; name the split to read it",
+    "unread_format": "{datasets}: not read: {files} ({size}): {what}; name a folder or a glob to read them",
+    "unread_subset": "{datasets}: not read: {files} ({size}): {what}; name the subset, a folder or a glob to read them",
     "read_twice": "{datasets}: the same content is read {times} times{epochs} ({files}, {size}): {what}",
 }
 """What is said about each kind of warning about inputs."""

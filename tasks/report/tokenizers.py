@@ -112,7 +112,7 @@ def _slices(source: DataSource, rows: int) -> list[Slice]:
     """The slices with the first rows of a data set; files behind them are not opened."""
     chosen, text = row_filter(source), [source.text_field]
     fields, needed = chosen.read_with(text), Needed(require_text, text, chosen) if chosen else require_text
-    every = (part for file in discover(source) for part in cut(file, SLICE_BYTES, fields, needed))
+    every = (part for file in discover(source, "train") for part in cut(file, SLICE_BYTES, fields, needed))
     leading = [replace(part, filters=chosen.wanted, where=chosen.where) for part in leading_rows(every, rows)]
     slices = ContentIndex().identify(leading, fields, "stat")
     if not slices:

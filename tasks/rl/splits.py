@@ -11,13 +11,6 @@ from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import count_rows, describe
 from tokenmill.tasks.sources.selection import MissingSplitError
 
-SOURCE_SPLITS: dict[Split, tuple[str, ...]] = {
-    "train": ("train", "training"),
-    "valid": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing"),
-}
-"""Names of splits in sources; the first that a source has is taken."""
-
 
 def by_source_splits(blend: Blend) -> Blend:
     """The blend with every split of its data sets; a file, and a data set with `split`, are training data.
@@ -34,16 +27,14 @@ def _of_split(source: DataSource, split: Split) -> Iterator[DataSource]:
     if source.split is not None or (describe(source.path) and not has_magic(source.path)):
         yield from [source] if split == "train" else []
         return
-    for name in SOURCE_SPLITS[split]:
-        part = source.model_copy(update={"split": name})
-        try:
-            discover(part)
-        except MissingSplitError:
-            if split == "train" and name == SOURCE_SPLITS[split][-1]:
-                raise
-            continue
-        yield part
+    part = source.model_copy(update={"split": "validation" if split == "valid" else split})
+    try:
+        discover(part)
+    except MissingSplitError:
+        if split == "train":
+            raise
         return
+    yield part
 
 
 def held_out_from(slices: Sequence[Slice], count: int) -> list[int | None]:

@@ -86,7 +86,7 @@ def plan_shards(
     read: list[tuple[str, DataSource, list[Slice]]] = []
     for split, sources in blend.parts().items():
         for source in sources:
-            chosen, found = row_filter(source), find(source)
+            chosen, found = row_filter(source), find(source, split if split in SPLITS else "train")
             fields = chosen.read_with(fields_of(source))
             needed = Needed(require, fields_of(source), chosen) if chosen else require
             slices = _slices(found.files, settings, fields, needed, index)

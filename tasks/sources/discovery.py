@@ -58,13 +58,15 @@ CLIENT_ERRORS = {
 }
 
 
-def discover(source: DataSource) -> list[SourceFile]:
-    """The files of `source`. Raises as `find` does."""
-    return find(source).files
+def discover(source: DataSource, wanted: str | None = None) -> list[SourceFile]:
+    """The files of `source`. Arguments and errors as of `find`."""
+    return find(source, wanted).files
 
 
-def find(source: DataSource) -> Found:
+def find(source: DataSource, wanted: str | None = None) -> Found:
     """The files of `source`, sorted by URI, and how many others were skipped. Empty files are kept, with size 0.
+
+    `wanted` is the split to take of a hub dataset with several if `source` names none; None takes all.
 
     A local file has `modified_ns`, any other file `version`, if its store gives one. Links to folders are followed; a folder or
     file that can be reached in several ways is read once. Raises InputError if there is nothing to read.
@@ -72,7 +74,7 @@ def find(source: DataSource) -> Found:
     if source.path.startswith("hf://"):
         from .hub import hub_files  # the hub's client takes 0.15 s to import
 
-        found = hub_files(source)
+        found = hub_files(source, wanted)
     elif source.revision is not None:
         raise InputError(f"{source.path}: 'revision' {source.revision!r} applies to hf:// paths only; remove it")
     elif is_local(source.path):
@@ -205,11 +207,13 @@ def divided(path: str) -> tuple[str, str]:
 def _nearest_there(path: Path) -> str:
     """Existing paths similar to the missing `path`."""
     parent = next(folder for folder in path.parents if folder.is_dir())
-    missing = path.relative_to(parent).parts[0]
+    missing, *below = path.relative_to(parent).parts
     there = sorted(entry.name for entry in parent.iterdir())
     if close := closest(missing, there):
         return f"did you mean {parent / close}?"
-    return f"{parent} holds {shortened(there)}" if there else f"{parent} is empty"
+    held = f"{parent} holds {shortened(there)}" if there else f"{parent} is empty"
+    is_name = len(below) == 1 and not describe(path.name)
+    return f"for a dataset of the hub write hf://{missing}/{path.name} ({held})" if is_name else held
 
 
 def _stored_files(source: DataSource) -> Found:

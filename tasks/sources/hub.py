@@ -1,20 +1,25 @@
-"""Data sets of the Hugging Face hub: `hf://org/name[@revision]` becomes files pinned to one commit.
+"""Datasets of the Hugging Face hub: `hf://org/name[@revision]` becomes files pinned to one commit.
 
 Branches move, so a branch is resolved to its commit first, and every URI contains the commit: the same files can be read as
 long as the repository exists. One request lists a whole repository with sizes and checksums; nothing is downloaded.
 
-The data set's card declares subsets and splits; if it declares none, paths decide (`selection`). Without a subset, the
-card's default configuration is used, as in `load_dataset`; without a default, all configurations.
+Subsets and splits are those of `datasets.load_dataset`: the card declares them, or else paths decide (`selection`). Without a
+subset, the default configuration is used; a repository with several configurations and no default needs a subset. Training data
+without a split is `train`, and what stays unread is counted. Of the same files in several formats, one is read.
 """
 
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, cast
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from posixpath import normpath
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
-from httpx2 import ConnectError, ConnectTimeout
+from httpx2 import ConnectError, Response, Timeout, TimeoutException
 from huggingface_hub import HfApi
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -25,53 +30,109 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import DatasetInfo, RepoSibling
+from huggingface_hub.utils import parse_ratelimit_headers
 from tokenmill.tasks.blend.models import DataSource
-from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.errors import InputError, RunError
 
-from .files import Found, SourceFile
+from .files import Found, InputWarning, SourceFile
 from .formats import describe
-from .selection import choose, data_names, glob_pattern, kinds_skipped, missing, unread
+from .selection import (
+    MissingSplitError,
+    all_splits,
+    data_names,
+    ending_of,
+    glob_pattern,
+    kinds_skipped,
+    missing,
+    of_one_format,
+    of_split,
+    of_subset,
+    shortened,
+    split_called,
+    unread,
+)
 
 REFERENCE = re.compile(
-    r"hf://(?:datasets/)?(?P<repository>[^/@]+/[^/@]+)"
-    r"(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(?P<inside>.+))?/?"
+    r"(?P<repository>[^/@]+/[^/@]+|[^/@]+(?=@|\Z))"
+    r"(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(?P<inside>.+))?"
 )
+
+CONVERTED = "refs/convert/"
+"""Where the hub keeps copies of a dataset in other formats, which `~parquet` is short for."""
+
+OTHER_KINDS = {"models": "model", "spaces": "Space", "buckets": "bucket"}
+
+WAITS = (1, 2, 4, 8)
+"""Seconds before the hub is asked again, unless it says when."""
+
+LONGEST_WAIT = 300
+"""The hub counts requests per five minutes."""
+
+TOO_MANY = 429
+PASSING = frozenset({TOO_MANY, 500, 502, 503, 504})
+TIMEOUT = Timeout(120, connect=5)
+"""Seconds. A listing of 100,000 files takes the hub some ten."""
+
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A data set of the hub: repository, revision (None: the default branch), path or glob inside."""
+    """A dataset of the hub.
+
+    `readings` are revision (None: the default branch) and path or glob inside, both as the path may be meant: in
+    `@feature/x/y`, the branch may be `feature`, `feature/x` or `feature/x/y`.
+    """
 
     repository: str
-    revision: str | None
-    inside: str | None
+    readings: Sequence[tuple[str | None, str | None]]
+
+
+Splits = Mapping[str, list[str]]
+"""The files of each split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A `configs` entry of a card: glob patterns by split; under None, patterns without a split."""
+    """A subset that a card declares: a folder, and in it glob patterns by split; without patterns, paths decide."""
 
-    name: str
-    is_default: bool
-    patterns: dict[str | None, list[str]]
+    name: str = "default"
+    is_default: bool = True
+    folder: str = ""
+    patterns: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+    def splits(self, names: Sequence[str]) -> Splits:
+        """The files of each split among the `names` of a repository."""
+        prefix = f"{self.folder}/" if self.folder else ""
+        below = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        if self.patterns:
+            found = {split: _matching(below, patterns) for split, patterns in self.patterns.items()}
+        else:
+            found = all_splits(below)
+        return {split: [prefix + name for name in files] for split, files in found.items()}
 
 
-def hub_files(source: DataSource) -> Found:
-    """The files of a hub data set at the current commit of its revision, and how many others were skipped.
+def hub_files(source: DataSource, wanted: str | None = None) -> Found:
+    """The files of a hub dataset at the current commit of its revision, and how many others were skipped.
 
-    `uri` is `hf://datasets/org/name@commit/path`, `version` the SHA-256 of a large file or the git blob id of a small
-    one. Raises InputError if the repository, revision, subset or split does not exist or cannot be accessed.
+    `wanted` is the split to take of several where `source` names none; None takes all. `uri` is
+    `hf://datasets/org/name@commit/path`, `version` the SHA-256 of a large file or the git blob id of a small one. Raises
+    InputError if the repository, revision, subset or split does not exist or cannot be accessed.
     """
-    reference = parse(source)
-    info = _information(reference)
+    info, inside = _information(parse(source))
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
     names = data_names(siblings, source.path)
-    chosen = _inside(names, reference.inside, source) if reference.inside else _declared(names, info, source)
-    root = f"hf://datasets/{reference.repository}@{info.sha}"
-    files = [_file(root, siblings[name]) for name in chosen]
-    if reference.inside in names:
-        return Found(files, {})
-    return Found(files, kinds_skipped(siblings, None), unread(siblings, None, lambda name: siblings[name].size or 0))
+    root = f"hf://datasets/{info.id}@{info.sha}"
+    if inside in names:
+        return Found([_file(root, siblings[inside])], {})
+    offered, splits = _inside(names, inside, source) if inside else _declared(names, info, source)
+    taken = _taken(splits, offered, source, wanted)
+    chosen = sorted({name for files in taken.values() for name in of_one_format(files)})
+    sizes = {name: sibling.size or 0 for name, sibling in siblings.items()}
+    warnings = unread(siblings, None, sizes.__getitem__)
+    warnings += [_warning(kind, files, sizes) for kind, files in _left(offered, splits, taken, chosen, source).items()]
+    return Found([_file(root, siblings[name]) for name in chosen], kinds_skipped(siblings, None), warnings)
 
 
 def parse(source: DataSource) -> Reference:
@@ -79,30 +140,61 @@ def parse(source: DataSource) -> Reference:
 
     Raises InputError if the path is malformed or the two revisions differ.
     """
-    match = REFERENCE.fullmatch(source.path)
+    place = source.path.removeprefix("hf://").strip("/")
+    kind, _, rest = place.partition("/")
+    if kind in OTHER_KINDS:
+        raise InputError(f"{source.path}: is a {OTHER_KINDS[kind]}, and sources are datasets; write hf://org/name")
+    match = REFERENCE.fullmatch(rest if kind == "datasets" and rest else place)
     if not match:
-        raise InputError(f"{source.path}: not a data set of the hub; write hf://org/name or hf://org/name@revision")
-    in_path = unquote(match["revision"]) if match["revision"] else None
-    if in_path and source.revision and in_path != source.revision:
-        raise InputError(f"{source.path}: conflicts with 'revision' {source.revision!r}; keep one of the two")
-    return Reference(match["repository"], in_path or source.revision, match["inside"])
+        raise InputError(f"{source.path}: not a dataset of the hub; write hf://org/name or hf://org/name@revision")
+    in_path, inside = match["revision"], match["inside"]
+    if in_path is None:
+        return Reference(match["repository"], [(source.revision, inside)])
+    steps = [in_path, *(inside or "").split("/")] if inside else [in_path]
+    readings = [("/".join(steps[:size]), "/".join(steps[size:]) or None) for size in range(1, len(steps) + 1)]
+    readings = [(_revision(revision), inside) for revision, inside in readings]
+    if source.revision is None:
+        return Reference(match["repository"], readings)
+    if same := [reading for reading in readings if reading[0] == source.revision]:
+        return Reference(match["repository"], same)
+    raise InputError(f"{source.path}: conflicts with 'revision' {source.revision!r}; keep one of the two")
 
 
-def _information(reference: Reference) -> DatasetInfo:
-    """Commit, files and card of the repository. One request, two for a gated repository."""
-    where = f"hf://{reference.repository}" + (f"@{reference.revision}" if reference.revision else "")
-    endpoint = os.environ.get("HF_ENDPOINT") or None
-    api = HfApi(endpoint=endpoint)
+def _revision(written: str) -> str:
+    """The revision as the hub knows it."""
+    revision = unquote(written)
+    return CONVERTED + revision[1:] if revision.startswith("~") else revision
+
+
+def _information(reference: Reference) -> tuple[DatasetInfo, str | None]:
+    """Commit, files and card of the repository, and the path inside it. One request, two for a gated repository."""
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    for revision, inside in reference.readings:
+        with suppress(RevisionNotFoundError):
+            return _listed_at(api, reference.repository, revision), inside
+    revision = reference.readings[0][0]
+    raise InputError(
+        f"hf://{reference.repository}@{revision}: it has no branch, tag or commit {revision!r}; check the revision, or "
+        "leave it out"
+    )
+
+
+def _listed_at(api: HfApi, repository: str, revision: str | None) -> DatasetInfo:
+    """What the hub has of a repository at a revision. Raises RevisionNotFoundError, and what the module says."""
+    where = f"hf://{repository}" + (f"@{revision}" if revision else "")
     try:
-        info = api.dataset_info(reference.repository, revision=reference.revision, files_metadata=True)
+        # The stubs of the client want seconds; it passes on any timeout that httpx takes.
+        info = _patiently(
+            lambda: api.dataset_info(repository, revision=revision, timeout=cast("float", TIMEOUT), files_metadata=True)
+        )
         if info.gated:
             # The metadata of a gated repository is public; this request checks access to its files.
-            api.auth_check(reference.repository, repo_type="dataset")
-    except (HfHubHTTPError, HFValidationError) as error:
-        if reason := _reason(error, reference.revision):
-            raise InputError(f"{where}: {reason}") from error
+            _patiently(lambda: api.auth_check(repository, repo_type="dataset"))
+    except RevisionNotFoundError:
         raise
-    except (ConnectError, ConnectTimeout) as error:
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise _explained(error, where) from error
+    except (ConnectError, TimeoutException) as error:
         raise InputError(
             f"{where}: {api.endpoint} cannot be reached ({error}); check the network, or name a mirror in HF_ENDPOINT"
         ) from error
@@ -111,20 +203,48 @@ def _information(reference: Reference) -> DatasetInfo:
     return info
 
 
-def _reason(error: HfHubHTTPError | HFValidationError, revision: str | None) -> str | None:
-    """The cause of `error` with a remedy; None if the hub itself failed."""
+def _patiently(ask: Callable[[], Answer]) -> Answer:
+    """The answer of the hub, which is asked again, when it says, if it has had too many requests or failed."""
+    for usual in WAITS:
+        try:
+            return ask()
+        except HfHubHTTPError as error:
+            wait = _seconds_to_wait(error.response, usual)
+            if error.response.status_code not in PASSING or wait > LONGEST_WAIT:
+                raise
+            time.sleep(wait)
+    return ask()
+
+
+def _seconds_to_wait(response: Response, usual: float) -> float:
+    """The seconds after which a response asks to try again, and `usual` without such a header."""
+    after = response.headers.get("Retry-After", "")
+    limit = parse_ratelimit_headers(response.headers)
+    if after.isdigit():
+        return int(after)
+    return limit.reset_in_seconds if limit and limit.remaining == 0 else usual
+
+
+def _explained(error: HfHubHTTPError | HFValidationError, where: str) -> Exception:
+    """The error to raise, in a line with the cause and a remedy."""
+    said = str(error).partition("\n")[0]
     if isinstance(error, GatedRepoError):
-        return "access is restricted; accept the terms on its hub page, then set HF_TOKEN to a token of that account"
-    if isinstance(error, RevisionNotFoundError):
-        return f"it has no branch, tag or commit {revision!r}; check the revision, or leave it out"
+        return InputError(
+            f"{where}: access is restricted; accept the terms on its hub page, then set HF_TOKEN to a token of that account"
+        )
     if isinstance(error, HFValidationError):
-        return f"not a valid name of a data set: {error}"
-    refused = error.response.status_code in {401, 403}
-    if refused and "Invalid credentials" in str(error):
-        return f"the hub refused HF_TOKEN (or the saved login); renew it: {error}"
-    if refused or isinstance(error, RepositoryNotFoundError):
-        return "no such data set, or it is private; check the spelling, or set HF_TOKEN to a token with access"
-    return None
+        return InputError(f"{where}: not a valid name of a dataset: {said}")
+    status = error.response.status_code
+    if status in {401, 403} and "Invalid credentials" in str(error):
+        return InputError(f"{where}: the hub rejected HF_TOKEN (or the saved login); renew it")
+    if status in {401, 403} or isinstance(error, RepositoryNotFoundError):
+        return InputError(
+            f"{where}: no such dataset, or it is private; check the spelling, or set HF_TOKEN to a token with access"
+        )
+    cause = "has had too many requests" if status == TOO_MANY else f"failed ({said})"
+    wait = _seconds_to_wait(error.response, 0)
+    when = f"in {wait:,.0f} seconds" if wait > LONGEST_WAIT else "later"
+    return RunError(f"{where}: the hub {cause}; run the same command again {when}")
 
 
 def _file(root: str, sibling: RepoSibling) -> SourceFile:
@@ -135,93 +255,132 @@ def _file(root: str, sibling: RepoSibling) -> SourceFile:
     return SourceFile(f"{root}/{sibling.rfilename}", size, *kind, version=version)
 
 
-def _inside(names: list[str], inside: str, source: DataSource) -> list[str]:
-    """The files of the file, folder or glob `inside` a repository; paths decide subset and split."""
-    if inside in names:
-        return [inside]
-    pattern = glob_pattern(inside)
-    found = [name for name in names if name.startswith(f"{inside}/") or pattern.match(name)]
+def _inside(names: list[str], inside: str, source: DataSource) -> tuple[list[str], Splits]:
+    """The files of a folder or glob in a repository, and their splits; those of a glob are `train` unless `source` names one."""
+    below, pattern = [name for name in names if name.startswith(f"{inside}/")], glob_pattern(inside)
+    found = below or [*filter(pattern.match, names)]
     if not found:
         raise missing(source, "path", inside, names)
-    return choose(found, source)
+    if source.subset is not None:
+        found = of_subset(found, source)
+    whole = Configuration(folder=inside if below else "", patterns={} if below or source.split else {"train": [inside]})
+    return found, whole.splits(found)
 
 
-def _declared(names: list[str], info: DatasetInfo, source: DataSource) -> list[str]:
-    """The files of the subset and split of `source`, by the card or else by their paths."""
+def _declared(names: list[str], info: DatasetInfo, source: DataSource) -> tuple[list[str], Splits]:
+    """The files among which `source` chooses, and their splits: those of a configuration, or else of a folder."""
     declared = configurations(info.card_data.to_dict() if info.card_data else {})
-    wanted = _wanted(declared, source.subset)
-    if not wanted:
-        rows = names if source.subset or source.split else _without_root_json(names)
-        return choose(rows, source, [configuration.name for configuration in declared])
-    chosen = sorted({name for configuration in wanted for name in _of(configuration, names, source)})
-    if not chosen:
-        patterns = [path for each in wanted for paths in each.patterns.values() for path in paths]
-        raise InputError(f"{source.path}: no readable file matches the patterns of its card: {patterns}")
-    return chosen
+    if source.subset is None:
+        return names, _default(declared, source).splits(names)
+    for configuration in declared:
+        if configuration.name == source.subset:
+            splits = configuration.splits(names)
+            return [name for files in splits.values() for name in files], splits
+    found = of_subset(names, source, [configuration.name for configuration in declared])
+    return found, all_splits(found)
 
 
-def _wanted(declared: list[Configuration], subset: str | None) -> list[Configuration]:
-    """The configuration called `subset`; without a subset the default, or all if there is no default."""
-    if subset is not None:
-        return [configuration for configuration in declared if configuration.name == subset]
-    return [configuration for configuration in declared if configuration.is_default] or declared
+def _default(declared: list[Configuration], source: DataSource) -> Configuration:
+    """The configuration that is read where no subset is named. Raises InputError unless there is exactly one."""
+    if len(declared) == 1:
+        return declared[0]
+    defaults = [configuration for configuration in declared if configuration.is_default]
+    if len(defaults) == 1:
+        return defaults[0]
+    known = shortened([configuration.name for configuration in declared])
+    raise InputError(
+        f"{source.path}: has {len(declared)} subsets and {'several defaults' if defaults else 'no default'} (dataset "
+        f"{source.name!r}); name one of them in 'subset': {known}"
+    )
 
 
-def _of(configuration: Configuration, names: list[str], source: DataSource) -> list[str]:
-    """The files of a configuration, in the split of `source` if it has one."""
-    patterns = configuration.patterns
+def _taken(splits: Splits, offered: list[str], source: DataSource, wanted: str | None) -> Splits:
+    """The splits that are read: the one that `source` names, the only one, or `wanted` (None: all).
+
+    Raises MissingSplitError if there is no such split, and InputError if no file is left.
+    """
+    if source.split is not None:
+        taken = {source.split: of_split(splits, offered, source)}
+    elif wanted is None or len(splits) == 1:
+        taken = splits
+    elif (called := split_called(splits, wanted)) is not None:
+        taken = {called: splits[called]}
+    else:
+        raise MissingSplitError(
+            f"{source.path}: has several splits and no {wanted!r} (dataset {source.name!r}); name one of them in 'split': "
+            f"{shortened([*splits])}"
+        )
+    if not any(taken.values()):
+        raise InputError(
+            f"{source.path}: no readable file is in {' or '.join(map(repr, taken))} (dataset {source.name!r}), though the "
+            "dataset's card declares it; name a different subset or split, or a path inside the repository"
+        )
+    return taken
+
+
+def _left(
+    offered: list[str], splits: Splits, taken: Splits, chosen: Sequence[str], source: DataSource
+) -> dict[tuple[str, str], list[str]]:
+    """The data files that `source` leaves unread without saying so, by the kind of warning and what they are."""
+    kinds: dict[str, tuple[str, str]] = {}
     if source.split is None:
-        return _matching(names, [path for paths in patterns.values() for path in paths])
-    if None not in patterns:
-        if source.split not in patterns:
-            raise missing(source, "split", source.split, [split for split in patterns if split])
-        return _matching(names, patterns[source.split])
-    return choose(_matching(names, patterns[None]), source.model_copy(update={"subset": None}))
+        kinds.update(dict.fromkeys(offered, ("unread_subset", "files of no split or of a different subset")))
+        kinds.update({name: ("unread_split", f"split {split!r}") for split, files in splits.items() for name in files})
+    for files in filter(None, taken.values()):
+        read = ending_of(of_one_format(files)[0])
+        kinds.update({name: ("unread_format", f"{ending_of(name)} beside {read}") for name in files})
+    left: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in kinds.keys() - {*chosen}:
+        left[kinds[name]].append(name)
+    return {kind: sorted(left[kind]) for kind in sorted(left)}
 
 
-def _matching(names: list[str], patterns: Iterable[str]) -> list[str]:
+def _warning(kind: tuple[str, str], files: Sequence[str], sizes: Mapping[str, int]) -> InputWarning:
+    return InputWarning(kind[0], f"{kind[1]}, such as {files[0]}", len(files), sum(sizes[name] for name in files))
+
+
+def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """The names that one of the paths or globs `patterns` matches."""
     compiled = [glob_pattern(pattern) for pattern in patterns]
-    return [name for name in names if any(pattern.match(name) for pattern in compiled)]
-
-
-def _without_root_json(names: list[str]) -> list[str]:
-    """`names` without `.json` files at the root, which hold metadata if there are other files."""
-    return [name for name in names if "/" in name or not name.endswith(".json")] or names
+    return [name for name in names if name in patterns or any(pattern.match(name) for pattern in compiled)]
 
 
 def configurations(card: dict[str, Any]) -> list[Configuration]:
-    """The configurations of a card that declare files.
+    """The configurations that a card declares, or the default one, of the whole repository.
 
     `data_files` is a path, a list of paths, `{split: path}`, or a list of `{"split": …, "path": path or paths}`; paths
     are globs below `data_dir` (https://huggingface.co/docs/hub/datasets-manual-configuration).
     """
     entries = cast("list[dict[str, Any]]", card.get("configs") or [])
-    return [_configuration(entry) for entry in entries if entry.get("data_files") or entry.get("data_dir")]
+    return [_configuration(entry) for entry in entries] or [Configuration()]
 
 
 def _configuration(entry: dict[str, Any]) -> Configuration:
     name = str(entry.get("config_name", "default"))
-    folder = _plain(str(entry.get("data_dir") or ""))
-    patterns: dict[str | None, list[str]] = {}
-    for split, path in _split_paths(entry.get("data_files") or "**"):
-        below = _plain(str(path))
-        patterns.setdefault(split, []).append(f"{folder}/{below}" if folder else below)
-    return Configuration(name, bool(entry.get("default")) or name == "default", patterns)
+    patterns: dict[str, list[str]] = {}
+    for split, path in _split_paths(entry.get("data_files") or []):
+        patterns.setdefault(split, []).append(_plain(path))
+    return Configuration(
+        name, bool(entry.get("default")) or name == "default", _plain(entry.get("data_dir") or ""), patterns
+    )
 
 
-def _split_paths(data_files: Any) -> list[tuple[str | None, str]]:  # noqa: ANN401 - from YAML
+def _split_paths(data_files: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - from YAML
+    """Each path of `data_files` with its split."""
     if isinstance(data_files, dict):
         named = cast("dict[str, Any]", data_files)
-        pairs = [(named.get("split"), named["path"])] if "path" in named else list(named.items())
-        return [(split, path) for split, paths in pairs for path in _listed(paths)]
+        pairs = [(named.get("split", "train"), named["path"])] if "path" in named else list(named.items())
+        return [(str(split), path) for split, paths in pairs for path in _listed(paths)]
     if isinstance(data_files, list):
         return [pair for item in _listed(data_files) for pair in _split_paths(item)]
-    return [(None, str(data_files))]
+    return [("train", data_files)]
 
 
 def _listed(value: Any) -> list[Any]:  # noqa: ANN401 - as above
     return cast("list[Any]", value) if isinstance(value, list) else [value]
 
 
-def _plain(path: str) -> str:
-    return path.removeprefix("./").strip("/")
+def _plain(path: Any) -> str:  # noqa: ANN401 - as above
+    """A path in a repository without `./` and without slashes at its ends."""
+    plain = normpath(str(path)).strip("/")
+    return "" if plain == "." else plain

@@ -1,16 +1,17 @@
 """Select the files of a folder, prefix or repository by subset and split.
 
-A *subset* is a whole path component, or a file name without its ending. It is never a prefix: data sets with both
+A *subset* is a whole path component, or a file name without its ending. It is never a prefix: datasets with both
 `High-Quality/` and `High-Quality-Synthetic/` are common, and a prefix would match both.
 
-A *split* is a whole folder, or a file called `train.jsonl`, `train-00000-of-00004.parquet`, `train_0001.jsonl` or similar. If
-no path contains a split name, everything is `train`, as on the Hugging Face hub.
+A *split* is found by the paths, with the rules of the Hugging Face hub and its `datasets` library (`named_splits`), and may be
+asked for in each of the hub's spellings: `val`, `dev` and `valid` all mean `validation`. If no path names a split, everything is
+`train`. Where no split has the name that is asked for, a folder or a file of that name is taken.
 """
 
 import difflib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fsspec.utils import glob_translate
 from tokenmill.tasks.blend.models import DataSource
@@ -22,10 +23,26 @@ from .formats import ENDINGS, METADATA, describe, without_ending
 SHOWN = 12
 NO_ENDING = "no ending"
 NUMBER = r"[-._]\d+(?:-of-\d+)?(?:-[0-9a-f]{16})?"
-SPLIT_WORDS = re.compile(
-    r"(?<![a-z0-9])(?:train|training|validation|valid|val|dev|test|testing|eval|evaluation)(?![a-z0-9])",
-    re.IGNORECASE,
-)
+
+SPLIT_WORDS = {
+    "train": "train|training",
+    "validation": "validation|valid|dev|val",
+    "test": "test|testing|eval|evaluation",
+}
+"""The spellings of each split in paths, https://huggingface.co/docs/hub/datasets-file-names-and-splits. Case counts."""
+
+SEPARATOR = "[-._ 0-9]"
+IN_SHARD = re.compile(r"data/(?P<split>[^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
+IN_FOLDER = {
+    split: re.compile(rf"(?:.*{SEPARATOR})?(?:{words})(?:{SEPARATOR}.*)?") for split, words in SPLIT_WORDS.items()
+}
+IN_FILE = {split: re.compile(rf"(?:.*{SEPARATOR})?(?:{words}){SEPARATOR}.*") for split, words in SPLIT_WORDS.items()}
+
+PREFERRED = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
+"""Endings in the order in which one is chosen among equally frequent ones; others come after them."""
+
+FAMILIES = ({".jsonl", ".json", ".ndjson"}, {".csv", ".tsv"})
+"""Endings that are read together."""
 
 ENDING = re.compile(r"(?<=.)\.[a-z][a-z0-9]{0,9}(?:\.(?:gz|zst|bz2|xz|lz4))?\Z")
 """The extension of any file: letters and digits after the last dot, with the dot before it if that is a compression."""
@@ -106,27 +123,102 @@ def _kind_skipped(name: str) -> str | None:
     return ending[0] if ending else NO_ENDING
 
 
-def choose(names: list[str], source: DataSource, subsets: Iterable[str] = ()) -> list[str]:
+def named_splits(names: Sequence[str]) -> dict[str, list[str]]:
+    """The files of each split that the paths name, as `datasets` finds them; none if no path names a split.
+
+    The first of these to match any file decides for all, and leaves out the files that it doesn't match: numbered files in
+    `data` (`data/SPLIT-00000-of-00004.parquet`), a word for a split in the name of a folder, or of the file.
+    """
+    for splits_of in (_by_shard, _by_folder, _by_file):
+        found: dict[str, list[str]] = {}
+        for name in names:
+            for split in splits_of(name):
+                found.setdefault(split, []).append(name)
+        if found:
+            return found
+    return {}
+
+
+def _by_shard(name: str) -> list[str]:
+    match = IN_SHARD.fullmatch(name)
+    return [match["split"]] if match else []
+
+
+def _by_folder(name: str) -> list[str]:
+    folders = name.split("/")[:-1]
+    return [split for split, words in IN_FOLDER.items() if any(map(words.fullmatch, folders))]
+
+
+def _by_file(name: str) -> list[str]:
+    file = name.rpartition("/")[2]
+    return [split for split, words in IN_FILE.items() if words.fullmatch(file)]
+
+
+def all_splits(names: Sequence[str]) -> dict[str, list[str]]:
+    """The files of each split, by their paths: everything is `train` if no path names a split."""
+    return named_splits(names) or {"train": [*names]}
+
+
+def split_called(splits: Mapping[str, list[str]], asked: str) -> str | None:
+    """The key of `splits` that `asked` names, in any spelling of the hub; None if none or several may be meant."""
+    if asked in splits:
+        return asked
+    meant = [split for split in splits if _usual(split) == _usual(asked)]
+    return meant[0] if len(meant) == 1 else None
+
+
+def _usual(split: str) -> str:
+    """The hub's name of a split that may be spelled differently."""
+    return next((usual for usual, words in SPLIT_WORDS.items() if split in words.split("|")), split)
+
+
+def of_one_format(names: Sequence[str]) -> list[str]:
+    """The files of the most frequent format, as `datasets` chooses it: what lies beside it is often the same rows again."""
+    described = [name for name in names if without_ending(name).rpartition("/")[2] != "metadata"]
+    counts = Counter(map(ending_of, described or names))
+    if not counts:
+        return []
+    best = max(counts, key=lambda ending: (counts[ending], *(ending == each for each in PREFERRED), ending))
+    family = next((family for family in FAMILIES if best in family), {best})
+    return [name for name in names if ending_of(name) in family]
+
+
+def ending_of(name: str) -> str:
+    """The ending that decides the format of a data file, without a compression's."""
+    return "." + name[len(without_ending(name)) :].lower().split(".")[1]
+
+
+def choose(names: list[str], source: DataSource) -> list[str]:
     """The paths among `names` that belong to the subset and split of `source`.
 
-    Raises InputError if there are none; the message lists the existing ones and `subsets`, nearest first.
+    Raises InputError if there are none; the message lists the existing ones, nearest first.
     """
-    subset, split = source.subset, source.split
-    if subset is not None:
-        known = {*subsets, *(part for name in names for part in without_ending(name).split("/"))}
-        names = [name for name in names if in_subset(name, subset)]
-        if not names:
-            raise missing(source, "subset", subset, known)
-    return names if split is None else _of_split(names, source, split)
+    if source.subset is not None:
+        names = of_subset(names, source)
+    return names if source.split is None else of_split(all_splits(names), names, source)
 
 
-def _of_split(names: list[str], source: DataSource, split: str) -> list[str]:
-    found = [name for name in names if in_split(name, split)]
-    if found:
+def of_subset(names: list[str], source: DataSource, subsets: Iterable[str] = ()) -> list[str]:
+    """The paths that have the subset of `source` as a component. Raises as `choose` does; `subsets` are others to list."""
+    subset = source.subset or ""
+    if found := [name for name in names if in_subset(name, subset)]:
         return found
-    if split == "train" and not any(SPLIT_WORDS.search(name) for name in names):
-        return names
-    raise missing(source, "split", split, {part for name in names for part in _split_names(name)})
+    known = {*subsets, *(part for name in names for part in without_ending(name).split("/"))}
+    raise missing(source, "subset", subset, known)
+
+
+def of_split(splits: Mapping[str, list[str]], names: list[str], source: DataSource) -> list[str]:
+    """The files of the split of `source`: one of `splits`, or those of `names` in a folder or file of that name.
+
+    Raises MissingSplitError if there are none.
+    """
+    asked = source.split or ""
+    called = split_called(splits, asked)
+    if called is not None:
+        return splits[called]
+    if found := [name for name in names if in_split(name, asked)]:
+        return found
+    raise missing(source, "split", asked, splits)
 
 
 def in_subset(name: str, subset: str) -> bool:
@@ -135,14 +227,14 @@ def in_subset(name: str, subset: str) -> bool:
 
 
 def in_split(name: str, split: str) -> bool:
-    """Whether `split` is a folder of `name`, or its file is that split or a numbered part of it."""
-    return split in _split_names(name)
-
-
-def _split_names(name: str) -> list[str]:
-    """Every split that the path `name` could belong to: its folders, its stem, its stem without a part number."""
+    """Whether `split` is a folder of `name`, or its file is called that, with or without the number of a part."""
     *folders, file = without_ending(name).split("/")
-    return [*folders, file, re.sub(rf"{NUMBER}\Z", "", file)]
+    return split in {*folders, file, without_number(file)}
+
+
+def without_number(stem: str) -> str:
+    """The name of a file without its ending and without the number of a part."""
+    return re.sub(rf"{NUMBER}\Z", "", stem)
 
 
 def missing(source: DataSource, kind: str, asked: str, known: Iterable[str]) -> InputError:

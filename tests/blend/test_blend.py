@@ -335,6 +335,36 @@ def tables_of(blend):
     return only.transforms[-1]["resolve_placeholders"]
 
 
+@pytest.mark.parametrize(
+    ("page", "path"),
+    [
+        ("org/name", "org/name"),
+        ("org/name/", "org/name"),
+        ("wikitext", "wikitext"),
+        ("wikitext/tree/main/a", "wikitext@main/a"),
+        ("org/name/tree/main", "org/name@main"),
+        ("org/name/tree/v1.0/data/en", "org/name@v1.0/data/en"),
+        ("org/name/tree/feature/x", "org/name@feature/x"),
+        ("org/name/blob/main/data/a%20b.jsonl", "org/name@main/data/a b.jsonl"),
+        ("org/name/resolve/main/a.parquet?download=true#top", "org/name@main/a.parquet"),
+        ("org/name/tree/refs%2Fconvert%2Fparquet/default", "org/name@refs%2Fconvert%2Fparquet/default"),
+        ("org/name/raw/refs/pr/3/a.jsonl", "org/name@refs/pr/3/a.jsonl"),
+    ],
+)
+def test_addresses_of_pages_of_the_hub(monkeypatch, page, path):
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror:80")
+    for host in ("https://huggingface.co", "http://hf.co", "http://mirror:80"):
+        (only,) = load_blend({"datasets": [{"name": "a", "path": f"{host}/datasets/{page}"}]}).datasets
+        assert only.path == f"hf://{path}"
+
+
+@pytest.mark.parametrize("page", ["org/name", "datasets/org/name/viewer/en/train", "spaces/org/name", "datasets", ""])
+def test_other_pages_of_the_hub(page):
+    message = refusal({"datasets": [{"name": "a", "path": f"https://huggingface.co/{page}"}]})
+    assert message.startswith(f"https://huggingface.co/{page}: isn't the page of a dataset")
+    assert "write hf://org/name" in message
+
+
 def test_paths_of_tables_are_relative_to_the_blend_file(write, tmp_path, monkeypatch):
     written = [
         "a.parquet",

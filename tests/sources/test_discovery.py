@@ -197,6 +197,7 @@ def test_a_missing_path_is_refused_with_the_nearest_there_is(tmp_path):
     assert str(tmp_path / "corpus/train.jsonl") in refusal(tmp_path / "corpus/trian.jsonl")
     assert str(tmp_path / "corpus") in refusal(tmp_path / "corpsu/train.jsonl")
     assert "'corpus', 'other'" in refusal(tmp_path / "zzz")
+    assert "write hf://org/name" in refusal(tmp_path / "org/name")
 
 
 def test_nothing_to_read_is_refused_with_what_was_found(tmp_path):
@@ -218,10 +219,7 @@ def test_a_revision_of_something_that_has_none_is_refused(tmp_path):
 def test_subset_and_split_choose_among_the_files_of_a_folder(tmp_path):
     put(tmp_path, "4plus/train/0.jsonl", "4plus/test/0.jsonl", "4plus_MIND/train/0.jsonl", "4plus_MIND/train-1.jsonl")
     assert found(tmp_path, subset="4plus") == ["4plus/test/0.jsonl", "4plus/train/0.jsonl"]
-    assert found(tmp_path, subset="4plus_MIND", split="train") == [
-        "4plus_MIND/train-1.jsonl",
-        "4plus_MIND/train/0.jsonl",
-    ]
+    assert found(tmp_path, subset="4plus_MIND", split="train") == ["4plus_MIND/train/0.jsonl"]
     assert found(tmp_path, "4plus/*/*.jsonl", split="test") == ["4plus/test/0.jsonl"]
     assert "'4plus'" in refusal(tmp_path, subset="4pus")
     assert refusal(tmp_path, split="tset").index("'test'") < refusal(tmp_path, split="tset").index("'train'")

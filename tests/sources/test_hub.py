@@ -1,12 +1,14 @@
 import hashlib
+import re
 import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from huggingface_hub.errors import HfHubHTTPError
 from tokenmill.tasks.blend.models import DataSource
-from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.sources import hub as hub_module
 from tokenmill.tasks.sources.discovery import discover, find
 from tokenmill.tasks.storage import filesystem
 
@@ -30,6 +32,14 @@ def publish(hub, tmp_path):
     return publish
 
 
+@pytest.fixture
+def waited(monkeypatch):
+    """The seconds that were waited for the hub, in no time."""
+    waits = []
+    monkeypatch.setattr(hub_module, "time", SimpleNamespace(sleep=waits.append))
+    return waits
+
+
 def write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
@@ -41,7 +51,18 @@ def source(path: str = "hf://org/name", **fields) -> DataSource:
 
 def found(path: str = "hf://org/name", **fields) -> list[str]:
     """Paths in the repository of what discovery finds."""
-    return [file.uri.split("@", 1)[1].split("/", 1)[1] for file in discover(source(path, **fields))]
+    return [in_repository(file) for file in discover(source(path, **fields))]
+
+
+def left(path: str = "hf://org/name", wanted: str | None = None) -> list[tuple[str, str, int]]:
+    """The kind and content of each warning about files that aren't read, and how many they are."""
+    warnings = find(source(path), wanted).warnings
+    assert all(warning.bytes == warning.files * len(ROWS) for warning in warnings)
+    return [(warning.kind, warning.what, warning.files) for warning in warnings]
+
+
+def in_repository(file) -> str:
+    return file.uri.partition("@")[2].partition("/")[2]
 
 
 def refusal(path: str = "hf://org/name", **fields) -> str:
@@ -81,11 +102,6 @@ def test_a_revision_pins_the_files_of_its_commit(publish, spell):
     assert found(**spell(first)) == ["data/a.jsonl"]
     assert found(**spell("refs/pr/7")) == ["data/a.jsonl", "data/b.jsonl"]
     assert found(**spell("main")) == ["data/a.jsonl", "data/b.jsonl", "data/c.jsonl"]
-
-
-def test_a_quoted_revision_in_the_path_is_the_branch_it_quotes(publish):
-    publish("data/a.jsonl", branch="feature/one")
-    assert found("hf://org/name@feature%2Fone") == ["data/a.jsonl"]
 
 
 def test_two_different_revisions_are_refused(publish):
@@ -174,38 +190,105 @@ def test_what_the_card_does_not_declare_is_refused_with_what_it_does(publish):
     publish(*SPLIT_FILES, card=SPLIT_CARD)
     assert refusal(split="tset").index("'test'") < refusal(split="tset").index("'train'")
     assert "'extra'" in refusal(subset="extras")
-    assert "raw/*.csv" in refusal(subset="elsewhere")
+    assert "no readable file is in 'train'" in refusal(subset="elsewhere")
 
 
-def test_a_card_s_subset_is_never_a_prefix_of_another(publish):
+def test_one_of_several_configurations_is_named(publish):
     card = "configs:\n" + "".join(
         f"- config_name: {name}\n  data_files: {name}/*.parquet\n" for name in ("4plus", "4plus_MIND")
     )
     publish("4plus/part_0.parquet", "4plus_MIND/part_0.parquet", card=card)
     assert found(subset="4plus") == ["4plus/part_0.parquet"]
-    assert found() == ["4plus/part_0.parquet", "4plus_MIND/part_0.parquet"]
+    assert "name one of them in 'subset': '4plus', '4plus_MIND'" in refusal()
 
 
-def test_an_overlapping_subset_is_not_read_a_second_time(publish):
-    card = "configs:\n- {config_name: all, data_files: '**/*.jsonl'}\n- {config_name: a, data_files: 'a/*.jsonl'}"
-    publish("a/x.jsonl", "b/x.jsonl", card=card)
-    assert found() == ["a/x.jsonl", "b/x.jsonl"]
-
-
-def test_the_default_configuration_alone_is_taken_where_no_subset_is_asked_for(publish):
+def test_the_default_configuration_is_taken_and_others_are_counted(publish):
     card = """configs:
 - {config_name: full, default: true, data_files: "data/*.jsonl"}
 - {config_name: sample, data_files: "sample/*.jsonl"}"""
     publish("data/x.jsonl", "sample/x.jsonl", card=card)
     assert found() == ["data/x.jsonl"]
+    assert left() == [("unread_subset", "files of no split or of a different subset, such as sample/x.jsonl", 1)]
     assert found(subset="sample") == ["sample/x.jsonl"]
 
 
-def test_descriptions_are_no_data_unless_they_are_all_there_is(publish):
-    publish("dataset_infos.json", "statistics.json", "data/train.jsonl", "data/dataset_info.json")
-    assert found() == ["data/train.jsonl"]
-    publish("rows.json", "dataset_infos.json", repository="org/plain")
-    assert found("hf://org/plain") == ["rows.json"]
+@pytest.mark.parametrize(
+    ("wanted", "names"), [("train", ["data/training_0001.jsonl"]), ("valid", ["data/dev-0.jsonl"]), (None, None)]
+)
+def test_one_split_is_taken_and_others_are_counted(publish, wanted, names):
+    every = ["data/dev-0.jsonl", "data/training_0001.jsonl", "test.jsonl"]
+    publish(*every, "x.jsonl")
+    got = find(source(), wanted)
+    assert [in_repository(file) for file in got.files] == (names or every)
+    file_of = {"validation": every[0], "train": every[1], "test": every[2]}
+    others = [split for split in ("test", "train", "validation") if names and file_of[split] not in names]
+    assert left(wanted=wanted) == [
+        *[("unread_split", f"split {split!r}, such as {file_of[split]}", 1) for split in others],
+        ("unread_subset", "files of no split or of a different subset, such as x.jsonl", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "asked", "names"),
+    [
+        ("data/train.jsonl data/dev-0.jsonl", ["validation", "valid", "val", "dev"], ["data/dev-0.jsonl"]),
+        ("train.jsonl eval.jsonl", ["test", "testing", "eval", "evaluation"], ["eval.jsonl"]),
+        ("training.jsonl test.jsonl", ["train", "training"], ["training.jsonl"]),
+        ("chat_if.jsonl lean_00.jsonl lean_01.jsonl", ["lean"], ["lean_00.jsonl", "lean_01.jsonl"]),
+        ("a/train.jsonl a/test.jsonl b/train.jsonl", ["a"], ["a/test.jsonl", "a/train.jsonl"]),
+    ],
+)
+def test_spellings_of_a_split(publish, files, asked, names):
+    publish(*files.split())
+    assert [found(split=split) for split in asked] == [names] * len(asked)
+
+
+def test_a_split_on_a_card_is_found_by_any_spelling_unless_two_may_be_meant(publish):
+    listed = "[{split: train, path: a.jsonl}, {split: dev, path: b.jsonl}, {split: held_out, path: c.jsonl}"
+    publish("a.jsonl", "b.jsonl", "c.jsonl", card=f"configs:\n- {{config_name: x, data_files: {listed}]}}")
+    assert found(split="validation") == ["b.jsonl"]
+    assert found(split="held_out") == ["c.jsonl"]
+    publish("d.jsonl", card=f"configs:\n- {{config_name: x, data_files: {listed}, {{split: val, path: d.jsonl}}]}}")
+    assert found(split="val") == ["d.jsonl"]
+    assert "'val'" in refusal(split="validation")
+
+
+def test_several_splits_without_train_are_listed(publish):
+    publish(*[f"data/{name}-00000-of-00001.parquet" for name in ("code", "math")], "notes.parquet")
+    with pytest.raises(InputError, match=r"name one of them in 'split': 'code', 'math'$"):
+        find(source(), "train")
+    assert "it has 'math', 'code'" in refusal(split="maths")
+
+
+def test_one_of_two_formats_is_read_and_the_other_counted(publish):
+    publish("data/train-00000-of-00001.parquet", "raw/train.jsonl", "more.parquet", "more.jsonl")
+    assert found() == ["data/train-00000-of-00001.parquet"]
+    publish("a.parquet", "b.jsonl.gz", "c.json", repository="org/both")
+    assert found("hf://org/both") == ["a.parquet"]
+    assert left("hf://org/both") == [
+        ("unread_format", ".json beside .parquet, such as c.json", 1),
+        ("unread_format", ".jsonl beside .parquet, such as b.jsonl.gz", 1),
+    ]
+    publish("d.json", repository="org/both")
+    assert found("hf://org/both") == ["b.jsonl.gz", "c.json", "d.json"]
+
+
+@pytest.mark.parametrize("revision", ["v1.0", "feature/x", "feature/x/y", "refs/pr/7", "refs/convert/parquet"])
+@pytest.mark.parametrize("inside", ["", "/data/a.jsonl", "/data", "/data/*.jsonl", "/"])
+def test_branches_and_what_is_inside_them(publish, revision, inside):
+    publish("data/main.jsonl")
+    publish("data/a.jsonl", branch=revision)
+    names = ["data/a.jsonl"] if "a.jsonl" in inside else ["data/a.jsonl", "data/main.jsonl"]
+    for spelled in {revision, revision.replace("/", "%2F"), revision.replace("refs/convert/", "~")}:
+        assert found(f"hf://datasets/org/name@{spelled}{inside}") == names
+
+
+def test_a_dataset_without_an_organization(hub, publish):
+    commit = publish("a/train.jsonl", repository="Salesforce/wikitext")
+    hub.renamed["datasets/wikitext"] = "Salesforce/wikitext"
+    for path in ("hf://wikitext", "hf://datasets/wikitext", "hf://wikitext@main", "hf://datasets/wikitext/"):
+        (file,) = discover(source(path))
+        assert file.uri == f"hf://datasets/Salesforce/wikitext@{commit}/a/train.jsonl"
 
 
 def test_a_json_file_at_the_root_is_data_when_it_is_the_split_asked_for(publish):
@@ -214,9 +297,9 @@ def test_a_json_file_at_the_root_is_data_when_it_is_the_split_asked_for(publish)
 
 
 def test_a_file_folder_or_glob_inside_a_repository_can_be_named(publish):
-    commit = publish("a/x.jsonl", "a/y.jsonl", "ab/x.jsonl", "a/deep/z.parquet")
+    commit = publish("a/x.jsonl", "a/y.jsonl", "ab/x.jsonl", "a/deep/z.jsonl")
     assert found(f"hf://datasets/org/name@{commit}/a/y.jsonl") == ["a/y.jsonl"]
-    assert found("hf://org/name/a") == ["a/deep/z.parquet", "a/x.jsonl", "a/y.jsonl"]
+    assert found("hf://org/name/a") == ["a/deep/z.jsonl", "a/x.jsonl", "a/y.jsonl"]
     assert found("hf://org/name/*/x.jsonl") == ["a/x.jsonl", "ab/x.jsonl"]
     assert "'a/x.jsonl'" in refusal("hf://org/name/a/w.jsonl")
 
@@ -271,14 +354,15 @@ def test_a_gated_repository_needs_a_token_that_was_let_in(hub, publish, monkeypa
 
 def test_an_unknown_repository_revision_or_name_is_refused_with_the_remedy(publish, monkeypatch):
     publish("data/x.jsonl")
-    assert "hf://org/nmae: no such data set" in refusal("hf://org/nmae")
+    assert "hf://org/nmae: no such dataset" in refusal("hf://org/nmae")
     monkeypatch.setenv("HF_TOKEN", "hf_member")
-    assert "hf://org/nmae: no such data set" in refusal("hf://org/nmae")
+    assert "hf://org/nmae: no such dataset" in refusal("hf://org/nmae")
     monkeypatch.setenv("HF_TOKEN", EXPIRED)
-    assert "refused HF_TOKEN" in refusal()
+    assert "rejected HF_TOKEN" in refusal()
     monkeypatch.delenv("HF_TOKEN")
     assert "'v2'" in refusal(revision="v2")
-    assert "hf://org/name@revision" in refusal("hf://name")
+    assert "is a model, and sources are datasets" in refusal("hf://models/org/name")
+    assert "hf://org/name@revision" in refusal("hf://org/name@")
     assert "not a valid name" in refusal("hf://org/na--me")
 
 
@@ -292,11 +376,28 @@ def test_a_hub_that_cannot_be_reached_is_named(monkeypatch):
     assert "HF_ENDPOINT" in message
 
 
-def test_a_hub_that_fails_is_not_the_caller_s_fault(hub, publish):
+@pytest.mark.parametrize(
+    ("status", "headers", "waits"),
+    [
+        (429, {"Retry-After": "7"}, [7, 7, 7, 7]),
+        (429, {"Retry-After": "", "RateLimit": '"api";r=0;t=55'}, [55, 55, 55, 55]),
+        (429, {"Retry-After": "301"}, []),
+        (500, {"Retry-After": ""}, [1, 2, 4, 8]),
+        (503, {"Retry-After": "2"}, [2, 2, 2, 2]),
+    ],
+)
+def test_a_hub_that_fails_is_asked_again_when_it_says(hub, publish, waited, status, headers, waits):
     publish("data/x.jsonl")
-    hub.fault("*", 503)
-    with pytest.raises(HfHubHTTPError, match="503"):
+    hub.fault("/api/datasets/*", status, times=len(waits) or 1, headers=headers)
+    if waits:
+        assert found() == ["data/x.jsonl"]
+        assert waited == waits
+        hub.fault("/api/datasets/*", status, times=9, headers=headers)
+    with pytest.raises(RunError) as failed:
         discover(source())
+    assert re.fullmatch(
+        r"hf://org/name: the hub [^\n]*; run the same command again (later|in 301 seconds)", str(failed.value)
+    )
 
 
 def test_discovery_of_a_repository_is_one_request(hub, publish):
