@@ -123,12 +123,17 @@ def prepared_indices(data: TrainData, split: ReadSplit, sequence_length: int, sa
     return join(data.path, INDICES) if found else None
 
 
-def keep_order(data: TrainData, settings: TrainSettings, output_dir: str) -> None:
-    """Copy the order that a training follows into its folder, once: a later order may replace that of the data."""
-    place = join(output_dir, ORDER)
-    order = read_order(data.path) if data.kind == "pretrain" and read_bytes(place) is None else None
+def followed_order(data: TrainData, settings: TrainSettings) -> Order | None:
+    """The order of the data if a training run with these settings follows it; any other run reads in its own order."""
+    order = read_order(data.path) if data.kind == "pretrain" else None
     rows = settings.steps * settings.global_batch
-    if order is not None and order.covers(data, "train", settings.sequence_length, rows, settings.seed):
+    follows = order is not None and order.covers(data, "train", settings.sequence_length, rows, settings.seed)
+    return order if follows else None
+
+
+def keep_order(order: Order | None, output_dir: str) -> None:
+    """Copy an order into the folder of a training run, once: a later order may replace that of the data."""
+    if order is not None and read_bytes(join(output_dir, ORDER)) is None:
         publish_order(output_dir, order)
 
 

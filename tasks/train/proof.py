@@ -1,13 +1,16 @@
 """Prove that a model was trained on exactly the planned tokens: compare what every step read with the plan.
 
-The plan is the order that the training followed, else the order of its data, else what its job says. A difference names the
-first step and, where the plan can be opened, its first sample; megatron-core is needed to open an order of documents.
+The plan is the order in the folder of the training run, which was copied there when it began, else what its job says: a later
+order of the same data plans a different run. A difference names the first step and, where the plan can be opened, its first
+sample; megatron-core is needed to open an order of documents.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,17 +27,18 @@ from .prepared import prepared_data
 from .reads import content_numbers, range_digest, sample_hashes, step_digests, wrong_position
 from .recorded import recorded_reads
 from .rows import PackedRows, flat_packs, layout_folder, split_samples
-from .samples import parts_of, pieces_of
+from .samples import Pieces, parts_of, pieces_of
 from .settings import Plan
 
 
 @dataclass(frozen=True)
 class Documents:
-    """What steps read of documents, opened with the index caches in `indices`."""
+    """What steps read of documents, opened with the index caches in `indices`; a `temporary` folder goes with this object."""
 
     data: TrainData
     plan: Plan
     indices: str
+    temporary: TemporaryDirectory[str] | None = None
 
     @cached_property
     def samples(self) -> Any:  # noqa: ANN401 - megatron-core has no types
@@ -57,12 +61,21 @@ class Documents:
     def hashes(self, step: int) -> np.ndarray:
         """The hashes of a step's samples; steps count from 1."""
         contents = content_numbers(contents_of(self.data, "train"))
-        return sample_hashes(pieces_of(self.samples, _numbers(step, self.plan.global_batch)), contents)
+        return sample_hashes(self._pieces(_numbers(step, self.plan.global_batch)), contents)
+
+    def _pieces(self, numbers: Sequence[int]) -> Pieces:
+        try:
+            return pieces_of(self.samples, numbers)
+        except IndexError as error:
+            raise InputError(
+                f"{self.indices}: its arrays do not fit the published files ({error}); check the files with: "
+                f"tokenmill verify {self.data.path}"
+            ) from error
 
     def sample(self, step: int, position: int) -> str:
         """A sample by its first piece."""
         number = _numbers(step, self.plan.global_batch)[position]
-        piece = pieces_of(self.samples, [number]).of(0)[0]
+        piece = self._pieces([number]).of(0)[0]
         prefix = parts_of(self.samples)[piece.source].dataset_path
         return f"{prefix}, document {piece.document} from token {piece.offset}"
 
@@ -95,7 +108,13 @@ def opened(job: Job, path: str) -> Opened:
         return Packs(rows, settings.global_batch)
     plan = Plan(**settings.model_dump(include=set(Plan.model_fields)))
     prepared = prepared_indices(job.data, "train", plan.sequence_length, plan.sizes[0], plan.seed)
-    return Documents(job.data, plan, prepared if prepared and is_local(prepared) else f"{folder}/indices")
+    if prepared and is_local(prepared):
+        return Documents(job.data, plan, prepared)
+    if Path(folder, "indices").is_dir():  # those that tokenmill's trainer built and read
+        return Documents(job.data, plan, f"{folder}/indices")
+    # A different trainer has its own. They are built anew each time, because they would outlive a repair of the files.
+    temporary = TemporaryDirectory(prefix="tokenmill-indices-")
+    return Documents(job.data, plan, temporary.name, temporary)
 
 
 NEAR = 100
@@ -127,15 +146,14 @@ def prove(path: str) -> Proof:
             f"{path}: no steps here yet; train first; other trainers record them with tokenmill.tasks.train.recorder"
         )
     last, packed = max(steps), job.data.kind == "sft"
-    ordered = None if packed else next((each for each in (path, job.data.path) if read_order(each)), None)
-    plan = place if ordered is None else join(ordered, ORDER)
+    order = None if packed else read_order(path)
+    plan = place if order is None else join(path, ORDER)
     for number in range(1, last + 1):
         if number not in steps:
             return Proof(last, plan, f"step {number} was skipped: no record of it")
         if steps[number] is None:
             return Proof(last, plan, f"step {number}: what it read was not recorded; an earlier version trained it")
     observed = [str(steps[number]) for number in range(1, last + 1)]
-    order = read_order(ordered) if ordered else None
     return Proof(last, plan, _problem(_Comparison(job, path, order, observed)))
 
 
@@ -197,10 +215,10 @@ def _explained(compared: _Comparison, step: int) -> str:
     observed, planned = compared.observed[step - 1], compared.digest(step)
     size = compared.job.settings.global_batch
     near = range(max(1, step - NEAR), min(len(compared.observed), step + NEAR) + 1)
-    instead = next((other for other in near if compared.digest(other) == observed), None)
-    if instead is not None:
-        return f"from its first sample on, it read what was planned for step {instead}"
     try:
+        instead = next((other for other in near if compared.digest(other) == observed), None)
+        if instead is not None:
+            return f"from its first sample on, it read what was planned for step {instead}"
         position, found = wrong_position(planned, observed, size) if planned else None, ""
         if position is None and planned and compared.planned is not compared.own:
             own, expected = compared.own.hashes(step), compared.planned.hashes(step)

@@ -29,7 +29,7 @@ from tokenmill.tasks.storage import absolute, join
 from torch import distributed
 
 from .job import JOB, Job, TrainData, contents_of, job_of
-from .order import INDICES, keep_order
+from .order import INDICES, keep_order, read_order
 from .prepared import prepared_data
 from .reads import content_numbers, sample_hashes, step_sums
 from .recorded import READS, remove_torn_line
@@ -160,7 +160,7 @@ def _keep_job(job: Job) -> None:
     known = read_bytes(place)
     if known is None:
         publish_bytes(place, orjson.dumps(job.model_dump()))
-        keep_order(job.data, job.settings, job.output_dir)
+        keep_order(read_order(job.data.path), job.output_dir)  # also one that differs, so that the proof shows it
         return
     changed = difference(_plan(job_of(known, place)), _plan(job))
     if changed:

@@ -39,7 +39,7 @@ from .job import JOB, MODEL, Evaluation, Job, job_of
 from .launchers import evaluation_launch, launch_of
 from .launchers.launch import Launch, process_count, require_program, write_files
 from .launchers.nemo_rl import rl_launch
-from .order import keep_order
+from .order import followed_order, keep_order
 from .preflight import check, plan_training
 from .progress import TrainingProgress, UpdateSchedule, sentence, step_rows
 from .results import artifact_record, markdown, read_results
@@ -86,7 +86,7 @@ def train(job: Job) -> dict[str, Any]:
     write_files(launch, job.output_dir)
     if not launch.runs:
         return handed_over(job.output_dir, launch, made_from(job))
-    keep_order(job.data, job.settings, job.output_dir)
+    keep_order(followed_order(job.data, job.settings), job.output_dir)
     with logged(join(job.output_dir, LOG)) as log:
         return training_record(_trained(job, launch, log), job.output_dir)
 

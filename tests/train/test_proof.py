@@ -12,7 +12,7 @@ from tokenmill.tasks.train.engine import Shape, joined
 from tokenmill.tasks.train.events import Saved, Step, event_in
 from tokenmill.tasks.train.history import METRICS, History
 from tokenmill.tasks.train.job import JOB, Job, contents_of
-from tokenmill.tasks.train.order import ORDER, keep_order
+from tokenmill.tasks.train.order import ORDER, followed_order, keep_order, read_order
 from tokenmill.tasks.train.ordering import make_order
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.proof import prove
@@ -52,12 +52,12 @@ def rows_of(job):
 
 
 def recorded(data, folder, settings=SETTINGS, shapes=((1, 1),), change=lambda numbers: numbers, rows=None):
-    """A training's folder, as the trainer leaves it; each step is split over (replicas, rows per micro-batch) in turn.
+    """A training's folder with the order of its data, as a recorder leaves it; each step is split over (replicas, rows per micro-batch) in turn.
 
     `change` turns the numbers of the rows to read into those that are read.
     """
     job = Job(settings=settings, data=data, output_dir=str(folder))
-    keep_order(job.data, job.settings, job.output_dir)
+    keep_order(read_order(data.path), job.output_dir)
     Path(folder).mkdir(exist_ok=True)
     Path(folder, JOB).write_bytes(orjson.dumps(job.model_dump()))
     history, rows = History(str(folder)), rows or rows_of(job)
@@ -90,10 +90,19 @@ def test_a_later_order_of_the_data_changes_no_proof(data, tmp_path):
     make_order(data, ORDERED.model_copy(update={"seed": 9}), here)
     try:
         assert prove(place).problem is None
-        keep_order(data, SETTINGS.model_copy(update={"seed": 9}), place)
+        keep_order(read_order(data.path), place)
         assert Path(place, ORDER).read_bytes() == own
     finally:
         make_order(data, ORDERED, here)
+
+
+def test_a_run_in_its_own_order_is_proven_beside_an_order_for_a_different_run(data, tmp_path):
+    other = SETTINGS.model_copy(update={"seed": 8})
+    assert followed_order(data, other) is None
+    place = recorded(data, tmp_path / "model", other)
+    Path(place, ORDER).unlink()  # the trainer keeps only the order that it follows
+    proof = prove(place)
+    assert (proof.problem, proof.plan) == (None, f"{place}/{JOB}")
 
 
 def test_another_seed_is_named_with_the_first_sample(data, tmp_path):
@@ -140,6 +149,34 @@ def test_swapped_shards_are_named(data, tmp_path):
     assert problem is not None
     assert problem.startswith("step 1 did not read what was planned: sample ")
     assert "content is xxh3_128:0 in the training" in problem
+
+
+def test_files_swapped_on_disk_end_in_a_sentence_and_nothing_is_left_of_them(tmp_path, vocabulary):
+    data = prepared_data(texts(tmp_path, vocabulary)[0])
+    (first, *_), (second, *_) = (source.files for source in data.of("train"))
+    right = recorded(
+        data, tmp_path / "right", rows=rows_of(Job(settings=SETTINGS, data=data, output_dir=f"{tmp_path}/a"))
+    )
+
+    def swap():
+        for ending in ("bin", "idx"):
+            Path(f"{first}.{ending}").rename(tmp_path / "kept")
+            Path(f"{second}.{ending}").rename(f"{first}.{ending}")
+            (tmp_path / "kept").rename(f"{second}.{ending}")
+
+    make_order(data, ORDERED.model_copy(update={"steps": STEPS + 1}), here)
+    swap()
+    wrong = recorded(
+        data, tmp_path / "wrong", rows=rows_of(Job(settings=SETTINGS, data=data, output_dir=f"{tmp_path}/b"))
+    )
+    for _ in range(2):
+        try:
+            assert prove(wrong).problem is not None
+        except InputError as error:
+            assert "do not fit the published files" in str(error)  # noqa: PT017 - one of two sentences
+        swap()
+    swap()
+    assert prove(right).problem is None
 
 
 def test_without_an_order_the_job_is_the_plan(data, tmp_path):
@@ -209,7 +246,7 @@ def killed_after(job, step, history):
 def test_a_training_killed_twice_and_resumed_by_two_processes_read_the_plan(data, tmp_path, engine):
     settings = SETTINGS.model_copy(update={"engine": engine, "checkpoint_every": 5})
     job = Job(settings=settings, data=data, output_dir=str(tmp_path))
-    keep_order(job.data, job.settings, job.output_dir)
+    keep_order(followed_order(data, settings), job.output_dir)
     history = History(job.output_dir)
     killed_after(job, 5, history)
     killed_after(job, 10, history)
