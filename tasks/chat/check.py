@@ -31,6 +31,7 @@ from .loss import LossPolicy, completions
 from .probes import PROBES, TemplateProfile, is_reply, profile_template
 from .sequences import Pieces, Renderer, SplitTurns
 from .template import ChatTemplate
+from .unwritten import unwritten_by
 
 REQUIRED = ("one turn", "several turns")
 """Probes that every template must accept."""
@@ -62,7 +63,8 @@ def _probed(
     """Cached, because it takes 50 ms, and a plan and its shards may share a process."""
     found = profile_template(template, vocabulary.controls)
     splits, literal = split_turns == "auto" and found.strips_history, special != "allow"
-    renderer = Renderer(template, found.controls, found.openings, policy, literal, splits, composes=False)
+    unwritten = unwritten_by(template)
+    renderer = Renderer(template, found.controls, found.openings, policy, literal, splits, False, unwritten)
     return replace(renderer, composes=splits and _composes(renderer)), found
 
 
@@ -89,7 +91,7 @@ def checked_renderer(
         return refusals(renderer.sequences, found.controls, vocabulary)
 
     refused = remembered_check(question, store, check)
-    return Checked(renderer, refused, _warnings(found.controls, writes_reasoning=found.writes_reasoning))
+    return Checked(renderer, refused, _warnings(found.controls))
 
 
 def remembered_check(question: Sequence[Any], store: str, check: Callable[[], dict[str, str]]) -> dict[str, str]:
@@ -156,16 +158,11 @@ def _composes(renderer: Renderer) -> bool:
     return all(parts.sequences(probe) == renderer.sequences(probe) for probe in PROBES.values())
 
 
-def _warnings(controls: Controls, *, writes_reasoning: bool) -> list[str]:
-    warnings: list[str] = []
-    if not controls.ids:
-        warnings.append(
-            "none of the template's markers is a control token of this tokenizer: they are encoded as plain text, "
-            "so markers spelled in the data cannot be distinguished from them"
-        )
-    if not writes_reasoning:
-        warnings.append("the chat template does not write reasoning: reasoning_content of the data is left out")
-    return warnings
+def _warnings(controls: Controls) -> list[str]:
+    if controls.ids:
+        return []
+    spelled = "none of the template's markers is a control token of this tokenizer: they are encoded as plain text, "
+    return [f"{spelled}so markers spelled in the data cannot be distinguished from them"]
 
 
 def text_encoder(vocabulary: Vocabulary, controls: Controls, backend: Backend, special: SpecialTokens) -> Encoder:

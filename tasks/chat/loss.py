@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 from .controls import Controls
 from .conversation import Message, Range, Rejected
 from .template import Rendering
+from .thinking import CLOSE, Inline
 
 LossOn = Literal["assistant_all", "assistant_bodies", "last_turn", "final_only"]
 
@@ -106,13 +107,14 @@ class Openings:
 
     `prompts` are the generation prompts, those of the template's own variables first, long ones first. `unprompted` are
     roles whose messages are followed by none. `leads` are texts seen between a prompt and the message. `ends_in_next`:
-    answers have no end token; the first token of what follows ends them.
+    answers have no end token; the first token of what follows ends them. `inline`: how thinking inside of contents is read.
     """
 
     prompts: tuple[str, ...]
     unprompted: frozenset[str] = frozenset()
     leads: frozenset[str] = frozenset({""})
     ends_in_next: bool = False
+    inline: Inline = "content"
 
     def prompts_after(self, before: Sequence[Message]) -> tuple[str, ...]:
         """The prompts that may follow some messages. Those after tool results differ; all other roles count as users."""
@@ -123,7 +125,7 @@ class Openings:
 @dataclass(slots=True)
 class Parts:
     """Beginning and end of each part of a message. `of_others`: they include text of another message; `gap`: the generation
-    tags leave a gap.
+    tags leave a gap; `characters`: of the content, as far as they are written.
     """
 
     content: Range | None = None
@@ -132,6 +134,7 @@ class Parts:
     generated: Range | None = None
     of_others: bool = False
     gap: bool = False
+    characters: int = 0
 
     @property
     def all(self) -> list[Range]:
@@ -214,6 +217,7 @@ def parts_of(rendering: Rendering, learned: Sequence[int]) -> dict[int, Parts]:
             continue
         elif kind == "content" and number == turn:
             current.content = _enclosing(current.content, (start, stop))
+            current.characters += stop - start
         elif kind == "reasoning" and number == turn:
             current.reasoning = _enclosing(current.reasoning, (start, stop))
         elif kind in {"content", "reasoning", "result"}:
@@ -245,8 +249,9 @@ def _left_out(
     if start == stop:
         return "message_left_out", f"the chat template does not write message {number + 1}"
     written = parts[number]
-    content = message["content"]
-    if content and not content.isspace() and (written.content is None or written.content[0] == written.content[1]):
+    content = (message["content"] or "").strip()
+    in_part = CLOSE in content and written.characters < len(content)
+    if content and (written.characters == 0 or in_part):
         return "content_left_out", f"the chat template does not write the content of message {number + 1} as it is"
     if message.get("tool_calls") and written.call is None:
         return "tool_calls_left_out", f"the chat template does not write the tool calls of message {number + 1}"

@@ -3,8 +3,7 @@
 Plain messages (a role and a string) and answers with reasoning take fast paths; all others are checked in full and rejected at
 the first fault.
 
-Reasoning is a separate key or inline between `<think>` and `</think>`. Inline thinking counts only at the very beginning, where
-models generate it; elsewhere it is text, and ambiguous cases are rejected.
+Reasoning is under a separate key; contents are kept as they are (see `thinking`).
 
 A tool call is `{"function": {"name", "arguments"}}` or the inner object alone; arguments are an object or JSON text, and older
 rows have one `function_call`. An unreadable call rejects its conversation, because a result without its call would train the
@@ -31,8 +30,6 @@ from tokenmill.tasks.errors import nearest
 from .conversation import Arguments, Message, Range, Reason, RejectionError, Role, ToolCall
 from .json_values import json_text, kind, listed, parsed, quoted, require_single_keys, require_utf8
 
-OPEN, CLOSE = "<think>", "</think>"
-
 SPELLINGS = ("reasoning_content", "reasoning", "thinking")
 """The keys of reasoning. Only the first is always text; `thinking: true` is a setting."""
 
@@ -52,30 +49,6 @@ def given_reasoning(message: Mapping[str, Any], role: Role) -> str | None:
     reasoning = found.pop()
     require_utf8(reasoning, "its reasoning")
     return reasoning
-
-
-def split_thinking(content: str) -> tuple[str | None, str]:
-    """Inline thinking, None if absent or blank, and the answer after it.
-
-    Raises RejectionError for unterminated thinking, and for an answer that begins with thinking again.
-    """
-    opened = content.lstrip().startswith(OPEN)
-    thoughts, closed, answer = content.partition(CLOSE)
-    if not closed and opened:
-        raise RejectionError("unclosed_think", f"its content opens {OPEN} and never closes it; was it cut short?")
-    if not _thinks(content):
-        return None, content
-    answer = answer.lstrip("\n")
-    if _thinks(answer):
-        raise RejectionError("reasoning_twice", f"thinking follows its first {CLOSE} again")
-    thoughts = (thoughts.lstrip().removeprefix(OPEN) if opened else thoughts).strip("\n")
-    return (None if _blank(thoughts) else thoughts), answer
-
-
-def _thinks(content: str) -> bool:
-    """Whether content begins with thinking: an opening tag, or a closing tag without an opening one."""
-    before, closed, _ = content.partition(CLOSE)
-    return content.lstrip().startswith(OPEN) or (bool(closed) and OPEN not in before)
 
 
 def _blank(text: str) -> bool:
@@ -202,18 +175,7 @@ def trained_characters(fields: Mapping[str, Any], role: Role, content: str | Non
         return NOTHING
     if detail is None:
         return None
-    if _given(fields.get("content")) != (content or ""):
-        raise _bad(
-            "says which characters to train on, and its content includes thinking; move that to reasoning_content"
-        )
     return _joined(detail, len(content or ""))
-
-
-def _given(content: object) -> str:
-    """The text of a content in any form."""
-    if isinstance(content, list):
-        return "".join(part if isinstance(part, str) else str(part.get("text")) for part in content)
-    return content if isinstance(content, str) else ""
 
 
 def _flag(fields: Mapping[str, Any], name: str) -> bool | None:
@@ -309,22 +271,17 @@ def read_message(value: object) -> Message:
     """Parse a message. Raises RejectionError without the number of the message."""
     if type(value) is dict and value.keys() == PLAIN:
         role, content = value["role"], value["content"]
-        if isinstance(role, str) and role in ROLES and isinstance(content, str) and not _may_think(content):
+        if isinstance(role, str) and role in ROLES and isinstance(content, str):
             require_utf8(content, "its content")
             return {"role": ROLES[role], "content": content}
     if type(value) is dict and value.keys() == REASONED and value["role"] == "assistant":
         content, reasoning = value["content"], value[SPELLINGS[0]]
         texts = isinstance(content, str) and isinstance(reasoning, str)
-        if texts and not _blank(reasoning) and not _may_think(content):
+        if texts and not _blank(reasoning):
             require_utf8(content, "its content")
             require_utf8(reasoning, "its reasoning")
             return {"role": "assistant", "content": content, "reasoning_content": reasoning}
     return _read_any(value)
-
-
-def _may_think(content: str) -> bool:
-    """Whether a content may contain a tag of thinking. Most contents have no `<`, which takes a fifth of the time to find."""
-    return "<" in content and "think>" in content
 
 
 def _read_any(value: object) -> Message:
@@ -337,11 +294,6 @@ def _read_any(value: object) -> Message:
     role = _role(fields.get("role"), ROLES, fields)
     content = _text(fields.get("content"), role)
     reasoning = given_reasoning(fields, role)
-    if role == "assistant" and content:
-        thoughts, content = split_thinking(content)
-        if thoughts and reasoning:
-            raise RejectionError("reasoning_twice", "it has reasoning under a key and inline in its content; keep one")
-        reasoning = reasoning or thoughts
     return _message(role, content, reasoning, fields)
 
 

@@ -13,6 +13,7 @@ from .controls import Controls, controls_of
 from .conversation import Arguments, Conversation, Message, Rejected, ToolCall
 from .loss import Openings, parts_of
 from .template import ChatTemplate, Rendering
+from .thinking import CLOSE, OPEN, Inline
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -114,14 +115,15 @@ REASONING = {1, 3, 5}
 
 @dataclass(frozen=True, slots=True)
 class TemplateProfile:
-    """Properties of a template: how it begins and ends answers, its control tokens, and whether it writes reasoning in the last
-    turn and in earlier ones.
+    """Properties of a template: how it begins and ends answers, its control tokens, whether it writes reasoning in the last
+    turn and in earlier ones, and how it reads thinking inside of contents.
     """
 
     openings: Openings
     controls: Controls
     writes_reasoning: bool
     keeps_reasoning: bool
+    inline: Inline
 
     @property
     def strips_history(self) -> bool:
@@ -137,12 +139,28 @@ def profile_template(template: ChatTemplate, added_tokens: Mapping[str, int]) ->
     prompts = {prompt for answer in answers for prompt in answer.prompts}
     controls = controls_of([template.source, *texts, *prompts], added_tokens)
     written = _reasoned(template, "reasoning in three turns")
+    inline = _inline(template, writes_reasoning=bool(written))
     return TemplateProfile(
-        openings=_openings(template, answers, controls),
+        openings=_openings(template, answers, controls, inline),
         controls=controls,
         writes_reasoning=bool(written),
         keeps_reasoning=written == REASONING,
+        inline=inline,
     )
+
+
+def _inline(template: ChatTemplate, *, writes_reasoning: bool) -> Inline:
+    """How a template reads thinking inside of a content: by comparison with the same thoughts as `reasoning_content`."""
+    thoughts, answer, dropped = "A thought.", "Because.", "\n\nBecause."
+    ended = f"{thoughts}\n{CLOSE}{dropped}"
+    answers = _says(answer, thoughts), _says(f"{OPEN}\n{ended}"), _says(ended), _says(dropped)
+    renderings = [template.render([_user("Why?"), each], []) for each in answers]
+    texts = [each.text if isinstance(each, Rendering) else "" for each in renderings]
+    if len(set(texts[1:])) == 1:
+        return "dropped"
+    if len(set(texts[:3])) == 1:
+        return "split"
+    return "opened" if writes_reasoning else "content"
 
 
 def _reasoned(template: ChatTemplate, name: str) -> set[int]:
@@ -218,7 +236,7 @@ def _differences(plain: Rendering, asked: Rendering) -> Iterator[str]:
         yield asked.text[asked.epilogue :]
 
 
-def _openings(template: ChatTemplate, answers: Sequence[_Answer], controls: Controls) -> Openings:
+def _openings(template: ChatTemplate, answers: Sequence[_Answer], controls: Controls, inline: Inline) -> Openings:
     prompts = {(True, prompt) for answer in answers if not answer.own for prompt in answer.prompts - {""}}
     prompts |= {(False, prompt) for answer in answers if answer.own for prompt in answer.prompts - {""}}
     prompts |= {(not answer.own, answer.opening) for answer in answers if answer.opening}
@@ -226,7 +244,7 @@ def _openings(template: ChatTemplate, answers: Sequence[_Answer], controls: Cont
     ordered = [prompt for _, prompt in sorted(prompts, key=lambda each: (each[0], -len(each[1]), each[1]))]
     outside = _ends_in_next(template, controls)
     leads = frozenset(lead for answer in answers for lead in _leads(answer, controls, outside=outside))
-    return Openings(tuple(dict.fromkeys(ordered)), unprompted, leads | {""}, outside)
+    return Openings(tuple(dict.fromkeys(ordered)), unprompted, leads | {""}, outside, inline)
 
 
 def _leads(answer: _Answer, controls: Controls, *, outside: bool) -> Iterator[str]:

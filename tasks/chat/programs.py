@@ -29,6 +29,7 @@ from .conversation import Arguments, Conversation, Message, Rejected
 from .encoding import Filled, Layout
 from .sequences import Pieces, Renderer, begins_with_markup
 from .symbolic import FIRST, LAST, STAND_IN, Hole, SymbolicTemplate, UnprovableError
+from .thinking import Inline
 
 MOST_CHARACTERS = 1_000_000
 """Of the texts of a conversation; far below the limits of a rendering."""
@@ -212,6 +213,16 @@ class Programs:
     def controls(self) -> Controls:
         """The control tokens of the template."""
         return self.renderer.controls
+
+    @property
+    def inline(self) -> Inline:
+        """See Renderer."""
+        return self.renderer.inline
+
+    @property
+    def unwritten(self) -> frozenset[str]:
+        """See Renderer."""
+        return self.renderer.unwritten
 
     @cached_property
     def _symbolic(self) -> SymbolicTemplate | None:

@@ -18,6 +18,7 @@ from .conversation import Conversation, Message, Range, Rejected
 from .encoding import ROLE_NUMBERS, Passage, Piece, connected, cut
 from .loss import Completion, LossPolicy, Openings, completions
 from .template import ChatTemplate, Rendering
+from .thinking import CLOSE, OPEN, Inline, has_tag
 
 SplitTurns = Literal["auto", "never"]
 
@@ -33,7 +34,7 @@ class Renderer:
 
     `openings` say how the template begins and ends an answer; `literal`: control tokens in data are plain text;
     `splits_turns`: conversations with reasoning become one sequence per user turn; `composes`: these can be composed of
-    parts.
+    parts; `unwritten`: what the template leaves out (see `unwritten`).
     """
 
     template: ChatTemplate
@@ -43,6 +44,12 @@ class Renderer:
     literal: bool
     splits_turns: bool
     composes: bool
+    unwritten: frozenset[str]
+
+    @property
+    def inline(self) -> Inline:
+        """How the template reads thinking inside of contents."""
+        return self.openings.inline
 
     def sequences(self, conversation: Conversation) -> list[Pieces] | Rejected:
         """The sequences of a conversation, each with something to train on; Rejected with a reason if there are none."""
@@ -51,7 +58,13 @@ class Renderer:
         noncharacter = unused_noncharacter(conversation)
         if noncharacter is None:
             return Rejected("noncharacters", "the text contains all noncharacters that could escape its control tokens")
-        found = self._sequences(escape_controls(conversation, self.controls, noncharacter))
+        escaped = escape_controls(conversation, self.controls, noncharacter)
+        if (number := self._taken_for_thinking(conversation, escaped, noncharacter)) is not None:
+            detail = (
+                f"message {number + 1} has {OPEN} or {CLOSE} in its answer, and the chat template takes it for its own"
+            )
+            return Rejected("thinking_in_answer", f"{detail}; write thinking as reasoning_content")
+        found = self._sequences(escaped)
         return found if isinstance(found, Rejected) else [_unescaped(sequence, noncharacter) for sequence in found]
 
     def _sequences(self, conversation: Conversation) -> list[Pieces] | Rejected:
@@ -60,6 +73,20 @@ class Renderer:
             return found
         learned = [sequence for sequence in found if any(piece.learned for piece in sequence)]
         return learned or Rejected("nothing_trained", "no token of it would be trained on under this loss policy")
+
+    def _taken_for_thinking(self, given: Conversation, escaped: Conversation, noncharacter: str) -> int | None:
+        """The number of an answer with a tag of thinking that changes what the template writes; None if there is none."""
+        if not {OPEN, CLOSE} & self.controls.ids.keys():
+            return None
+        tagged = [number for number, message in enumerate(given.messages) if has_tag(message)]
+        for number in tagged:
+            messages = list(escaped.messages)
+            messages[number] = {**messages[number], "content": given.messages[number]["content"]}
+            pair = [self.template.render(each, escaped.tools) for each in (messages, escaped.messages)]
+            texts = [each.text.replace(noncharacter, "") for each in pair if isinstance(each, Rendering)]
+            if len(set(texts)) > 1:
+                return number
+        return None
 
     def _by_turn(self, conversation: Conversation) -> bool:
         return (

@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 from tokenmill.tasks.chat.conversation import Message, Range, RejectionError
 from tokenmill.tasks.chat.json_values import json_text, kind, parsed
 from tokenmill.tasks.chat.parse import conversation
+from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.sources.files import Rejected
 
 from .columns import effort_of, of_evaluation, of_record, of_tools
@@ -54,6 +55,7 @@ def chat(record: Record, field: str | None = "messages", effort: Effort | None =
     messages, arrays = _without_arrays(record.get(field or "messages"))
     given = {**record, field or "messages": messages} if arrays else record
     found = conversation(given, field, "tools")
+    found = found if isinstance(found, Rejected) else apart(found, "closed")
     if isinstance(found, Rejected):
         return found
     thinks = record.get("reasoning") != OFF

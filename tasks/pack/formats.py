@@ -15,6 +15,8 @@ from tokenmill.tasks.chat.parse import conversation, fields_read
 from tokenmill.tasks.chat.programs import Programs
 from tokenmill.tasks.chat.sequences import Pieces, Renderer, SplitTurns
 from tokenmill.tasks.chat.template import ChatTemplate, compiled
+from tokenmill.tasks.chat.thinking import apart
+from tokenmill.tasks.chat.unwritten import unwritten_in
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.sequences import CONTROLS, HarmonyRenderer
 from tokenmill.tasks.harmony.training import HARMONY, HarmonyRows, HarmonyTemplate, checked, require_tokens
@@ -81,6 +83,7 @@ class ChatRows:
     def read(self, record: Mapping[str, Any]) -> Conversation | Rejected:
         """See Rows."""
         found = conversation(record, self.messages_field, self.tools_field)
+        found = found if isinstance(found, Rejected) else apart(found, self.maker.inline)
         if isinstance(found, Rejected):
             return found
         if self.special == "reject" and self.maker.controls.spelled_in(found):
@@ -108,7 +111,7 @@ class ChatRows:
 
     def unread(self, conversation: Conversation) -> Sequence[str]:
         """See Rows."""
-        return conversation.unread
+        return [*conversation.unread, *unwritten_in(conversation, self.maker.unwritten)]
 
 
 def without_programs(rows: Rows[Any]) -> Rows[Any]:

@@ -48,7 +48,7 @@ from .publication import PackedLayout
 from .settings import PackRecipe, SftRecipe, SftSettings
 from .shard import SequenceShard
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Increase it when the same recipe and source give different bytes."""
 
 

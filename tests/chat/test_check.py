@@ -167,14 +167,10 @@ def test_what_a_template_does_not_take_is_said(checked, source):
     assert all("no systems here" in reason for reason in refused.values())
 
 
-def test_what_a_person_should_know_is_said(checked, vocabulary):
-    assert ["reasoning" in warning for warning in checked(GOOD).warnings] == [True]
-    plain = GOOD.replace("<|im_start|>", "### ").replace("<|im_end|>", "***")
-    tokens, reasoning = checked(plain).warnings
-    assert "control token" in tokens
-    assert "reasoning" in reasoning
-    thinking = GOOD.replace(WORDS, "{{ '<think>' ~ m.reasoning_content ~ '</think>' if m.reasoning_content }}" + WORDS)
-    assert checked(thinking).warnings == []
+def test_markers_that_are_plain_text_are_a_warning(checked):
+    assert checked(GOOD).warnings == []
+    (warning,) = checked(GOOD.replace("<|im_start|>", "### ").replace("<|im_end|>", "***")).warnings
+    assert "control token" in warning
 
 
 # Tokenizers.

@@ -163,7 +163,6 @@ BAD = {
     "a detail of words": ({**A, "train_detail": "all"}, "an array of begin_offset"),
     "a detail without an end": ({**A, "train_detail": [{"begin_offset": 0, "train": True}]}, "entry 1"),
     "a detail that ends before it begins": ({**A, **detail((3, 1, True))}, "entry 1"),
-    "a detail beside thinking": ({**A, "content": "<think>x</think>two.", **detail((0, 1, True))}, "reasoning_content"),
     "a question to be trained on": ({**Q, "train": True}, "for the assistant only"),
     "a part of a question to be trained on": ({**Q, **detail((0, 1, True))}, "for the assistant only"),
 }

@@ -15,6 +15,7 @@ from pyarrow import parquet
 from tokenmill.tasks.chat import messages
 from tokenmill.tasks.chat.conversation import Arguments, Conversation, Reason, Rejected, RejectionError
 from tokenmill.tasks.chat.parse import conversation, fields_read
+from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.sources.exact_json import loads
 
 from tests.examples import max_examples
@@ -26,7 +27,8 @@ SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"typ
 
 
 def read(record, messages_field=None, tools_field="tools"):
-    return conversation(record, messages_field, tools_field)
+    found = conversation(record, messages_field, tools_field)
+    return found if isinstance(found, Rejected) else apart(found, "closed")
 
 
 def messages_of(record, messages_field=None):
@@ -306,6 +308,11 @@ BAD = {
     "thinking again": (answer(content="<think>x</think>\n<think>y</think>a"), "reasoning_twice", "thinking follows its first"),
     "thinking ends again": (answer(content="<think>x</think>y</think>a"), "reasoning_twice", "thinking follows its first"),
     "no thinking, then thinking": (answer(content="<think></think><think>x</think>a"), "reasoning_twice", "again"),
+    "characters of inline thinking": (
+        answer(content="<think>x</think>a", train_detail=[{"begin_offset": 0, "end_offset": 1, "train": True}]),
+        "bad_loss_flag",
+        "reasoning_content",
+    ),
     "thinking cut short": (answer(content="<think>hmm"), "unclosed_think", "never closes it"),
     "thinking cut short, after blanks": (answer(content="\n <think>", reasoning_content="x"), "unclosed_think", ""),
     "calls in an object": (answer(content="", tool_calls={"name": "f"}), "bad_tool_calls", "its tool_calls is an object"),

@@ -17,6 +17,7 @@ from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.sequences import Renderer
 from tokenmill.tasks.chat.template import ChatTemplate
+from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.tokenize.vocabulary import Definition, Vocabulary, huggingface_fingerprint, huggingface_vocabulary
 
@@ -165,6 +166,7 @@ class Trial:
 
     def _try(self, name: str, talk: Record, renderer: Renderer, judge: Judge, outcome: Outcome) -> None:
         given = conversation(talk, "messages", "tools")
+        given = given if isinstance(given, Rejected) else apart(given, renderer.inline)
         if isinstance(given, Rejected):
             outcome.counts["unread"] += 1
             return

@@ -1,0 +1,111 @@
+"""What a conversation is rendered to is what transformers renders of its row, or the row is counted."""
+
+import re
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from tokenmill.tasks.chat.check import renderer_of
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.load import BUNDLED
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.template import ChatTemplate
+from tokenmill.tasks.pack.formats import ChatRows
+
+from tests.peers.templates.packages import Template
+from tests.peers.templates.trial import Trial, base
+
+TRL = Path(str(distribution("trl").locate_file("trl/chat_templates")))
+TEMPLATES = {path.stem: path.read_text("utf-8") for path in sorted([*TRL.glob("*.jinja"), *BUNDLED.glob("*.jinja")])}
+
+
+@pytest.fixture(scope="module")
+def rows_of():
+    """`rows_of(name)`: the reader of rows for a template, and transformers' of the same."""
+    definition, made = base(["what is it about"] * 50), {}
+
+    def of(name):
+        if name not in made:
+            trial = Trial(Template(name, TEMPLATES[name]), definition, {})
+            template = ChatTemplate(trial.source, trial.variables)
+            renderer = renderer_of(template, trial.vocabulary, LossPolicy(), "auto", "literal")
+            made[name] = ChatRows(renderer, "literal", None, "tools"), trial.reference
+        return made[name]
+
+    return of
+
+
+def written(rows, row):
+    """The texts of the sequences of a row, or the reason that it has none."""
+    found = rows.read(row)
+    found = found if isinstance(found, Rejected) else rows.sequences(found)
+    if isinstance(found, Rejected):
+        return found.reason
+    names = {number: token for token, number in rows.maker.controls.ids.items()}
+    return ["".join(names[piece.token] if piece.text is None else piece.text for piece in pieces) for pieces in found]
+
+
+SPELLED = {
+    "clean": "<think>\nTHINK\n</think>\n\nA1",
+    "on one line": "<think>THINK</think>A1",
+    "no opening tag": "THINK\n</think>\n\nA1",
+    "an answer about a tag": "The tag </think> closes reasoning.",
+    "both tags in an answer": "Write <think> and then </think> here.",
+    "an empty thought": "<think>\n\n</think>\n\nA1",
+}
+LEFT_IN = ("qwen2_5", "qwen3_instruct_2507", "llama3_2", "gemma", "phi3", "lfm2", "cohere")
+READ_APART = ("qwen3", "qwen3_5_think", "glm4moe")
+OPENED = ("lfm2_2_5", "gptoss", "nemotron_3_nano", "gemma4_v5", "qwen3_8", "nano3")
+
+
+TAKEN = {
+    *((name, title) for name in ("nemotron_3_nano", "nano3") for title in list(SPELLED)[2:5]),
+    *((name, title) for name in READ_APART for title in list(SPELLED)[3:5]),
+}
+"""Where a template would take a tag in an answer for its own, and lose a part of it or write it without its prompt."""
+
+
+@pytest.mark.parametrize("title", SPELLED)
+@pytest.mark.parametrize("name", [*LEFT_IN, *READ_APART, *OPENED])
+def test_inline_thinking(rows_of, name, title):
+    rows, reference = rows_of(name)
+    content = SPELLED[title]
+    question, answer = {"role": "user", "content": "U1"}, {"role": "assistant", "content": content}
+    found = written(rows, {"messages": [question, answer]})
+    if (name, title) in TAKEN:
+        assert found == "thinking_in_answer"
+        return
+    if name in OPENED and content.startswith("<think>"):
+        thoughts, _, rest = content.removeprefix("<think>").partition("</think>")
+        reasoning = {"reasoning_content": thoughts.strip()} if thoughts.strip() else {}
+        answer = {"role": "assistant", "content": rest.lstrip(), **reasoning}
+    assert found == [reference.render([question, answer], None)]
+    assert all(word in found[0] for word in re.findall(r"\w{3,}", content) if word != "think")
+
+
+SAYS = {"role": "assistant", "content": "A1"}
+CALLS = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+F = {"type": "function", "function": {"name": "f", "description": "TOOL", "parameters": {}}}
+U1 = {"role": "user", "content": "U1"}
+UNWRITTEN = [
+    ("qwen3", {"messages": [{"role": "developer", "content": "DEV"}, U1, SAYS]}, ["developer messages"]),
+    ("nano3", {"messages": [{"role": "developer", "content": "DEV"}, U1, SAYS]}, []),
+    ("phi3", {"messages": [U1, SAYS], "tools": [F]}, ["tools"]),
+    ("qwen3", {"messages": [U1, SAYS], "tools": [F]}, []),
+    ("qwen2_5", {"messages": [U1, {**SAYS, "reasoning_content": "WHY"}]}, ["reasoning"]),
+    ("deepseekv3", {"messages": [U1, {**SAYS, "content": "<think>\nWHY\n</think>\n\nA1"}]}, ["reasoning"]),
+    ("qwen2_5", {"messages": [U1, {**SAYS, "content": "<think>\nWHY\n</think>\n\nA1"}]}, []),
+    ("qwen3", {"messages": [U1, CALLS]}, ["definitions of called tools"]),
+    ("qwen3", {"messages": [U1, CALLS], "tools": [F["function"]]}, []),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "expected"), UNWRITTEN)
+def test_what_the_template_does_not_write_is_counted(rows_of, name, row, expected):
+    rows, reference = rows_of(name)
+    found = rows.read(row)
+    assert [each.partition(" that the template")[0].partition(",")[0] for each in rows.unread(found)] == expected
+    text = reference.render(row["messages"], row.get("tools"))
+    assert written(rows, row) == [text]
+    for kind, word in (("developer", "DEV"), ("tools", "TOOL"), ("reasoning", "WHY")):
+        assert word not in str(row) or (word not in text) == any(each.startswith(kind) for each in expected)
