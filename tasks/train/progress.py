@@ -1,11 +1,13 @@
 """The progress of a training: a bar in the terminal, sentences for the log, and rows for tables."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenmill.tasks.shards.progress import say
 
 from .events import Event, Started, Step, Validated
 
@@ -33,10 +35,11 @@ class UpdateSchedule:
 
 
 class TrainingProgress:
-    """A context that shows a training on stderr if that is a terminal; otherwise the log does."""
+    """A context that shows a training run on stderr: a bar in a terminal, otherwise a line now and then."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
+        self._lines = None if console.is_terminal else UpdateSchedule(time.monotonic())
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
             console=console, transient=True, disable=not console.is_terminal,
@@ -52,12 +55,18 @@ class TrainingProgress:
 
     def handle(self, event: Event) -> None:
         """Show an event."""
+        if self._lines and (not isinstance(event, Step) or self._lines.due(time.monotonic())):
+            say(f"step {event.step}: {facts(event)}" if isinstance(event, Step) else sentence(event))
         if isinstance(event, Started):
             self._progress.update(self._task, total=event.steps, completed=event.step)
         if isinstance(event, Step):
-            facts = f"loss {event.loss:.4f}  {event.tokens / event.seconds:,.0f} tokens/s"
-            mfu = "" if event.mfu is None else f"  MFU {event.mfu:.0%}"
-            self._progress.update(self._task, completed=event.step, description=facts + mfu)
+            self._progress.update(self._task, completed=event.step, description=facts(event))
+
+
+def facts(step: Step) -> str:
+    """Loss and speed of a step."""
+    mfu = "" if step.mfu is None else f"  MFU {step.mfu:.0%}"
+    return f"loss {step.loss:.4f}  {step.tokens / step.seconds:,.0f} tokens/s{mfu}"
 
 
 def print_training(record: Mapping[str, Any], console: Console) -> None:

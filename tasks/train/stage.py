@@ -21,6 +21,7 @@ from prefect.client.schemas.objects import State
 from prefect.tasks import exponential_backoff
 from tokenmill.tasks.artifact import artifact_key
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.progress import say
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
@@ -62,8 +63,14 @@ def checked_job(data: str, settings: TrainSettings, output_dir: str) -> Job:
     require_program(settings.launcher)
     job = plan_training(data, settings, output_dir)
     for line in check(job):
-        get_run_logger().info(line)
+        log_and_say(line)
     return job
+
+
+def log_and_say(sentence: str) -> None:
+    """Log a sentence for Prefect, and show it on stderr, where Prefect's own log is switched off."""
+    get_run_logger().info(sentence)
+    say(sentence)
 
 
 @task(
@@ -80,7 +87,7 @@ def train(job: Job) -> dict[str, Any]:
     """
     ended = ended_training(job.output_dir)
     if ended is not None:
-        get_run_logger().info("%s: this training has already finished", job.output_dir)
+        log_and_say(f"{job.output_dir}: this training run has already finished")
         return training_record(ended, job.output_dir)
     launch = launch_of(job, process_count(job.settings))
     write_files(launch, job.output_dir)

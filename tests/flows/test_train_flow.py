@@ -257,8 +257,13 @@ def test_a_training_that_failed_shows_the_last_lines_of_its_log_and_where_it_is(
         capture_output=True, text=True, env=prefect_server.environment, timeout=200, check=False,
     )  # fmt: skip
     assert failed.returncode == 1
-    cause, heading, *last = failed.stderr.splitlines()
-    assert re.match(r"tokenmill: step \d+: the loss is .*; lower optimizer.learning_rate", cause)
+    said = failed.stderr.splitlines()
+    begin = next(number for number, line in enumerate(said) if re.match(r"tokenmill: step \d+: the loss is ", line))
+    cause, heading, *last = said[begin:]
+    assert "; lower optimizer.learning_rate" in cause
+    # Before that, a reader of the pipe has seen how often each dataset is read, and that the steps advance.
+    assert any("epoch" in line for line in said[:begin])
+    assert any(re.match(r"tokenmill: step 1: loss [\d.]+  ", line) for line in said[:begin])
     assert heading == f"tokenmill: The last lines of its log, {out}/training.log:"
     log, _, torchruns_own = (out / "training.log").read_text().partition("\nE")
     assert "failed (exitcode" in torchruns_own
