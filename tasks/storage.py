@@ -1,4 +1,4 @@
-"""Paths and URIs: local paths, s3://, gs://, memory://, hf:// and art://.
+"""Paths and URIs: local paths, s3://, gs://, abfs://, memory://, hf:// and art://.
 
 Any path argument may be `art://NAME`, `art://NAME:v3` or `art://NAME/file`, which refer to a registered name
 (`tokenmill register`). fsspec opens everything else. Its file systems are cached per process and configured from the
@@ -24,7 +24,7 @@ from tokenmill.tasks.seal import unsealed
 SourceIdentity = Literal["content", "stat"]
 """The identity of a local file: a hash of its content, or path, size and modification time."""
 
-EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
 
 ART = "art://"
 VERSION = re.compile(r"v(\d+)\.json")
@@ -145,7 +145,7 @@ def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
         raise InputError(f"{uri}: reading {scheme}:// needs a package that is not installed; {remedy}") from error
     except ValueError as error:
         raise InputError(
-            f"{uri}: unknown scheme {scheme!r}; use a local path, s3://, gs://, memory:// or hf://"
+            f"{uri}: unknown scheme {scheme!r}; use a local path, s3://, gs://, abfs://, memory:// or hf://"
         ) from error
     return cast("tuple[AbstractFileSystem, str]", found)
 

@@ -110,6 +110,9 @@ class DataSource(Strict, frozen=True):
     text_field: str = Field(
         default="text", min_length=1, description="Field that holds the text; dots separate nested keys."
     )
+    document_per: Literal["file", "line"] = Field(
+        default="file", description="A document of .txt files: a whole file, or a line."
+    )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face data set.")
     messages_field: str | None = Field(
         default=None, min_length=1, description="Field that holds the messages; detected if omitted."

@@ -20,6 +20,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from glob import has_magic
 from pathlib import Path
 from typing import Any, cast
@@ -31,9 +32,10 @@ from tokenmill.tasks.storage import absolute, filesystem, is_local, require_name
 from tokenmill.tasks.threads import in_threads
 
 from .files import Compression, Found, SourceFile
-from .formats import ENDINGS, describe, format_of
+from .formats import describe, format_of, is_hidden, supported
 from .integrity import stored_version
-from .selection import choose, data_names, glob_pattern, kinds_skipped, shortened, unread
+from .plain_text import TextLines, WholeText
+from .selection import glob_pattern, select, shortened
 
 COMMIT = re.compile(r"@[0-9a-f]{40}/")
 """The part of a hub URI between the repository and the path inside it."""
@@ -81,8 +83,12 @@ def find(source: DataSource, wanted: str | None = None) -> Found:
         found = _local_files(source)
     else:
         found = _stored_files(source)
-    files = in_threads(lambda file: format_of(file).sniff(file), found.files, SNIFFING_THREADS)
-    return Found(sorted(files, key=lambda file: file.uri), dict(sorted(found.skipped.items())), found.warnings)
+    files = sorted(
+        in_threads(lambda file: format_of(file).sniff(file), found.files, SNIFFING_THREADS), key=lambda file: file.uri
+    )
+    if source.document_per == "line":
+        files = [replace(file, format=TextLines.name) if file.format == WholeText.name else file for file in files]
+    return Found(files, dict(sorted(found.skipped.items())), found.warnings)
 
 
 def _local_files(source: DataSource) -> Found:
@@ -91,10 +97,9 @@ def _local_files(source: DataSource) -> Found:
         if path.is_file():
             return Found([_local_file(path)], {})
         folder, names, special = _local_names(path)
-        chosen = _named_once(folder, choose(data_names(names, source.path), source))
-        skipped = kinds_skipped(names, source.subset) + Counter("no regular file" for _ in special)
-        warnings = unread(names, source.subset, lambda name: _size(folder / name))
-        return Found([_local_file(folder / name) for name in chosen], skipped, warnings)
+        found = select(names, source, lambda name: _size(folder / name))
+        files = [_local_file(folder / name) for name in _named_once(folder, found.chosen)]
+        return Found(files, found.skipped + Counter("no regular file" for _ in special), found.warnings)
     except OSError as error:
         if error.errno not in REFUSED:
             raise
@@ -105,17 +110,13 @@ def _local_files(source: DataSource) -> Found:
 
 
 def _named_once(folder: Path, names: list[str]) -> list[str]:
-    """The names, without links to files that are listed too, so that no file is read twice."""
-    links = {name for name in names if (folder / name).is_symlink()}
+    """The names, without links to files that other names lead to, such as those of two revisions in a cache of the hub."""
+    links = {name: os.path.realpath(folder / name) for name in names if (folder / name).is_symlink()}
     if not links:
         return names
-    real = {_inode(folder / name) for name in names if name not in links}
-    return [name for name in names if name not in links or _inode(folder / name) not in real]
-
-
-def _inode(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino
+    seen = {os.path.realpath(folder / name) for name in names if name not in links}
+    first = {real: name for name, real in reversed(links.items()) if real not in seen}
+    return [name for name in names if name not in links or first.get(links[name]) == name]
 
 
 def _size(path: Path) -> int:
@@ -138,7 +139,7 @@ def _local_names(path: Path) -> tuple[Path, list[str], list[str]]:
         raise InputError(_why_no_file(path))
     matches = glob_pattern(pattern).match
     depth = sys.maxsize if "**" in pattern else pattern.count("/") + 1
-    names, special = _listed(Path(folder), depth)
+    names, special = _listed(Path(folder), depth, pattern)
     return Path(folder), [*filter(matches, names)], [*filter(matches, special)]
 
 
@@ -156,10 +157,10 @@ def _why_no_file(path: Path) -> str:
     return f"{path}: is {kind}, and sources are read more than once; write its output to a file and name that"
 
 
-def _listed(root: Path, depth: int = sys.maxsize) -> tuple[list[str], list[str]]:
+def _listed(root: Path, depth: int = sys.maxsize, pattern: str = "") -> tuple[list[str], list[str]]:
     """Relative paths of the files at most `depth` components below `root`, and of the pipes, sockets and devices.
 
-    Hidden folders are listed but not entered. Links to folders are followed last and no folder is entered twice, so cycles
+    Hidden folders that `pattern` doesn't name are listed but not entered. Links to folders are followed last and no folder is entered twice, so cycles
     end and real names win.
     """
     names: list[str] = []
@@ -176,7 +177,7 @@ def _listed(root: Path, depth: int = sys.maxsize) -> tuple[list[str], list[str]]
             there = sorted(entries, key=lambda entry: entry.name)
         for entry in there:
             name = f"{folder}{entry.name}"
-            if entry.name[0] == "." or entry.is_file() or (entry.is_symlink() and not entry.is_dir()):
+            if is_hidden(entry.name, pattern) or entry.is_file() or (entry.is_symlink() and not entry.is_dir()):
                 names.append(name)
             elif not entry.is_dir():
                 special.append(name)
@@ -226,10 +227,9 @@ def _stored_files(source: DataSource) -> Found:
         return Found([_stored_file(scheme, path, listed[path])], {})
     folder = divided(path)[0].rstrip("/") + "/"
     relative = {name.removeprefix(folder): name for name in listed}
-    chosen = choose(data_names(relative, source.path), source)
-    files = [_stored_file(scheme, relative[name], listed[relative[name]]) for name in chosen]
-    warnings = unread(relative, source.subset, lambda name: int(listed[relative[name]]["size"]))
-    return Found(files, kinds_skipped(relative, source.subset), warnings)
+    found = select([*relative], source, lambda name: int(listed[relative[name]]["size"]))
+    files = [_stored_file(scheme, relative[name], listed[relative[name]]) for name in found.chosen]
+    return Found(files, found.skipped, found.warnings)
 
 
 def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
@@ -256,7 +256,7 @@ def _stored_file(scheme: str, name: str, entry: dict[str, Any]) -> SourceFile:
 def _kind(name: str) -> tuple[str, Compression | None]:
     kind = describe(name)
     if kind is None:
-        raise InputError(f"{name}: files of this type cannot be read; supported are {', '.join(ENDINGS)}")
+        raise InputError(f"{name}: files of this type cannot be read; supported are {supported()}")
     return kind
 
 
@@ -362,7 +362,7 @@ def _below(folder: Location, place: Location) -> str | None:
 def _may_match(pattern: str, folder: str) -> bool:
     """Whether a search with `pattern` may find a file below `folder`, a path relative to the searched folder."""
     names, parts = [name for name in folder.split("/") if name not in {"", "."}], pattern.split("/")
-    if any(name.startswith(".") for name in names):
+    if any(is_hidden(name, pattern) for name in names):
         return False
     for number, name in enumerate(names):
         if number == len(parts):

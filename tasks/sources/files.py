@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import Value
 
-Compression = Literal["gzip", "zstd"]
+Compression = Literal["gzip", "zstd", "bz2", "xz", "lz4"]
 
 Record = dict[str, Any]
 
@@ -215,7 +215,8 @@ class SourceFormat(Protocol):
     """A file format: how its files are named, cut, identified and read. `formats.FORMATS` lists the formats.
 
     `name` is part of every shard's identity and must not change. `endings` are file name extensions; if `compressible`,
-    each may be followed by `.gz` or `.zst`. A `columnar` format is read column by column: the identity of a slice covers
+    each may be followed by one of `formats.COMPRESSIONS`. Of the files of a folder, those of the lowest `rank` are read: a CSV file
+    beside JSON Lines is most likely about them, and text a note. A `columnar` format is read column by column: the identity of a slice covers
     only the columns that are needed, and cutting a file reads its footer. `json_rows.RowFormat` implements all methods but
     one for formats that are not columnar.
     """
@@ -224,6 +225,7 @@ class SourceFormat(Protocol):
     endings: tuple[str, ...]
     compressible: bool = True
     columnar: bool = False
+    rank: int = 0
 
     def sniff(self, file: SourceFile) -> SourceFile:
         """The file with its actual format, if the name is ambiguous."""

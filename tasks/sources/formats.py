@@ -10,21 +10,35 @@ core reads, in bytes of JSON Lines a second: plain 670 MB/s, zstd 460, gzip 280,
 cost two or three microseconds a row more than parsing, most of it in Python's garbage collector.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TypeVar, cast
 
+from .arrow_ipc import ArrowIpc
 from .files import BytesBatch, Compression, RecordBatch, Slice, SourceFile, SourceFormat, TextBatch
 from .json_array import JsonArray
 from .json_lines import JsonLines
 from .json_rows import RowFormat
 from .parquet import Parquet
+from .plain_text import TextLines, WholeText
 from .row_filter import filter_of
+from .separated import Separated
 
-COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
+COMPRESSIONS: dict[str, Compression] = {
+    ".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4",
+}  # fmt: skip
 
-METADATA = frozenset({"config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"})
-"""Files that describe a data set and hold no rows, as the `datasets` library names them."""
+METADATA = re.compile(
+    r"(?:config|dataset_dict|dataset_info|dataset_infos|state)\.json"
+    r"|(?:authors|changelog|citation|contributing|copying|licen[cs]e|notice|readme|requirements)[^/]*\.txt",
+    re.IGNORECASE,
+)
+"""Names of files that describe a dataset and hold no rows: those of the `datasets` library, and notes for people."""
+
+HIDDEN = ("_", ".")
+"""First characters of hidden names."""
 
 Batch = TypeVar("Batch", TextBatch, RecordBatch, BytesBatch)
 
@@ -44,9 +58,10 @@ def register(source_format: SourceFormat) -> None:
             ENDINGS.update({ending + suffix: (source_format.name, each) for suffix, each in COMPRESSIONS.items()})
 
 
-register(JsonLines())
-register(JsonArray())
-register(Parquet())
+for each in (JsonLines(), JsonArray(), Parquet(), Separated("csv", ","), Separated("tsv", "\t"), ArrowIpc()):
+    register(each)
+for each in (WholeText(), TextLines()):
+    register(each)
 
 
 def format_of(file: SourceFile) -> SourceFormat:
@@ -58,6 +73,34 @@ def describe(name: str) -> tuple[str, Compression | None] | None:
     """The format's name and the compression, by the ending of `name`, case ignored; None if unknown."""
     lowered = name.lower()
     return next((kind for ending, kind in ENDINGS.items() if lowered.endswith(ending)), None)
+
+
+def rank_of(name: str) -> int:
+    """The rank of a file's format, by its name, which must have a known ending."""
+    kind = describe(name)
+    if kind is None:
+        raise ValueError(f"{name}: no format has this ending")
+    return FORMATS[kind[0]].rank
+
+
+def supported() -> str:
+    """The endings that can be read, for messages."""
+    packed = [ending for each in FORMATS.values() if each.compressible for ending in each.endings]
+    plain = [ending for each in FORMATS.values() if not each.compressible for ending in each.endings]
+    return f"{', '.join(plain)}, and {', '.join(packed)}, also followed by {', '.join(COMPRESSIONS)}"
+
+
+def is_hidden(name: str, named: str = "") -> bool:
+    """Whether a component of a path is hidden, as for Spark, Hive, pyarrow and Dask: `_temporary`, `_SUCCESS`, `.crc` files.
+
+    A component that the user wrote into `named`, a path or glob, isn't: `raw/_v2/*.jsonl` reads `_v2`, and `_*.jsonl` reads
+    `_a.jsonl`, as in a shell.
+    """
+    return any(
+        part.startswith(HIDDEN)
+        and not any(each[:1] == part[0] and fnmatchcase(part, each) for each in named.split("/"))
+        for part in name.split("/")
+    )
 
 
 def without_ending(name: str) -> str:

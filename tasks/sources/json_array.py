@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .files import Row, Slice, SourceFile
+from .files import Row, SourceFile
 from .json_lines import JsonLines, Pending
-from .json_rows import BYTE_ORDER_MARK, RowFormat
-from .opening import SourceCorrupt, blocks, open_source
+from .json_rows import BYTE_ORDER_MARK, BrokenContentError, RowFormat
+from .opening import blocks, open_source, text_blocks
 
 TOKEN = re.compile(rb'"[^"]*+("?)|[\[\]{},]')
 QUOTE, COMMA, OPEN_ARRAY, CLOSE_ARRAY, OPEN_OBJECT, CLOSE_OBJECT = b'",[]{}'
@@ -27,8 +27,7 @@ Marked = tuple[bytes, list[int]]
 """A block, and the places in it of the array's opening bracket, its commas, and its closing bracket."""
 
 
-class BrokenArrayError(ValueError):
-    """An array that is not closed, or is followed by other content."""
+REMEDY = "fetch or write the file again, as one array or as JSON Lines"
 
 
 class JsonArray(RowFormat):
@@ -42,22 +41,13 @@ class JsonArray(RowFormat):
         head = b""
         if file.size:
             with open_source(file, cache="none") as stream:
-                content = _without_mark(blocks(file, stream))
+                content = _without_mark(text_blocks(file, blocks(file, stream)))
                 head = next((text for block in content if (text := block.lstrip())), b"")
         return file if head.startswith(b"[") else replace(file, format=JsonLines.name)
 
     def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
         """See RowFormat."""
         return split_elements(_without_mark(content))
-
-    def rows(self, part: Slice) -> Iterator[list[Row]]:
-        """See SourceFormat."""
-        try:
-            yield from super().rows(part)
-        except BrokenArrayError as error:
-            raise SourceCorrupt(
-                f"{part.file.uri}: {error}; fetch or write the file again, as one array or as JSON Lines"
-            ) from error
 
 
 def _without_mark(content: Iterator[bytes]) -> Iterator[bytes]:
@@ -68,7 +58,7 @@ def _without_mark(content: Iterator[bytes]) -> Iterator[bytes]:
 def split_elements(blocks: Iterator[bytes]) -> Iterator[list[Row]]:
     """The elements of an array in consecutive blocks: for each block, a list of the elements that end in it.
 
-    The first byte that is not white space must be the `[` of the array. Raises BrokenArrayError.
+    The first byte that is not white space must be the `[` of the array. Raises BrokenContentError.
     """
     pending = Pending()
     closed = several = False
@@ -88,9 +78,11 @@ def split_elements(blocks: Iterator[bytes]) -> Iterator[list[Row]]:
         if found:
             yield found
     if not closed:
-        raise BrokenArrayError(f"ends inside its array, without the closing ']'; {pending.size:,} bytes are left over")
+        raise BrokenContentError(
+            f"ends inside its array, without the closing ']'; {pending.size:,} bytes are left over; {REMEDY}"
+        )
     if pending.size:
-        raise BrokenArrayError(f"continues after the ']' of its array, for {pending.size:,} bytes")
+        raise BrokenContentError(f"continues after the ']' of its array, for {pending.size:,} bytes; {REMEDY}")
 
 
 def _extend(pending: Pending, piece: bytes) -> None:

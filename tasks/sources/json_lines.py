@@ -52,6 +52,7 @@ class JsonLines(RowFormat):
         """See SourceFormat."""
         if part.file.compression:
             return super().owned(part, stream, fields)
+        self.require_text(part, stream)
         return b"", [(row_start(stream, part.start), row_start(stream, part.stop))]
 
     def content(self, part: Slice, stream: BinaryIO, hasher: xxh3_128) -> Iterator[bytes]:

@@ -43,7 +43,7 @@ from .files import (
     leading,
 )
 from .integrity import verified
-from .opening import blocks, open_source
+from .opening import SourceCorrupt, blocks, open_source, require_text_head, text_blocks
 from .row_filter import RowFilter, filter_of
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -66,12 +66,21 @@ Found = TypeVar("Found")
 Picked = TypeVar("Picked", TextBatch, RecordBatch)
 
 
+class BrokenContentError(ValueError):
+    """Content of which an unknown number of rows is lost; the message says why, and the remedy."""
+
+
 class RowFormat(SourceFormat):
     """A format whose `split` turns file content into rows of JSON. A file is one slice, unless a subclass cuts it."""
 
+    is_text: bool = True
+
     @abstractmethod
     def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
-        """The rows in consecutive blocks of a file: for each block, a list of the rows that end in it."""
+        """The rows in consecutive blocks of a file: for each block, a list of the rows that end in it.
+
+        Raises BrokenContentError.
+        """
         ...
 
     def cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:  # noqa: ARG002
@@ -80,7 +89,14 @@ class RowFormat(SourceFormat):
 
     def owned(self, part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:  # noqa: ARG002
         """The bytes of the file."""
+        self.require_text(part, stream)
         return b"", [(part.start, part.stop)]
+
+    def require_text(self, part: Slice, stream: BinaryIO) -> None:
+        """Raises InputError if a file that should be plain text begins as another kind of file."""
+        if self.is_text and part.file.compression is None and part.start == 0:
+            stream.seek(0)
+            require_text_head(part.file, stream.read(HEAD_BYTES))
 
     def content(self, part: Slice, stream: BinaryIO, hasher: xxh3_128) -> Iterator[bytes]:
         """The decompressed content of a slice, in blocks; `hasher` gets the bytes as they are stored."""
@@ -89,7 +105,13 @@ class RowFormat(SourceFormat):
     def rows(self, part: Slice) -> Iterator[list[Row]]:
         """See SourceFormat."""
         with open_source(part.file) as stream, verified(part, stream) as hasher:
-            yield from leading(self.split(self.content(part, stream, hasher)), part.rows)
+            content = self.content(part, stream, hasher)
+            if self.is_text and part.start == 0:
+                content = text_blocks(part.file, content)
+            try:
+                yield from leading(self.split(content), part.rows)
+            except BrokenContentError as error:
+                raise SourceCorrupt(f"{part.file.uri}: {error}") from error
 
     def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
         """See SourceFormat."""

@@ -1,8 +1,8 @@
 """A source file as a stream of bytes, decompressed if needed.
 
 Local files are opened unbuffered, because readers ask for a mebibyte at a time; remote ones read ahead by 8 MiB, because a
-request to an object store costs tens of milliseconds. Gzip and zstd are decompressed as streams, one member or frame after
-another, in bounded memory. zstd needs memory for the writer's window: at most 8 MiB up to level 19, more with `--ultra` and
+request to an object store costs tens of milliseconds. Gzip, zstd, bzip2, xz and LZ4 are decompressed as streams, one member or
+frame after another, in bounded memory. zstd needs memory for the writer's window: at most 8 MiB up to level 19, more with `--ultra` and
 `--long`, and 2 GiB, the maximum, with `--long=31`.
 
 A stream that is truncated or does not decompress is an error. Gzip always has a checksum; zstd has one only if its writer added
@@ -10,10 +10,15 @@ it, so a flipped bit in a zstd file without checksums may go unnoticed. Zero byt
 and block devices). Other bytes that are not gzip are an error: gzip(1) warns and ignores them, but here they may be rows.
 """
 
+import re
 import zlib
-from collections.abc import Iterator
+from bz2 import BZ2Decompressor
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from io import BufferedReader, RawIOBase
+from lzma import LZMADecompressor, LZMAError
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 from tokenmill.tasks.errors import InputError, RunError
@@ -21,7 +26,7 @@ from tokenmill.tasks.storage import filesystem, is_local
 from xxhash import xxh3_128
 from zstandard import ZstdDecompressor, ZstdError, get_frame_parameters
 
-from .files import SourceFile
+from .files import Compression, SourceFile
 from .integrity import hashing
 
 BLOCK_BYTES = 1 << 20
@@ -41,6 +46,30 @@ FRAME_HEADER_BYTES = 18
 
 GZIP = 16 + zlib.MAX_WBITS
 GZIP_MAGIC = b"\x1f"
+
+
+UNPACK = "unpack it, and name what is in it"
+REWRITE = "write its rows as Parquet or JSON Lines"
+
+KINDS = (
+    (rb"\x1f\x8b", "gzip", "name it {0}.gz"),
+    (rb"\x28\xb5\x2f\xfd", "zstd", "name it {0}.zst"),
+    (rb"\xfd7zXZ\x00", "xz", "name it {0}.xz"),
+    (rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", "bzip2", "name it {0}.bz2"),
+    (rb"\x04\x22\x4d\x18", "LZ4", "name it {0}.lz4"),
+    (rb"PAR1[^ -~]", "Parquet", "name it {1}.parquet"),
+    (rb"ARROW1\x00\x00|\xff{4}", "Arrow IPC", "name it {1}.arrow"),
+    (rb"(?s:.{257})ustar", "a tar archive", UNPACK),
+    (rb"PK(?:\x03\x04|\x05\x06)", "a zip archive", UNPACK),
+    (rb"7z\xbc\xaf\x27\x1c", "a 7z archive", UNPACK),
+    (rb"Obj\x01", "Avro", REWRITE),
+    (rb"SQLite format 3\x00", "an SQLite database", REWRITE),
+    (rb"\x89HDF", "HDF5", REWRITE),
+    (rb"\xff\xfe\x00\x00|\x00\x00\xfe\xff|[^\x00]\x00{3}|\x00{3}[^\x00]", "UTF-32", "convert it: iconv -f UTF-32 -t UTF-8"),
+    (rb"\xff\xfe|\xfe\xff|(?:[^\x00]\x00){2}|(?:\x00[^\x00]){2}", "UTF-16", "convert it: iconv -f UTF-16 -t UTF-8"),
+    (rb"version https://git-lfs\.github\.com/spec/", "a pointer of Git LFS", "fetch its content: git lfs pull"),
+)  # fmt: skip
+"""Patterns of the first bytes of files, what such files hold, and the remedy; {0} is the name, {1} without its ending."""
 
 
 class BrokenStreamError(ValueError):
@@ -78,15 +107,37 @@ def blocks(file: SourceFile, stream: BinaryIO, hasher: xxh3_128 | None = None) -
     if file.size == 0:
         raise SourceCorrupt(f"{file.uri}: is empty, so it is not a {file.compression} file; fetch it or write it again")
     try:
-        yield from _reblocked(_gunzipped(stored) if file.compression == "gzip" else _unzstd(stored))
+        yield from _reblocked(DECODERS[file.compression](stored))
     except UnsupportedFrameError as error:
         raise InputError(f"{file.uri}: {error}") from error
-    except (BrokenStreamError, zlib.error, ZstdError) as error:
+    except (BrokenStreamError, zlib.error, ZstdError, LZMAError, pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and not is_decoder_error(error):
+            raise
         raise SourceCorrupt(
             f"{file.uri}: {error}, near byte {stream.tell():,} of {file.size:,} ({file.compression}); "
             f"the file is truncated, damaged or not {file.compression} throughout: fetch it or write it again, or remove it "
             "from the blend"
         ) from error
+
+
+def text_blocks(file: SourceFile, content: Iterator[bytes]) -> Iterator[bytes]:
+    """The content of a file of text from its beginning. Raises as `require_text_head`."""
+    head = next(content, b"")
+    require_text_head(file, head)
+    yield head
+    yield from content
+
+
+def require_text_head(file: SourceFile, head: bytes) -> None:
+    """Raises InputError if the first bytes of a file of text are those of another kind of file, with the remedy."""
+    found = next(((kind, remedy) for pattern, kind, remedy in KINDS if re.match(pattern, head)), None)
+    if found is None:
+        return
+    kind, remedy = found
+    name = file.uri.rpartition("/")[2]
+    if file.compression:
+        raise InputError(f"{file.uri}: holds {kind} inside {file.compression}, not text; unpack it twice")
+    raise InputError(f"{file.uri}: holds {kind}, not UTF-8 text; {remedy.format(name, name.rpartition('.')[0])}")
 
 
 def _reblocked(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -167,6 +218,64 @@ def _unsupported(head: bytes, error: ZstdError) -> UnsupportedFrameError | None:
         f"was compressed with a zstd dictionary (id {dictionary}), which is not part of the file; decompress it with "
         "`zstd -d -D DICTIONARY FILE` and compress it again without one"
     )
+
+
+def _unpacked(
+    new: Callable[[], BZ2Decompressor | LZMADecompressor], kind: str, stored: Iterator[bytes]
+) -> Iterator[bytes]:
+    """The content of bzip2 or xz streams, in pieces of at most BLOCK_BYTES. Zero bytes after a stream are padding."""
+    decoder = new()
+    for block in stored:
+        rest = block
+        while rest:
+            if decoder.eof:
+                rest = rest.lstrip(b"\0")
+                if not rest:
+                    break
+                decoder = new()
+            yield decoder.decompress(rest, BLOCK_BYTES)
+            while not (decoder.eof or decoder.needs_input):
+                yield decoder.decompress(b"", BLOCK_BYTES)
+            rest = decoder.unused_data if decoder.eof else b""
+    if not decoder.eof:
+        raise BrokenStreamError(f"ends inside {kind} stream")
+
+
+class Stored(RawIOBase):
+    """Consecutive blocks as a file, to read forwards."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks, self._rest = blocks, b""
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401 - a writable buffer
+        """Fill the buffer with the next bytes; return how many."""
+        while not self._rest:
+            block = next(self._blocks, None)
+            if block is None:
+                return 0
+            self._rest = block
+        piece = self._rest[: len(buffer)]
+        buffer[: len(piece)], self._rest = piece, self._rest[len(piece) :]
+        return len(piece)
+
+
+def _unlz4(stored: Iterator[bytes]) -> Iterator[bytes]:
+    """The content of LZ4 frames."""
+    with pa.CompressedInputStream(pa.PythonFile(BufferedReader(Stored(stored)), mode="r"), "lz4") as stream:
+        yield from iter(lambda: stream.read(BLOCK_BYTES), b"")
+
+
+DECODERS: Mapping[Compression, Callable[[Iterator[bytes]], Iterator[bytes]]] = {
+    "gzip": _gunzipped,
+    "zstd": _unzstd,
+    "bz2": partial(_unpacked, BZ2Decompressor, "a bzip2"),
+    "xz": partial(_unpacked, partial(LZMADecompressor, memlimit=MAX_WINDOW_BYTES), "an xz"),
+    "lz4": _unlz4,
+}
 
 
 def is_decoder_error(error: Exception) -> bool:

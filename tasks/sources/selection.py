@@ -11,14 +11,15 @@ asked for in each of the hub's spellings: `val`, `dev` and `valid` all mean `val
 import difflib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from fsspec.utils import glob_translate
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
 
 from .files import InputWarning
-from .formats import ENDINGS, METADATA, describe, without_ending
+from .formats import METADATA, describe, is_hidden, rank_of, supported, without_ending
 
 SHOWN = 12
 NO_ENDING = "no ending"
@@ -44,7 +45,7 @@ PREFERRED = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
 FAMILIES = ({".jsonl", ".json", ".ndjson"}, {".csv", ".tsv"})
 """Endings that are read together."""
 
-ENDING = re.compile(r"(?<=.)\.[a-z][a-z0-9]{0,9}(?:\.(?:gz|zst|bz2|xz|lz4))?\Z")
+ENDING = re.compile(r"(?<=.)\.[a-z][a-z0-9]{0,9}(?:\.(?:gz|zst|zstd|bz2|xz|lz4))?\Z")
 """The extension of any file: letters and digits after the last dot, with the dot before it if that is a compression."""
 
 
@@ -70,34 +71,67 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
         raise InputError(f"{pattern}: '**' stands for whole folders; write '**/*.jsonl', not '**.jsonl'") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The files to read, how many others there are, by kind, and what to warn about."""
+
+    chosen: list[str]
+    skipped: Counter[str]
+    warnings: list[InputWarning]
+
+
+def select(names: Sequence[str], source: DataSource, size_of: Callable[[str], int]) -> Selection:
+    """The files among `names`, below the folder of `source.path`, that are rows of `source`. Raises as `choose` does."""
+    place, subset = source.path, source.subset
+    readable = choose(data_names(names, place), source)
+    chosen = first_choice(readable)
+    left = {*readable} - {*chosen}
+    skipped = kinds_skipped(names, subset, place) + Counter(map(extension_of, left))
+    return Selection(chosen, skipped, unread(names, subset, size_of, place, left))
+
+
 def data_names(names: Iterable[str], place: str) -> list[str]:
-    """The paths among `names` (below `place`) that hold rows: of a known format, neither hidden nor metadata.
+    """The paths among `names` (below `place`, a path or glob) that hold rows: of a known format, neither hidden nor metadata.
 
     Raises InputError, listing what was found instead, if none is left.
     """
     seen = sorted(names)
-    visible = [name for name in seen if not any(part.startswith(".") for part in name.split("/"))]
-    data = [name for name in visible if describe(name) and name.rsplit("/", 1)[-1] not in METADATA]
+    data = [name for name in seen if _kind_skipped(name, place) is None]
     if data:
         return data
     found = f"none of the {len(seen)} files can be read: {shortened(seen)}" if seen else "there are no files"
-    raise InputError(f"{place}: {found}; supported are {', '.join(ENDINGS)}")
+    raise InputError(f"{place}: {found}; supported are {supported()}")
 
 
-def kinds_skipped(names: Iterable[str], subset: str | None) -> Counter[str]:
+def first_choice(names: list[str]) -> list[str]:
+    """The paths among `names` whose formats have the lowest rank."""
+    ranks = [*map(rank_of, names)]
+    return [name for name, rank in zip(names, ranks, strict=True) if rank == min(ranks)]
+
+
+def kinds_skipped(names: Iterable[str], subset: str | None, place: str = "") -> Counter[str]:
     """How many of `names` are not `data_names`, by kind: an ending, `hidden`, `metadata` or `no ending`.
 
     A hidden folder counts as one. With a subset, only the names that belong to it count.
     """
-    seen = {_up_to_hidden(name) for name in names if subset is None or in_subset(name, subset)}
-    return Counter(kind for name in seen if (kind := _kind_skipped(name)))
+    seen = {_up_to_hidden(name, place) for name in names if subset is None or in_subset(name, subset)}
+    return Counter(kind for name in seen if (kind := _kind_skipped(name, place)))
 
 
-def unread(names: Iterable[str], subset: str | None, size_of: Callable[[str], int]) -> list[InputWarning]:
-    """A warning for each ending of files among `names` that look like data and can't be read; `size_of` gives their bytes."""
+def unread(
+    names: Iterable[str],
+    subset: str | None,
+    size_of: Callable[[str], int],
+    place: str = "",
+    left: Collection[str] = (),
+) -> list[InputWarning]:
+    """A warning for each ending of files among `names` that look like data and aren't read; `size_of` gives their bytes.
+
+    `left` are files that could be read, and aren't.
+    """
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for name in sorted({_up_to_hidden(name) for name in names if subset is None or in_subset(name, subset)}):
-        kind = _kind_skipped(name)
+    for name in sorted({_up_to_hidden(name, place) for name in names if subset is None or in_subset(name, subset)}):
+        kind = extension_of(name) if name in left else _kind_skipped(name, place)
         nameless = kind == NO_ENDING and NUMBERED.search(name.rpartition("/")[2])
         if nameless or (kind and kind.startswith(".") and not NO_DATA.fullmatch(kind)):
             found[kind or ""].append(name)
@@ -107,19 +141,23 @@ def unread(names: Iterable[str], subset: str | None, size_of: Callable[[str], in
     ]
 
 
-def _up_to_hidden(name: str) -> str:
+def _up_to_hidden(name: str, place: str) -> str:
     parts = name.split("/")
-    first = next((number for number, part in enumerate(parts, 1) if part.startswith(".")), len(parts))
+    first = next((number for number, part in enumerate(parts, 1) if is_hidden(part, place)), len(parts))
     return "/".join(parts[:first])
 
 
-def _kind_skipped(name: str) -> str | None:
-    base = name.rpartition("/")[2]
-    if base.startswith("."):
+def _kind_skipped(name: str, place: str) -> str | None:
+    if is_hidden(name, place):
         return "hidden"
     if describe(name):
-        return "metadata" if base in METADATA else None
-    ending = ENDING.search(base.lower())
+        return "metadata" if METADATA.fullmatch(name.rpartition("/")[2]) else None
+    return extension_of(name)
+
+
+def extension_of(name: str) -> str:
+    """The ending of a file's name in lower case, or `no ending`."""
+    ending = ENDING.search(name.rpartition("/")[2].lower())
     return ending[0] if ending else NO_ENDING
 
 

@@ -11,6 +11,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import dataset
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.sources.discovery import discover, find
@@ -45,7 +46,7 @@ def refusal(path, **fields) -> str:
 
 def test_a_folder_is_searched_at_every_depth_for_names_that_can_be_read(tmp_path):
     put(tmp_path, "b.jsonl", "a/b/c.parquet", "a/d.JSONL.GZ", "a/e.json.zst", content=b"")
-    put(tmp_path, "notes.txt", "a/f.csv", ".hidden.jsonl", ".cache/g.jsonl", "dataset_infos.json")
+    put(tmp_path, "notes.txt", "a/f.csv", ".hidden.jsonl", "_cache/g.jsonl", "dataset_infos.json")
     assert found(tmp_path) == ["a/b/c.parquet", "a/d.JSONL.GZ", "a/e.json.zst", "b.jsonl"]
 
 
@@ -133,12 +134,13 @@ def test_what_is_left_unread_is_counted_by_ending(tmp_path):
         "README",
         "_SUCCESS",
         "part.0001",
+        "_temporary/0/a.jsonl",
     )
-    put(tmp_path, "x/dataset_info.json", ".e.jsonl", "x/.git/f.jsonl", "x/.git/g.jsonl", "h.jsonl.bz2", "i.tar.gz")
+    put(tmp_path, "x/dataset_info.json", ".e.jsonl", "x/.git/f.jsonl", "x/.git/g.jsonl", "h.orc", "i.tar.gz")
     os.mkfifo(tmp_path / "x/pipe.jsonl")
     assert find(source(tmp_path)).skipped == {
-        ".csv": 2, ".csv.gz": 1, ".jsonl.bz2": 1, ".tar.gz": 1, ".txt": 1, "hidden": 2, "metadata": 1,
-        "no ending": 3, "no regular file": 1,
+        ".csv": 2, ".csv.gz": 1, ".orc": 1, ".tar.gz": 1, ".txt": 1, "hidden": 4, "metadata": 1,
+        "no ending": 2, "no regular file": 1,
     }  # fmt: skip
     assert find(source(tmp_path / "a.jsonl")).skipped == {}
     assert find(source(tmp_path / "x/*")).skipped == {".csv": 1, "hidden": 1, "metadata": 1, "no regular file": 1}
@@ -201,19 +203,84 @@ def test_a_missing_path_is_refused_with_the_nearest_there_is(tmp_path):
 
 
 def test_nothing_to_read_is_refused_with_what_was_found(tmp_path):
-    put(tmp_path, "data/x.csv", "data/y.arrow")
+    put(tmp_path, "data/x.xlsx", "data/y.orc")
     (tmp_path / "empty").mkdir()
-    assert "'x.csv', 'y.arrow'" in refusal(tmp_path / "data")
+    assert "'x.xlsx', 'y.orc'" in refusal(tmp_path / "data")
     assert "no files" in refusal(tmp_path / "empty")
     assert "no files" in refusal(tmp_path / "data/*.jsonl")
-    message = refusal(tmp_path / "data/x.csv")
-    assert all(ending in message for ending in (".jsonl", ".json.zst", ".parquet"))
+    message = refusal(tmp_path / "data/y.orc")
+    assert all(ending in message for ending in (".jsonl", ".csv", ".zst", ".parquet"))
     assert "**/*" in refusal(tmp_path / "**.jsonl")
 
 
 def test_a_revision_of_something_that_has_none_is_refused(tmp_path):
     put(tmp_path, "x.jsonl")
     assert "'revision'" in refusal(tmp_path, revision="main")
+
+
+@pytest.mark.parametrize(
+    ("names", "read"),
+    [
+        (["a.jsonl", "b.parquet", "c.csv", "d.arrow", "e.txt"], ["a.jsonl", "b.parquet"]),
+        (["c.csv.gz", "d.arrow", "e.txt"], ["c.csv.gz", "d.arrow"]),
+        (["e.txt", "README.txt", "LICENSE.txt"], ["e.txt"]),
+    ],
+)
+def test_files_of_secondary_formats_are_read_where_they_are_alone(tmp_path, names, read):
+    put(tmp_path, *names)
+    left = [name for name in names if name not in [*read, "README.txt", "LICENSE.txt"]]
+    assert found(tmp_path) == read
+    assert [warning.what.partition(", such as ")[2] for warning in find(source(tmp_path)).warnings] == left
+    for name in left:
+        assert found(tmp_path, f"*{name[1:]}") == [name]
+
+
+HIDDEN = [
+    "_SUCCESS.jsonl",
+    "_temporary/0/a.jsonl",
+    "x/_delta_log/0.jsonl",
+    ".x.jsonl",
+    "x/.crc/a.jsonl",
+    "_v2/deep/a.jsonl",
+]
+
+
+def test_hidden_names_are_those_of_pyarrow(tmp_path, memory):
+    put(tmp_path, "a.jsonl", "x/b_.jsonl", "x_/c.jsonl", *HIDDEN)
+    memory.pipe({f"/corpus/{path.relative_to(tmp_path)}": LINE for path in tmp_path.rglob("*.jsonl")})
+    judge = [os.path.relpath(path, tmp_path) for path in dataset.dataset(tmp_path, format="json").files]
+    assert found(tmp_path) == sorted(judge) == ["a.jsonl", "x/b_.jsonl", "x_/c.jsonl"]
+    assert [file.uri for file in discover(source("memory://corpus"))] == [f"memory://corpus/{name}" for name in judge]
+    assert find(source(tmp_path)).skipped == find(source("memory://corpus")).skipped == {"hidden": 6}
+
+
+@pytest.mark.parametrize(
+    ("path", "read"),
+    [
+        ("_v2", ["_v2/deep/a.jsonl"]),
+        ("_v2/*/*.jsonl", ["_v2/deep/a.jsonl"]),
+        ("*/_delta_log/*.jsonl", ["x/_delta_log/0.jsonl"]),
+        ("**/.crc/*", ["x/.crc/a.jsonl"]),
+        ("_*.jsonl", ["_SUCCESS.jsonl"]),
+        (".x.jsonl", [".x.jsonl"]),
+        ("_temporary/0/a.jsonl", ["_temporary/0/a.jsonl"]),
+    ],
+)
+def test_hidden_names_that_are_named_are_read(tmp_path, path, read):
+    put(tmp_path, "a.jsonl", *HIDDEN)
+    assert found(tmp_path, path) == read
+
+
+def test_two_snapshots_of_a_hub_cache_are_read_once(tmp_path):
+    cache = tmp_path / "datasets--o--n"
+    put(cache, "blobs/0123", "blobs/4567", "refs/main")
+    for revision, name, blob in [("aaa", "train", "0123"), ("bbb", "train", "0123"), ("bbb", "more", "4567")]:
+        link = cache / "snapshots" / revision / f"{name}.jsonl"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(f"../../blobs/{blob}")
+    read = ["snapshots/aaa/train.jsonl", "snapshots/bbb/more.jsonl"]
+    assert found(cache) == found(cache, "**/*.jsonl") == read
+    assert found(cache, "snapshots/bbb") == ["snapshots/bbb/more.jsonl", "snapshots/bbb/train.jsonl"]
 
 
 def test_subset_and_split_choose_among_the_files_of_a_folder(tmp_path):
@@ -341,11 +408,11 @@ def test_a_store_s_files_are_chosen_and_refused_like_local_ones(memory):
     (chosen,) = discover(source("memory://corpus", subset="a", split="train"))
     assert chosen.uri == "memory://corpus/a/train.jsonl"
     assert "no files" in refusal("memory://corpus/abc")
-    memory.pipe("/corpus/n.csv", b"")
-    assert "n.csv: files of this type" in refusal("memory://corpus/n.csv")
+    memory.pipe("/corpus/n.orc", b"12345")
+    assert "n.orc: files of this type" in refusal("memory://corpus/n.orc")
 
 
-def test_a_link_to_a_file_beside_it_is_not_read_twice(tmp_path):
+def test_a_file_that_links_lead_to_is_read_once(tmp_path):
     real, elsewhere = tmp_path / "data/a.jsonl", tmp_path / "elsewhere.jsonl"
     real.parent.mkdir()
     real.write_text('{"text": "a"}\n')
@@ -353,7 +420,7 @@ def test_a_link_to_a_file_beside_it_is_not_read_twice(tmp_path):
     for name, target in {"latest": real, "b": elsewhere, "c": elsewhere}.items():
         (tmp_path / f"data/{name}.jsonl").symlink_to(target)
     found = discover(DataSource(name="data", path=str(tmp_path / "data")))
-    assert [Path(file.uri).name for file in found] == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert [Path(file.uri).name for file in found] == ["a.jsonl", "b.jsonl"]
     (alone,) = discover(DataSource(name="data", path=str(tmp_path / "data/latest*.jsonl")))
     assert Path(alone.uri).name == "latest.jsonl"
 

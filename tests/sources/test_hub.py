@@ -305,8 +305,8 @@ def test_a_file_folder_or_glob_inside_a_repository_can_be_named(publish):
 
 
 def test_a_repository_without_data_says_what_it_holds(publish):
-    publish("data/rows.csv", "data/rows.arrow")
-    assert "'data/rows.csv'" in refusal()
+    publish("data/rows.orc", "data/rows.avro")
+    assert "'data/rows.orc'" in refusal()
     assert ".parquet" in refusal()
 
 

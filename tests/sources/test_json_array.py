@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.sources import json_lines
 from tokenmill.tasks.sources.files import Refused
-from tokenmill.tasks.sources.json_array import BrokenArrayError, split_elements
-from tokenmill.tasks.sources.json_rows import pick_texts, text_of
+from tokenmill.tasks.sources.json_array import split_elements
+from tokenmill.tasks.sources.json_rows import BrokenContentError, pick_texts, text_of
 from tokenmill.tasks.sources.opening import SourceCorrupt
 
 from tests.examples import max_examples
@@ -25,7 +25,7 @@ def split_or_broken(data, block_bytes):
     """The rows, or what is said of an array that is broken."""
     try:
         return split_all(data, block_bytes)
-    except BrokenArrayError as error:
+    except BrokenContentError as error:
         return str(error)
 
 
@@ -111,14 +111,14 @@ def test_wrong_elements_are_single_bad_rows_and_the_rest_goes_on(data, texts, ba
     ],
 )
 def test_an_array_of_which_rows_cannot_be_counted_is_broken(data, said):
-    with pytest.raises(BrokenArrayError, match=said):
+    with pytest.raises(BrokenContentError, match=said):
         split_all(data.encode(), 5)
 
 
 def test_an_array_cut_anywhere_is_broken():
     data = json.dumps([{"text": text} for text in ["a", "b]", 'c"', "d\\"]]).encode()
     for cut in range(1, len(data)):
-        with pytest.raises(BrokenArrayError, match="ends inside its array"):
+        with pytest.raises(BrokenContentError, match="ends inside its array"):
             split_all(data[:cut], 5)
 
 

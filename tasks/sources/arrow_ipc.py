@@ -1,0 +1,150 @@
+"""Arrow IPC, as files (Feather V2) and as streams (what `datasets` writes): a row becomes the JSON object of its fields.
+
+One record batch is in memory at a time, and a file is one slice. A file begins with a magic number and ends with a footer that says
+where its batches are; compressed, as `.arrow.gz`, it is read forwards as the stream that it most often also is. Rows are as from Parquet: maps are objects, and fields of structs that are null are left out. Times and decimals
+become text, and so does binary that is UTF-8; other binary is null.
+
+Reasons for bad rows: those of JSON, and unreadable_value.
+"""
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from itertools import chain
+from typing import Any, BinaryIO, cast
+
+import orjson
+import pyarrow as pa
+from pyarrow import ipc
+
+from .files import Refused, Row, Slice, leading
+from .integrity import VerifiedStream, is_hashed, require_content, verified
+from .json_lines import MAX_ROW_BYTES
+from .json_rows import BrokenContentError, RowFormat
+from .opening import BLOCK_BYTES, SourceCorrupt, Stored, is_decoder_error, open_source
+from .parquet_batches import decoded_bytes, holds
+
+MAGIC = b"ARROW1"
+FEATHER_V1 = b"FEA1"
+
+PADDED = 8
+"""The length of the magic number at the beginning of a file."""
+
+PIECE_BYTES = 4 << 20
+
+
+class ArrowIpc(RowFormat):
+    """`.arrow`, `.feather` and `.ipc`."""
+
+    name = "arrow"
+    endings = (".arrow", ".feather", ".ipc")
+    rank = 1
+    is_text = False
+
+    def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
+        """See RowFormat."""
+        first = next(content, b"")
+        if first.startswith(FEATHER_V1):
+            raise BrokenContentError("is Feather V1; write it again with pyarrow.feather.write_feather, as version 2")
+        is_file = first.startswith(MAGIC)
+        stream = BufferedReader(Stored(chain([first[PADDED:] if is_file else first], content)), BLOCK_BYTES)
+        with _explained():
+            for batch in ipc.open_stream(stream):
+                yield from _rows(batch)
+        end = b""
+        while block := stream.read(BLOCK_BYTES):
+            end = (end + block)[-len(MAGIC) :]
+        if is_file and end != MAGIC:
+            raise BrokenContentError("has no footer, so the file is truncated or damaged")
+
+    def rows(self, part: Slice) -> Iterator[list[Row]]:
+        """See SourceFormat."""
+        with open_source(part.file) as stream:
+            if part.file.compression or stream.read(len(MAGIC)) != MAGIC:
+                yield from super().rows(part)
+                return
+            with verified(part, stream) as hasher:
+                content = stream
+                if is_hashed(part):
+                    ranges = [(part.start, part.stop)]
+                    content = cast("BinaryIO", VerifiedStream(stream, ranges, hasher, part.file.uri))
+                    require_content(part, hasher)
+                try:
+                    yield from leading(_file_rows(content), part.rows)
+                except BrokenContentError as error:
+                    raise SourceCorrupt(f"{part.file.uri}: {error}") from error
+
+
+def _file_rows(content: BinaryIO) -> Iterator[list[Row]]:
+    with _explained():
+        opened = ipc.open_file(content)
+        for number in range(opened.num_record_batches):
+            yield from _rows(opened.get_batch(number))
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    """Turn what Arrow finds damaged into a BrokenContentError."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if not is_decoder_error(error):
+            raise
+        raise BrokenContentError(f"{error}; the file is truncated, damaged or not Arrow IPC") from error
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[list[Row]]:
+    """The rows of a batch as JSON, some megabytes at a time."""
+    twice = next((name for name in batch.schema.names if batch.schema.names.count(name) > 1), None)
+    if twice is not None:
+        raise BrokenContentError(f"several columns are called {twice!r}; write the file again with distinct names")
+    at_once = max(1, PIECE_BYTES * len(batch) // max(1, decoded_bytes(batch)))
+    for start in range(0, len(batch), at_once):
+        piece = batch[start : start + at_once]
+        try:
+            yield _objects(piece)
+        except (ValueError, OverflowError):  # text that is not UTF-8, or a time outside the range of `datetime`
+            yield [_object(piece[row : row + 1]) for row in range(len(piece))]
+
+
+def _object(row: pa.RecordBatch) -> Row:
+    try:
+        return _objects(row)[0]
+    except UnicodeDecodeError as error:
+        return Refused("invalid_utf8", str(error), error.object)
+    except (ValueError, OverflowError) as error:
+        return Refused("unreadable_value", str(error), b"")
+
+
+def _objects(batch: pa.RecordBatch) -> list[Row]:
+    maps = "lossy" if any(holds(kind, pa.types.is_map) for kind in batch.schema.types) else None
+    rows = [
+        orjson.dumps({name: _without_nulls(value) for name, value in record.items()}, default=_plain)
+        for record in batch.to_pylist(maps_as_pydicts=maps)
+    ]
+    return [_bounded(row) for row in rows]
+
+
+def _bounded(row: bytes) -> Row:
+    if len(row) <= MAX_ROW_BYTES:
+        return row
+    return Refused("row_too_long", f"{len(row):,} bytes; at most {MAX_ROW_BYTES:,} are read", row[:BLOCK_BYTES])
+
+
+def _without_nulls(value: object) -> object:
+    """A value without fields of structs that are null; nulls in lists stay, to keep positions."""
+    if isinstance(value, dict):
+        fields = cast("dict[str, object]", value).items()
+        return {name: _without_nulls(inner) for name, inner in fields if inner is not None}
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in cast("list[object]", value)]
+    return value
+
+
+def _plain(value: Any) -> str | None:  # noqa: ANN401 - whatever Arrow holds and JSON does not
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
