@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,8 +33,8 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pytest
 import yaml
-from huggingface_hub import constants
-from huggingface_hub.utils import _http
+from huggingface_hub import constants, file_download
+from huggingface_hub.utils import _http, close_session
 
 LARGE = 200
 """Files of this many bytes and more are kept in LFS, as the hub does from a few megabytes on."""
@@ -64,7 +65,7 @@ class Request(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Instead of an answer to requests whose path matches: a status, "cut" (half of a body), or a call before the answer."""
+    """Instead of an answer to requests whose path matches: a status, "cut" (half of a body), "login page", or a call before it."""
 
     path: str
     does: int | str | Callable[[], object]
@@ -238,6 +239,8 @@ class Handler(BaseHTTPRequestHandler):
         self.cut = bool(fault and fault.does == "cut")
         if fault and isinstance(fault.does, int):
             return self.refuse(fault.does, None, "the hub is down", RATE_LIMIT | {**fault.headers})
+        if fault and fault.does == "login page":
+            return self.send(200, b"<html>Log in</html>", {"Content-Type": "text/html"})
         if fault and callable(fault.does):
             fault.does()
         is_json = self.headers.get("Content-Type", "").startswith("application/json")
@@ -404,5 +407,8 @@ def used_here(hub: Hub, home: Path) -> Iterator[None]:
             "HF_HUB_DISABLE_XET": True,
         }.items():
             patched.setattr(constants, name, value)
-        patched.setattr(_http, "time", SimpleNamespace(sleep=hub.waits.append))
+        for module in (_http, file_download):
+            patched.setattr(module, "time", SimpleNamespace(**vars(time) | {"sleep": hub.waits.append}))
+        close_session()  # which remembers proxies
         yield
+    close_session()

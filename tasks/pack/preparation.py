@@ -37,7 +37,7 @@ from tokenmill.tasks.sources.forms import Form
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.tokenize.gate import Gate, Verdict, gate_notes
-from tokenmill.tasks.tokenize.load import find_vocabulary, planned_vocabulary
+from tokenmill.tasks.tokenize.load import commit_notes, commit_of, find_vocabulary, pinned, planned_vocabulary
 from tokenmill.tasks.tokenize.settings import SpecialTokens, TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
@@ -100,9 +100,8 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
 
     form: Form | None = "conversations" if isinstance(chat.template, ChatTemplate) else None
     plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes, form=form)
-    return Planned(
-        blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), gate_notes(verdicts)
-    )
+    notes = commit_notes(settings.tokenizer, vocabulary) | gate_notes(verdicts)
+    return Planned(blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), notes)
 
 
 def policy(settings: SftSettings) -> LossPolicy:
@@ -182,7 +181,7 @@ def worker_arguments(planned: SftPlan) -> dict[str, Any]:
     """The arguments that workers get besides the shard."""
     template, settings = planned.found.template, planned.settings
     return {
-        "tokenizer": settings.tokenizer.model_dump(),
+        "tokenizer": pinned(settings.tokenizer, planned.found.vocabulary.commit).model_dump(),
         "template": {"source": template.source, "variables": template.variables},
         "on_bad_row": settings.on_bad_row,
     }
@@ -271,6 +270,7 @@ def release_sft(planned: SftPlan, finished: Sequence[Finished]) -> Release:
         **mix_header(mix),
         "tokenizer": {
             "fingerprint": found.vocabulary.fingerprint,
+            **commit_of(found.vocabulary),
             "vocabulary_size": found.vocabulary.size,
             "gate": {name: asdict(verdict) for name, verdict in found.verdicts.items()},
         },

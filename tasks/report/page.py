@@ -77,6 +77,12 @@ def _passage(passage: Passage) -> str:
     return f"<dt>{line(passage.role)}</dt><dd{trained}>{shown}</dd>\n"
 
 
+NOT_SHOWN = "Not shown: "
+"""How a section begins whose figures can't be computed here."""
+
+SECTION_END = "</section>\n"
+
+
 def overview(run: Run) -> list[Part]:
     """What came in and went out."""
     totals = run.manifest["totals"]
@@ -509,14 +515,14 @@ def _parts(section: Section, run: Run) -> Sequence[Part]:
     try:
         return section.parts(run)
     except (InputError, RunError, FileNotFoundError) as error:
-        return [Text(f"Not shown: {error}")]
+        return [Text(f"{NOT_SHOWN}{error}")]
 
 
 def section_html(title: str, parts: Iterable[Part]) -> str:
     """A section as HTML."""
     name = _anchor(title)
     content = "".join(part.html() for part in parts)
-    return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{line(title)}</h2>\n{content}</section>\n'
+    return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{line(title)}</h2>\n{content}{SECTION_END}'
 
 
 def _anchor(title: str) -> str:
@@ -558,16 +564,26 @@ def leave_report(output_dir: str, warn: Callable[[str], object]) -> None:
         )
 
 
-def report_problems(output_dir: str) -> list[str]:
-    """The figures of a written page and of cards that the published files do not give; nothing where none is written."""
+def report_problems(output_dir: str) -> tuple[list[str], list[str]]:
+    """The figures of a written page and of cards that the published files do not give, and those that can't be compared.
+
+    What needs a tokenizer can't be compared where that is not found, nor where it was not when the page was written.
+    """
     place = join(output_dir, PAGE)
     content = read_bytes(place)
     if content is None:
-        return card_problems(output_dir)
-    text, found = content.decode(errors="replace"), sections(run_in(output_dir))
-    changed = [title for title, parts in found.items() if section_html(title, parts) not in text]
+        return card_problems(output_dir), []
+    text, problems, unchecked = content.decode(errors="replace"), list[str](), list[str]()
     again = f"write it again: tokenmill report {output_dir}"
-    return [
-        *(f"{place}: the section {each!r} does not agree with the published files; {again}" for each in changed),
-        *card_problems(output_dir),
-    ]
+    for title, parts in sections(run_in(output_dir)).items():
+        here, written = section_html(title, parts), section_html(title, []).removesuffix(SECTION_END)
+        absent = next((part.text for part in parts if isinstance(part, Text) and part.text.startswith(NOT_SHOWN)), None)
+        if here in text:
+            continue
+        if absent:
+            unchecked.append(f"the section {title!r} of {place}: {absent.removeprefix(NOT_SHOWN)}")
+        elif f"{written}<p>{NOT_SHOWN}" in text:
+            unchecked.append(f"the section {title!r} of {place}, which was left out when it was written; {again}")
+        else:
+            problems.append(f"{place}: the section {title!r} does not agree with the published files; {again}")
+    return problems + card_problems(output_dir), unchecked

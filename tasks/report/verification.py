@@ -28,7 +28,8 @@ def with_report(verification: Verification, output_dir: str) -> Verification:
         return verification
     from .page import report_problems
 
-    return replace(verification, problems=report_problems(output_dir))
+    problems, unchecked = report_problems(output_dir)
+    return replace(verification, problems=problems, unchecked=unchecked)
 
 
 def verification_record(verification: Verification, output_dir: str) -> dict[str, Any]:
@@ -54,6 +55,8 @@ def print_verification(verification: Verification, output_dir: str, console: Con
     if verification.withdrawn:
         receipts = counted(len(verification.withdrawn), "receipt")
         console.print(f"{receipts} withdrawn: the next run builds those shards again")
+    for sentence in verification.unchecked:
+        console.print(f"- not checked: {sentence}", markup=False, highlight=False, soft_wrap=True)
     if not verification.problems:
         console.print(
             f"✓ {counted(verification.shards, 'shard')}, {counted(verification.files, 'file')}, {verification.size / 1e6:,.1f} MB: "

@@ -31,7 +31,7 @@ from tokenmill.tasks.sources.slices import ContentIndex
 from tokenmill.tasks.storage import SourceIdentity, is_local, join
 from tokenmill.tasks.tokenize.exact import encoder_of
 from tokenmill.tasks.tokenize.gate import Gate, Verdict, gate_notes
-from tokenmill.tasks.tokenize.load import find_vocabulary, planned_vocabulary
+from tokenmill.tasks.tokenize.load import commit_notes, commit_of, find_vocabulary, pinned, planned_vocabulary
 from tokenmill.tasks.tokenize.settings import Backend, TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
@@ -144,7 +144,8 @@ def plan_rl(blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPla
     plan = plan_shards(blend, settings, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes)
     tables.remember()
     found = RlFound(vocabulary, chains, verdicts)
-    return Planned(blend, settings, output_dir, plan, found, gate_notes(verdicts))
+    notes = (commit_notes(settings.tokenizer, vocabulary) if vocabulary else {}) | gate_notes(verdicts)
+    return Planned(blend, settings, output_dir, plan, found, notes)
 
 
 def _judged(
@@ -192,9 +193,10 @@ def _recipe(
 
 def worker_arguments(planned: RlPlan) -> dict[str, Any]:
     """The arguments that workers get besides the shard, such as the transforms of every data set."""
+    vocabulary = planned.found.vocabulary
     return {
         "chains": {name: chain.record() for name, chain in planned.found.chains.items()},
-        "tokenizer": planned.settings.tokenizer.model_dump(),
+        "tokenizer": pinned(planned.settings.tokenizer, vocabulary.commit if vocabulary else None).model_dump(),
         "on_bad_row": planned.settings.on_bad_row,
     }
 
@@ -231,7 +233,11 @@ def release_rl(planned: RlPlan, finished: Sequence[Finished]) -> Release:
     header: dict[str, Any] = {"mode": _mode(planned), "source_splits": _source_splits(planned)}
     if found.vocabulary is not None:
         gate = {name: asdict(verdict) for name, verdict in found.verdicts.items()}
-        header["tokenizer"] = {"fingerprint": found.vocabulary.fingerprint, "gate": gate}
+        header["tokenizer"] = {
+            "fingerprint": found.vocabulary.fingerprint,
+            **commit_of(found.vocabulary),
+            "gate": gate,
+        }
     batches = Batches.of(planned.blend, planned.settings)
     return Release(JsonLinesLayout(blend_weights(planned.blend), planned.settings.compression, batches), header)
 

@@ -21,7 +21,7 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.sources.row_filter import row_filter
-from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.load import find_vocabulary, pinned
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 from .conversations import policy_of
@@ -110,7 +110,7 @@ def _nll(settings: NllSettings, model: ModelFiles | None, where: Where, store: S
         chosen = SftSettings(tokenizer=source, chat_template=settings.chat_template)
         found = checked_format(chosen, vocabulary, policy_of(settings.loss_mode, harmony=False), store.place)
         written = {"source": found.format.template.source, "variables": dict(found.format.template.variables)}
-        where = replace(where, tokenizer=source.model_dump(), template=written)
+        where = replace(where, tokenizer=pinned(source, vocabulary.commit).model_dump(), template=written)
         fingerprint, template = vocabulary.fingerprint, found.format.template.digest
 
     def recipe_of(source: DataSource, split: str | None) -> NllRecipe:

@@ -8,17 +8,17 @@ Weights are safetensors. Other formats are pickles, which can run code when they
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import user_cache
+from tokenmill.tasks.tokenize.hub_files import fetched, named_model
 
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
 """The files that determine NLL."""
@@ -70,29 +70,25 @@ def find_model(name: str, revision: str | None = None) -> ModelFiles:
 
     Raises InputError if it cannot be found, and for a folder without a config.json.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        found = ModelFiles(name, folder.absolute(), None)
-    elif folder.suffix == ".gguf" or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise InputError(f"model: there is no folder {name!r}; check the path, or give a hub id such as 'org/name'")
-    else:
-        found = _from_hub(name, revision)
+    path = Path(name).expanduser()
+    if path.is_file():
+        raise InputError(f"model: {name!r} is a file; give the folder that save_pretrained() wrote")
+    found = ModelFiles(name, path.absolute(), None) if path.is_dir() else _from_hub(name, revision)
     if not (found.folder / "config.json").is_file():
         raise InputError(f"model: {found.folder} holds no config.json; give the folder that save_pretrained() wrote")
     return found
 
 
 def _from_hub(name: str, revision: str | None) -> ModelFiles:
-    patterns = [*WEIGHTS, *TEXT]
-    try:
-        folder = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=OTHER_COPIES)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        sentence = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"model: {name!r} (revision {revision or 'main'}) cannot be fetched from the hub: {sentence}; check the "
-            "spelling, the network and HF_TOKEN, or give a local folder"
-        ) from error
-    return ModelFiles(name, Path(folder), Path(folder).name)
+    model = named_model(name, revision, "model")
+    prefix = f"{model.inside}/" if model.inside else ""
+    patterns, others = ([f"{prefix}{each}" for each in listed] for listed in ([*WEIGHTS, *TEXT], OTHER_COPIES))
+
+    def choose(names: Sequence[str]) -> list[str]:
+        return list(filter_repo_objects(names, allow_patterns=patterns, ignore_patterns=others))
+
+    folder = fetched(model, choose, "model")
+    return ModelFiles(model.name, folder / model.inside, folder.name)
 
 
 def _content(path: Path) -> str:

@@ -22,10 +22,18 @@ def remembered(place: str, kind: type[Result], compute: Callable[[], Result]) ->
 
     If `place` cannot be written, the result is computed every time.
     """
-    adapter: TypeAdapter[Any] = TypeAdapter(kind)
-    with suppress(OSError, ValueError, KeyError):
-        return adapter.validate_python(unsealed(read_bytes(place) or b"")["answer"])
+    found = recalled(place, kind)
+    if found is not None:
+        return found
     result = compute()
     with suppress(OSError):
-        publish_bytes(place, sealed({"answer": adapter.dump_python(result, mode="json"), "volatile": {}}))
+        answer = TypeAdapter[Any](kind).dump_python(result, mode="json")
+        publish_bytes(place, sealed({"answer": answer, "volatile": {}}))
     return result
+
+
+def recalled(place: str, kind: type[Result]) -> Result | None:
+    """The result that is cached at `place`, or None."""
+    with suppress(OSError, ValueError, KeyError):
+        return TypeAdapter[Any](kind).validate_python(unsealed(read_bytes(place) or b"")["answer"])
+    return None

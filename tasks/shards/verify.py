@@ -40,13 +40,17 @@ FindJoined = Callable[[], Mapping[str, Extent]]
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Numbers of checked files and shards, and every problem found; each problem names a file."""
+    """Numbers of checked files and shards, and every problem found; each problem names a file.
+
+    `unchecked` says what could not be compared here, and why; it is no problem of the data.
+    """
 
     shards: int
     files: int
     size: int
     problems: list[str]
     withdrawn: list[str]
+    unchecked: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

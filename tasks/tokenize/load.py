@@ -1,15 +1,17 @@
 """Loading a tokenizer by encoding name, file, folder, or hub id.
 
-The default, `o200k_harmony`, needs no network: the `bpe-openai` package ships the ranks of o200k and cl100k, which are
-unpacked once into tiktoken's own cache (tiktoken checks their SHA-256). tiktoken downloads other encodings, and
-huggingface_hub other tokenizers, at a pinned revision. Code from a repository is never run.
+A path that exists comes first, then tiktoken's names, then ids of the hub (`hub_files`). The default, `o200k_harmony`, needs no
+network: the `bpe-openai` package ships the ranks of o200k and cl100k, which are unpacked once into tiktoken's own cache (tiktoken
+checks their SHA-256). tiktoken downloads other encodings. Code from a repository is never run.
 """
 
 import gzip
 import hashlib
 import os
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
+from functools import lru_cache, partial
 from importlib.metadata import distribution, version
 from pathlib import Path
 from typing import Any
@@ -57,8 +59,17 @@ Stamps = tuple[tuple[str, int, int], ...]
 CONFIGS = ("special_tokens_map.json", "tokenizer_config.json")
 """Files beside a tokenizer.json that name its BOS and EOS tokens; the last one takes precedence."""
 
-CHAT_TEMPLATE = "chat_template.jinja"
-"""The chat template of newer models; others have it in tokenizer_config.json."""
+TEMPLATES = ("chat_template.jinja", "additional_chat_templates/default.jinja")
+"""The chat template of newer models, which comes before an entry in tokenizer_config.json."""
+
+OLD_TEMPLATE = "chat_template.json"
+"""The chat template of the processors of older models; counts if there is no other."""
+
+OTHER_FORMATS = (
+    "*.model", "*.model.v*", "*.tiktoken", "tekken.json", "vocab.json", "merges.txt", "added_tokens.json",
+    "config.json", "generation_config.json",
+)  # fmt: skip
+"""Files of a tokenizer without a tokenizer.json, and those that say which tokens are special."""
 
 
 def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
@@ -93,14 +104,37 @@ def planned_vocabulary(source: TokenizerSource, fingerprint: str | None) -> Voca
 
 def find_vocabulary(source: TokenizerSource) -> Vocabulary:
     """The vocabulary of `source.model`, loaded again only if its files change. Raises InputError if it cannot be found."""
-    return _load(source.model, source.revision, _stamps(source.model))
+    return load_named(source.model, source.revision, _stamps(source.model))
+
+
+def pinned(source: TokenizerSource, commit: str | None) -> TokenizerSource:
+    """`source` at a commit of its repository, so that all workers load the same files; as it is if it is not from the hub."""
+    if commit is None:
+        return source
+    from .hub_files import named_model
+
+    name = named_model(source.model, source.revision, "tokenizer.model").name
+    return source.model_copy(update={"model": name, "revision": commit})
+
+
+def commit_notes(source: TokenizerSource, vocabulary: Vocabulary) -> dict[str, str]:
+    """What to show of a tokenizer from the hub: the commit that it was loaded at."""
+    if vocabulary.commit is None:
+        return {}
+    return {"tokenizer": f"{source.model} is at commit {vocabulary.commit}"}
+
+
+def commit_of(vocabulary: Vocabulary) -> dict[str, str]:
+    """The manifest's entry for the commit of a tokenizer from the hub; none for others."""
+    return {"commit": vocabulary.commit} if vocabulary.commit else {}
 
 
 def recorded_vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary that the shards of a manifest were built with. Raises InputError if the one found differs."""
     chosen = manifest["settings"]["tokenizer"]
     named = {name: value for name, value in chosen.items() if name in TokenizerSource.model_fields}
-    vocabulary = find_vocabulary(parse(TokenizerSource, named, f"{MANIFEST}: settings.tokenizer"))
+    source = parse(TokenizerSource, named, f"{MANIFEST}: settings.tokenizer")
+    vocabulary = find_vocabulary(pinned(source, manifest["tokenizer"].get("commit")))
     recorded = manifest["tokenizer"]["fingerprint"]
     if vocabulary.fingerprint != recorded:
         raise InputError(
@@ -111,16 +145,17 @@ def recorded_vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
 
 
 @lru_cache(maxsize=4)
-def _load(model: str, revision: str | None, _: Stamps) -> Vocabulary:
+def load_named(model: str, revision: str | None, _: Stamps) -> Vocabulary:
+    """The vocabulary that a name means, kept while its files stay as they are."""
     return _find(model, revision)
 
 
 def _stamps(model: str) -> Stamps:
     """Name, size and modification time of every local file of a tokenizer, which may change while a worker runs."""
     path = Path(model).expanduser()
-    files = (
-        sorted(path.iterdir()) if path.is_dir() else [path, *(path.parent / name for name in (*CONFIGS, CHAT_TEMPLATE))]
-    )
+    folder = path if path.is_dir() else path.parent
+    beside = [folder / name for name in (*CONFIGS, *TEMPLATES, OLD_TEMPLATE)]
+    files = [*sorted(path.iterdir()), *beside] if path.is_dir() else [path, *beside]
     return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
 
 
@@ -132,13 +167,6 @@ def _find(model: str, revision: str | None) -> Vocabulary:
         return _from_file(path)
     if model in tiktoken.registry.list_encoding_names():
         return _from_tiktoken(model)
-    if path.suffix or model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise InputError(f"tokenizer.model: there is no file or folder {model!r}; check the path")
-    if "/" not in model:
-        known = tiktoken.registry.list_encoding_names()
-        raise InputError(
-            f"tokenizer.model: {model!r} is not a file, a folder or a tiktoken encoding; {nearest(model, known)}"
-        )
     return _from_hub(model, revision)
 
 
@@ -191,8 +219,11 @@ def _config(folder: Path) -> dict[str, Any]:
         file = folder / name
         if file.is_file():
             merged |= {key: value for key, value in _object(file).items() if value is not None}
-    template = folder / CHAT_TEMPLATE
-    return merged | {"chat_template": template.read_text("utf-8")} if template.is_file() else merged
+    template = next((folder / name for name in TEMPLATES if (folder / name).is_file()), None)
+    if template:
+        return merged | {"chat_template": template.read_text("utf-8")}
+    old = folder / OLD_TEMPLATE
+    return {"chat_template": _object(old).get("chat_template")} | merged if old.is_file() else merged
 
 
 def _object(file: Path) -> dict[str, Any]:
@@ -202,28 +233,43 @@ def _object(file: Path) -> dict[str, Any]:
         raise InputError(f"tokenizer.model: {file} is not a JSON object: {error}; fix or remove it") from error
 
 
-def _from_hub(repository: str, revision: str | None) -> Vocabulary:
-    """The vocabulary of a hub repository. Raises InputError if it cannot be downloaded."""
+def _from_hub(name: str, revision: str | None) -> Vocabulary:
+    """The vocabulary of a model on the hub, with its commit. Raises InputError as `named_model` and `fetched` do."""
     # The hub's client takes 0.15 s to import.
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from .hub_files import fetched, named_model
 
     try:
-        definition = hf_hub_download(repository, "tokenizer.json", revision=revision)
-        for name in (*CONFIGS, CHAT_TEMPLATE):
-            try:
-                hf_hub_download(repository, name, revision=revision)
-            except LocalEntryNotFoundError:  # offline, which is a kind of EntryNotFoundError
-                raise
-            except EntryNotFoundError:
-                continue
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, EntryNotFoundError) as error:
-        sentence = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"tokenizer.model: {repository!r} (revision {revision or 'main'}) cannot be fetched from the hub: {sentence}; "
-            "check the spelling, the network and HF_TOKEN, or give a local folder"
-        ) from error
-    return _from_json(Path(definition))
+        model = named_model(name, revision, "tokenizer.model")
+        folder = fetched(model, partial(_hub_names, model.inside), "tokenizer.model")
+    except InputError as error:
+        if "/" in name:
+            raise
+        known = tiktoken.registry.list_encoding_names()
+        raise InputError(f"{error}; among the encodings of tiktoken: {nearest(name, known)}") from error
+    return load_commit(folder, model.inside)
+
+
+@lru_cache(maxsize=4)
+def load_commit(folder: Path, inside: str) -> Vocabulary:
+    """The vocabulary in a file or folder of a commit; loaded once, whether it was asked for by branch or by commit."""
+    found = folder / inside
+    return replace(_from_file(found) if found.is_file() else _from_folder(found), commit=folder.name)
+
+
+def _hub_names(inside: str, names: Sequence[str]) -> list[str]:
+    """The names in a repository that a tokenizer is made of: `inside`, a file or a folder ("": the root), and those beside it.
+
+    With a tokenizer.json, those of other formats are left out: they are large, and not read.
+    """
+    folder = inside.rpartition("/")[0] if inside in names else inside
+    prefix = f"{folder}/" if folder else ""
+    beside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    wanted = [inside.removeprefix(prefix)] if inside in names else ["tokenizer.json"]
+    main = [name for name in beside if name in wanted] or [
+        name for name in beside if "/" not in name and any(fnmatch(name, pattern) for pattern in OTHER_FORMATS)
+    ]
+    more = [name for name in beside if name in {*CONFIGS, *TEMPLATES, OLD_TEMPLATE}]
+    return [prefix + name for name in main + more]
 
 
 def _from_tiktoken(name: str) -> Vocabulary:

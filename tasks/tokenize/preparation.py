@@ -48,7 +48,7 @@ from .documents import most_ids
 from .exact import encoder_of
 from .fim import FimEncoder, FimRecipe, fim_lines, fim_recipe
 from .gate import Gate, Verdict, gate_notes, texts_of
-from .load import load_vocabulary, planned_vocabulary
+from .load import commit_notes, commit_of, load_vocabulary, pinned, planned_vocabulary
 from .phases import Pair, cut_phases, publish_phases
 from .prefixes import build_prefix, inspect_prefix, plan_prefixes
 from .race import RACE_FROM, fastest_engine
@@ -104,7 +104,8 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
         recipes,
         form="documents",
     )
-    return Planned(blend, settings, output_dir, plan, PretrainFound(vocabulary, gates, verdicts), gate_notes(verdicts))
+    notes = commit_notes(settings.tokenizer, vocabulary) | gate_notes(verdicts)
+    return Planned(blend, settings, output_dir, plan, PretrainFound(vocabulary, gates, verdicts), notes)
 
 
 def _fim_of(source: DataSource, split: str, settings: PretrainSettings) -> Fim | None:
@@ -142,7 +143,7 @@ def worker_arguments(planned: PretrainPlan) -> dict[str, Any]:
     """The arguments that workers get besides the shard."""
     settings, found = planned.settings, planned.found
     return {
-        "tokenizer": settings.tokenizer.model_dump(),
+        "tokenizer": pinned(settings.tokenizer, found.vocabulary.commit).model_dump(),
         "engines": {name: fastest_engine(found.gates[name], size) for name, size in _large_data_sets(planned.plan)},
         "on_bad_row": settings.on_bad_row,
     }
@@ -251,6 +252,7 @@ def release_pretrain(planned: PretrainPlan, finished: Sequence[Finished]) -> Rel
     found = planned.found
     tokenizer = {
         "fingerprint": found.vocabulary.fingerprint,
+        **commit_of(found.vocabulary),
         "vocabulary_size": found.vocabulary.size,
         "dtype": token_dtype(found.vocabulary.size).name,
         "gate": {name: asdict(verdict) for name, verdict in found.verdicts.items()},

@@ -40,7 +40,8 @@ class Vocabulary:
     `controls` maps control strings and other added tokens to ids; `literal` treats `special_tokens` as ordinary text.
     `guarding(tokens)` is the same vocabulary with more added tokens among these. `splitting(engine)` says how text is cut
     into pieces; None if not by regular expressions. `decode` writes ids as text, with control strings. `definition` is the
-    vocabulary as a tokenizer.json, `chat_template` the model's own template, if any.
+    vocabulary as a tokenizer.json, `chat_template` the model's own template, if any; `commit` that of the hub's repository that it
+    was loaded from.
     """
 
     fingerprint: str
@@ -56,6 +57,7 @@ class Vocabulary:
     guarding: "Callable[[frozenset[str]], Vocabulary]"
     definition: Callable[[], bytes]
     chat_template: str | None = None
+    commit: str | None = None
 
 
 def _digest(*parts: bytes) -> str:

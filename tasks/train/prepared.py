@@ -23,7 +23,7 @@ from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.load import find_vocabulary, pinned
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 from xxhash import xxh3_128_hexdigest
@@ -222,7 +222,7 @@ def _tokenizer(manifest: Mapping[str, Any]) -> TokenizerSource:
     known = {name: settings[name] for name in TokenizerSource.model_fields}
     if Path(known["model"]).expanduser().exists():
         known["model"] = absolute(known["model"])
-    return parse(TokenizerSource, known, "tokenizer")
+    return pinned(parse(TokenizerSource, known, "tokenizer"), manifest["tokenizer"].get("commit"))
 
 
 def vocabulary_of(data: TrainData) -> Vocabulary:

@@ -175,35 +175,19 @@ def test_code_of_a_repository_is_not_run(folder):
     assert not (folder / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("./nowhere/at/all", "there is no folder './nowhere/at/all'; check the path"),
-        ("nowhere", "there is no folder 'nowhere'; check the path, or give a hub id"),
-        ("{empty}", "holds no config.json"),
-    ],
-)
-def test_a_model_that_is_not_there_is_an_error_that_helps(tmp_path, name, message):
-    with pytest.raises(InputError, match=message):
-        find_model(name.format(empty=tmp_path))
+def test_a_folder_or_file_that_is_no_model_is_an_error_that_helps(tmp_path):
+    (tmp_path / "model.gguf").write_text("x")
+    with pytest.raises(InputError, match="holds no config.json"):
+        find_model(str(tmp_path))
+    with pytest.raises(InputError, match="is a file; give the folder"):
+        find_model(str(tmp_path / "model.gguf"))
 
 
-def test_a_model_of_the_hub_is_pinned_by_its_commit(monkeypatch, saved, tmp_path):
-    repository, commit = tmp_path / "models--some--model", "0123456789abcdef0123456789abcdef01234567"
-    shutil.copytree(saved, repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "v1").write_text(commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    found = find_model("some/model", "v1")
-    assert (found.name, found.revision) == ("some/model", commit)
+def test_a_model_of_the_hub_has_the_digest_of_its_files_at_a_commit(hub, saved):
+    commit = hub.model("some/model-1.5").commit(saved, "v1")
+    found = find_model("hf://some/model-1.5", "v1")
+    assert (found.name, found.revision) == ("some/model-1.5", commit)
     assert found.digest() == digest(saved)
-
-
-def test_a_model_of_the_hub_that_cannot_be_fetched_is_an_error_that_helps(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match=r"'some/model' \(revision v1\) cannot be fetched from the hub.*HF_TOKEN"):
-        find_model("some/model", "v1")
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])

@@ -82,7 +82,7 @@ def caches(tmp_path, monkeypatch):
     monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
 
     def forget():
-        load._load.cache_clear()  # noqa: SLF001
+        load.load_named.cache_clear()
         exact_encoder.cache_clear()
 
     forget()

@@ -1,0 +1,194 @@
+"""Models on the Hugging Face hub: what names one, which commit it is at, and its files in the hub's cache on this machine.
+
+A branch is resolved to its commit once, and all files are taken from that commit, so that a commit that lands meanwhile mixes
+nothing. What a commit holds never changes, so it is asked for once per machine; with a commit given, files that are here are
+used without a request. If the hub can't be reached, the cache is used as it is.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import validate_repo_id
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.remembered import recalled, remembered
+from tokenmill.tasks.sources.hub_client import BUSY, SECONDS, TRIES, HubUnreachableError, endpoint, information, reason
+from tokenmill.tasks.storage import user_cache
+from tokenmill.tasks.threads import in_threads
+
+HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+
+BEFORE_REVISION = frozenset({"tree", "blob", "resolve", "raw", "commit", "commits"})
+"""The words of the hub's addresses that a revision follows."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+FILE = re.compile(r"/?[^/]+\.(?:json|model|tiktoken|jinja|txt)(?:\.v\d+)?")
+"""The end of a reference that is a file, because a branch may have slashes too."""
+
+MOST_NAMES = 8
+DOWNLOADS = 8
+"""Concurrent downloads, as of the hub's own client."""
+
+Choice = Callable[[Sequence[str]], Sequence[str]]
+"""The names to fetch of those in a repository."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model of the hub: its repository, revision (None: the default branch), and a file or folder in it ("": all)."""
+
+    repository: str
+    revision: str | None
+    inside: str = ""
+
+    @property
+    def name(self) -> str:
+        """The model without its revision, as `named_model` reads it."""
+        return f"hf://{self.repository}/{self.inside}" if self.inside else self.repository
+
+    @property
+    def place(self) -> Path:
+        """The folder of the repository in the hub's cache."""
+        return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=self.repository, repo_type="model")
+
+
+def named_model(name: str, revision: str | None, setting: str) -> HubModel:
+    """The model that `name` means, which is no path that exists: an id, `id@revision`, hf://, or a page of the hub.
+
+    Raises InputError, beginning with the setting, for a missing path, a dataset, a revision that conflicts with `revision`,
+    and anything that can't be an id.
+    """
+    model = _of_page(name, setting) if _host(name) else _of_id(name, setting)
+    try:
+        validate_repo_id(model.repository)
+    except HFValidationError as error:
+        why = " ".join(str(error).split())
+        raise InputError(
+            f"{setting}: {name!r} is neither a path that exists nor a hub id such as org/name: {why}"
+        ) from error
+    if model.revision and revision and model.revision != revision:
+        raise InputError(
+            f"{setting}: {name!r} names the revision {model.revision!r}, and the setting for revisions is {revision!r}; "
+            "keep one of the two"
+        )
+    return HubModel(model.repository, model.revision or revision, model.inside)
+
+
+def _host(name: str) -> bool:
+    """Whether `name` is a web address, with or without its https://."""
+    return ("://" in name and not name.startswith("hf://")) or name.partition("/")[0] in HOSTS
+
+
+def _of_page(name: str, setting: str) -> HubModel:
+    url = urlsplit(name if "://" in name else f"https://{name}")
+    parts = [unquote(part) for part in url.path.strip("/").split("/")]
+    if url.hostname not in (*HOSTS, urlsplit(endpoint()).hostname):
+        raise InputError(f"{setting}: {name!r} is not a page of the hub; give org/name, or a local path")
+    _require_model(parts[0], name, setting)
+    end = next((place for place in (1, 2) if parts[place : place + 1] and parts[place] in BEFORE_REVISION), 2)
+    verb, rest = parts[end : end + 1], parts[end + 1 :]
+    if verb and (verb[0] not in BEFORE_REVISION or not rest):
+        raise InputError(f"{setting}: {name!r} is a page beside the model's files; write {'/'.join(parts[:end])}")
+    length = 3 if rest[:1] == ["refs"] else 1
+    return HubModel("/".join(parts[:end]), "/".join(rest[:length]) or None, "/".join(rest[length:]))
+
+
+def _of_id(name: str, setting: str) -> HubModel:
+    is_reference = name.startswith("hf://")
+    path, _, after = name.removeprefix("hf://").strip("/" if is_reference else "").rstrip("/").partition("@")
+    parts = path.split("/")
+    if is_reference:
+        _require_model(parts[0], name, setting)
+        parts = parts[parts[0] == "models" :]
+    elif name.startswith((".", "/", "~")) or "\\" in name or len(parts) > 2:  # noqa: PLR2004 - org/name
+        raise InputError(f"{setting}: there is no file or folder {name!r}; check the path")
+    file = FILE.search(after) if is_reference and "/" in after else None
+    revision = unquote(after[: file.start()] if file else after)
+    return HubModel("/".join(parts[:2]), revision or None, file[0].strip("/") if file else "/".join(parts[2:]))
+
+
+def _require_model(kind: str, name: str, setting: str) -> None:
+    if kind in {"datasets", "spaces"}:
+        raise InputError(
+            f"{setting}: {name!r} is a {kind.removesuffix('s')} of the hub; give a model, such as org/name"
+        )
+
+
+def fetched(model: HubModel, choose: Choice, setting: str) -> Path:
+    """The local folder of one commit of a model, with the files that `choose` picks; its name is the commit.
+
+    If the hub can't be reached or is busy, the folder as it is in the cache. Raises InputError if that isn't there, if the hub
+    refuses, if nothing is chosen, or if the cache can't be written.
+    """
+    where = f"{setting}: {model.name!r}" + (f" (revision {model.revision})" if model.revision else "")
+    cached = _cached(model)
+    try:
+        return _known(model, choose, cached) or _downloaded(model, choose, where, tries=0 if cached else TRIES)
+    except HubUnreachableError as error:
+        if cached is None:
+            raise InputError(
+                f"{where} is not a local path, nor in the cache of the hub, and {error}; or give a local folder"
+            ) from error
+    except (HFValidationError, HfHubHTTPError) as error:
+        if cached is None or isinstance(error, HFValidationError) or error.response.status_code not in BUSY:
+            raise InputError(f"{where}: {reason(error, 'models', model.repository, model.revision)}") from error
+    except EntryNotFoundError as error:  # the connection was lost between two files
+        raise InputError(f"{where}: {' '.join(str(error).split())}; run the same command again") from error
+    except OSError as error:
+        raise InputError(
+            f"{where}: {error.filename or constants.HF_HUB_CACHE} cannot be written: {error.strerror or error}; free space "
+            "there, or set HF_HOME to a folder with space"
+        ) from error
+    return cached
+
+
+def _cached(model: HubModel) -> Path | None:
+    """The folder of the commit that the model's revision was at when it was last asked for, if the cache has it."""
+    revision = model.revision or "main"
+    with suppress(OSError):
+        commit = revision if COMMIT.fullmatch(revision) else (model.place / "refs" / revision).read_text().strip()
+        folder = model.place / "snapshots" / commit
+        return folder if folder.is_dir() else None
+    return None
+
+
+def _known(model: HubModel, choose: Choice, cached: Path | None) -> Path | None:
+    """The folder of the cache if the model is given by its commit, and every file that is to be chosen is here."""
+    if cached is None or cached.name != model.revision:
+        return None
+    names = recalled(_listing(model, cached.name), list[str])
+    return cached if names is not None and all((cached / name).is_file() for name in choose(names)) else None
+
+
+def _downloaded(model: HubModel, choose: Choice, where: str, tries: int) -> Path:
+    """The folder of the model's current commit, after its chosen files were downloaded."""
+    found = information("models", model.repository, model.revision, tries=tries, seconds=SECONDS)
+    commit, names = found["sha"], [sibling["rfilename"] for sibling in found["siblings"]]
+    remembered(_listing(model, commit), list[str], lambda: names)
+    chosen = choose(names)
+    if not chosen:
+        raise InputError(f"{where}: it has none of the files that are needed; it has {_some(names)}")
+    folder = model.place / "snapshots" / commit
+    download = partial(hf_hub_download, model.repository, revision=commit, endpoint=endpoint())
+    for _ in in_threads(download, [name for name in chosen if not (folder / name).is_file()], DOWNLOADS):
+        pass
+    if model.revision != commit:
+        publish_bytes(str(model.place / "refs" / (model.revision or "main")), commit.encode())
+    return folder
+
+
+def _some(names: Sequence[str]) -> str:
+    listed = ", ".join(sorted(names)[:MOST_NAMES])
+    return f"{listed} and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else listed or "no file"
+
+
+def _listing(model: HubModel, commit: str) -> str:
+    return user_cache("hub", f"{model.repository.replace('/', '--')}-{commit}.json")
