@@ -84,7 +84,7 @@ def information(
         ) from error
     except JSONDecodeError as error:
         raise HubUnreachableError(
-            f"{endpoint()} doesn't answer as a hub; a proxy or a login page may be in between"
+            f"{endpoint()} doesn't answer as a hub; a proxy or a login page may be in between, so check HF_ENDPOINT and the network"
         ) from error
 
 

@@ -190,7 +190,9 @@ def login_is_below_a_file(hub, monkeypatch):
     place.parent.write_text("x")
 
 
-UNREACHABLE = r"http://\S+ can't be reached.*; check the network, or name a mirror in HF_ENDPOINT; or give a local folder"
+UNREACHABLE = (
+    r"http://\S+ can't be reached.*; check the network, or name a mirror in HF_ENDPOINT; or give a local folder"
+)
 BUSY = r"the hub is busy \(it answered {}, also when asked again\); run the same command again"
 GATED = r"access is restricted; accept the terms on http://\S+/org/gated, then set HF_TOKEN to a token of that account"
 MISSING = "no such model on the hub, or it is private; check the spelling, or set HF_TOKEN to a token with access"
