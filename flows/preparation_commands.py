@@ -12,7 +12,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend
-from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.strict import Strict, parse
 
@@ -37,17 +37,15 @@ def plan(
     format: Format = "table",  # noqa: A002 - the name of the option
     options: CommonOptions | None = None,
 ) -> None:
-    """Dry run: shards, bytes, estimated tokens and epochs, which shards are cached and why others are not."""
+    """Dry run: shards, bytes, estimated tokens and epochs, which shards are cached and why others are not; what a run makes of
+    the first rows of each data set.
+    """
     chosen = preparation(kind)
     settings = settings_of(chosen.settings, options or CommonOptions(), overrides)
-    from tokenmill.tasks.report.plan import plan_record, print_plan
-
     planned = _planned(chosen, chosen.read_blend(blend), settings, output_dir)
-    outlook = chosen.outlook(planned)
+    record = _shown(chosen, planned, None if format == "json" else Console(), tables=format == "table")
     if format == "json":
-        print_json(plan_record(planned, outlook))
-    else:
-        print_plan(planned, Console(), outlook, tables=format == "table")
+        print_json(record)
 
 
 def mix(
@@ -131,7 +129,7 @@ def preparation_command(name: str) -> Callable[..., dict[str, Any]]:
         settings = settings_of(kind.settings, options or CommonOptions(), overrides)
         if not dry_run:
             return _prepared(kind, kind.read_blend(blend), settings, output_dir)
-        return _shown(kind, _planned(kind, kind.read_blend(blend), settings, output_dir))
+        return _shown(kind, _planned(kind, kind.read_blend(blend), settings, output_dir), terminal)
 
     command.__doc__ = KINDS[name].summary
     return command
@@ -149,13 +147,19 @@ def _planned(
     return kind.plan(blend, settings, output_dir)
 
 
-def _shown(kind: "Preparation[Any, Any]", planned: "Planned[Any, Any]") -> dict[str, Any]:
-    """The record of a plan, which is shown on stderr."""
+def _shown(
+    kind: "Preparation[Any, Any]", planned: "Planned[Any, Any]", console: Console | None, *, tables: bool = True
+) -> dict[str, Any]:
+    """The record of a plan, shown on a console. Raises RunError, once it is shown, if a run would fail."""
     from tokenmill.tasks.report.plan import plan_record, print_plan
+    from tokenmill.tasks.shards.first_rows import look
 
-    outlook = kind.outlook(planned)
-    print_plan(planned, terminal, outlook)
-    return plan_record(planned, outlook)
+    outlook, (first_rows, problem) = kind.outlook(planned), look(kind, planned)
+    if console is not None:
+        print_plan(planned, console, outlook, first_rows, tables=tables)
+    if problem is not None:
+        raise RunError(f"a run of this plan would fail: {problem}") from problem
+    return plan_record(planned, outlook, first_rows)
 
 
 def _settings_of_kind(name: str) -> "tuple[type[PreparationSettings], frozenset[str]]":

@@ -3,18 +3,20 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
+from tokenmill.tasks.shards.first_rows import FirstRows
 from tokenmill.tasks.shards.manifest import Finished, identities, published_manifest
 from tokenmill.tasks.shards.plan import PlannedShard, reasons
 from tokenmill.tasks.shards.planning import holdout_of
 from tokenmill.tasks.shards.preparation import Planned
 
 from .columns import print_columns
-from .summary import counted, epochs_of, input_lines
+from .summary import counted, epochs_of, input_lines, unread_fields
 
 BYTES_PER_TOKEN = 4.0
 """Bytes per token of English web text with a large vocabulary (code, other languages: 2.5 to 4); used if nothing is built."""
@@ -37,7 +39,11 @@ def pending_reasons(planned: Planned[Any, Any]) -> Counter[str]:
     return reasons(planned.plan, identities(published_manifest(planned.output_dir)))
 
 
-def plan_record(planned: Planned[Any, Any], outlook: Sequence[str] = ()) -> dict[str, Any]:
+def plan_record(
+    planned: Planned[Any, Any],
+    outlook: Sequence[str] = (),
+    first_rows: Mapping[str, FirstRows] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The plan as a JSON line for the next command; `outlook` says what is built after it."""
     plan = planned.plan
     return {
@@ -53,6 +59,7 @@ def plan_record(planned: Planned[Any, Any], outlook: Sequence[str] = ()) -> dict
             "skipped_files": plan.skipped,
             "warnings": [asdict(warning) for warning in plan.warnings],
             "outlook": outlook,
+            "first_rows": {name: asdict(seen) for name, seen in first_rows.items()},
         }
     }
 
@@ -107,9 +114,16 @@ def _name(shard: PlannedShard) -> str:
 
 
 def print_plan(
-    planned: Planned[Any, Any], console: Console, outlook: Sequence[str] = (), *, tables: bool = True
+    planned: Planned[Any, Any],
+    console: Console,
+    outlook: Sequence[str] = (),
+    first_rows: Mapping[str, FirstRows] = MappingProxyType({}),
+    *,
+    tables: bool = True,
 ) -> None:
-    """Print the plan: a row for each data set, as a table or as lines; then what is pending, and the `outlook`."""
+    """Print the plan: a row for each data set, as a table or as lines; then what is pending, the `outlook`, and what becomes of
+    first rows.
+    """
     print_columns(console, "plan", COLUMNS, _rows(planned), COLUMNS[:1], tables=tables)
     console.print("[dim]epochs: in a run over as many tokens as the blend has[/]")
     plan = planned.plan
@@ -126,8 +140,21 @@ def print_plan(
         console.print(f"  {name.removeprefix('datasets/')}: {skipped_files(kinds)}", markup=False)
     for name, note in planned.notes.items():
         console.print(f"  {name}: {note}", markup=False)
+    for name, seen in first_rows.items():
+        console.print(f"  {name.removeprefix('datasets/')}: {_fate(seen)}", markup=False)
+    for name, seen in first_rows.items():
+        if seen.bad:
+            console.print(f"[yellow]warning:[/] {escape(name.removeprefix('datasets/'))}: {escape(seen.bad)}")
     for line in input_lines(map(asdict, plan.warnings), _epochs(planned)):
         console.print(f"[yellow]warning:[/] {escape(line)}")
+
+
+def _fate(seen: FirstRows) -> str:
+    """`first 100 rows: 98 documents, 2 dropped (null_text 2)`."""
+    dropped = ", ".join(f"{reason} {count:,}" for reason, count in seen.dropped.items())
+    parts = [f"{'all' if seen.every else 'first'} {counted(seen.rows, 'row')}: {counted(seen.documents, 'document')}"]
+    parts += [f"{sum(seen.dropped.values()):,} dropped ({dropped})"] if seen.dropped else []
+    return ", ".join([*parts, unread_fields(seen.not_read)] if seen.not_read else parts)
 
 
 def skipped_files(kinds: Mapping[str, int]) -> str:

@@ -32,12 +32,13 @@ from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 from .conversations import Conversations, HarmonyTexts, TemplatedChats, policy_of
+from .embed import HASH_DIMENSIONS, HashEmbedder
 from .engines import device_for_worker, embedder, gpus, required, scorer
 from .inspect import inspect_score_shard
 from .planning import EMBEDDINGS_KIND, NLL_KIND, ScorePlan, device_of_plan, plan_scores, require_model
 from .ranking import ranked, require_unique
 from .settings import EmbedRecipe, EmbedSettings, LossMode, NllRecipe, NllSettings, Where
-from .shard import EmbedScoring, NllScoring, Scoring, score_shard
+from .shard import EmbedScoring, NllScoring, Scoring, read_shard, score_shard
 from .sources import scored_blend
 
 LIBRARIES = ("tokenmill", "numpy", "pyarrow")
@@ -86,6 +87,23 @@ def build_score_shard(
     if threads is not None and device == "cpu" and recipe.engine == "transformers":
         required("torch").set_num_threads(threads)
     return score_shard(shard, recipe, _scoring(recipe, found, device), store, on_bad_row)
+
+
+def read_score_shard(
+    shard: PlannedShard,
+    store: Store,
+    where: Mapping[str, Any],
+    on_bad_row: OnBadRow,
+    threads: int | None = None,  # noqa: ARG001 - for engines
+) -> Receipt:
+    """Build a shard that counts the rows to score; needs no model. Raises as `build_score_shard` does."""
+    given: dict[str, Any] = shard.identity["recipe"]
+    inputs = (
+        _conversations(NllRecipe(**given), Where(**where))
+        if store.kind == NLL_KIND
+        else EmbedScoring(EmbedRecipe(**given), HashEmbedder(HASH_DIMENSIONS))
+    )
+    return read_shard(shard, inputs, store, on_bad_row)
 
 
 def _scoring(recipe: NllRecipe | EmbedRecipe, where: Where, device: str) -> Scoring:
@@ -166,6 +184,7 @@ NLL = Preparation(
     check=require_model,
     needs=needs_of,
     step=SCORE,
+    reading=read_score_shard,
     arguments=worker_arguments,
     release=release_scores,
     inspect=inspect_score_shard,

@@ -6,7 +6,7 @@ of it is published.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,7 +43,20 @@ class Scored:
     rows: np.ndarray
 
 
-class Scoring(Protocol):
+class Inputs(Protocol):
+    """What is scored of a row."""
+
+    @property
+    def fields(self) -> Sequence[str]:
+        """The fields to read of a record."""
+        ...
+
+    def read(self, record: Mapping[str, Any], /) -> object | Rejected:
+        """The input to score in a record, or the reason why there is none."""
+        ...
+
+
+class Scoring(Inputs, Protocol):
     """A kind of score."""
 
     @property
@@ -64,15 +77,6 @@ class Scoring(Protocol):
     @property
     def same(self) -> Mapping[str, str | None]:
         """Columns with a single value."""
-        ...
-
-    @property
-    def fields(self) -> Sequence[str]:
-        """The fields to read of a record."""
-        ...
-
-    def read(self, record: Mapping[str, Any]) -> object | Rejected:
-        """The input to score in a record, or the reason why there is none."""
         ...
 
     def scored(self, read: Sequence[Any], place: Place) -> Scored:
@@ -195,17 +199,30 @@ def score_shard(
     changed since the plan, OSError from the storage.
     """
     sums = Counter[str]()
-
-    def read(batch: RecordBatch, index: int) -> object | Rejected:
-        record = batch.records[index]
-        return scoring.read(record) if _identifier(record) else _without_id(record)
-
     with building(shard, store, on_bad_row) as builder:
-        for batch, found in builder.records([*NAMED, *scoring.fields], read):
+        for batch, found in _read(builder, scoring):
             if found:
                 sums.update(_write(_Rows.of(batch, found, recipe), scoring, builder))
         builder.facts.update(sums)
     return builder.receipt
+
+
+def read_shard(shard: PlannedShard, inputs: Inputs, store: Store, on_bad_row: OnBadRow) -> Receipt:
+    """Build a shard that counts the rows to score. Raises as `score_shard` does."""
+    with building(shard, store, on_bad_row) as builder:
+        for _, found in _read(builder, inputs):
+            builder.keep(WHOLE, len(found))
+    return builder.receipt
+
+
+def _read(builder: ShardBuilder, inputs: Inputs) -> Iterator[tuple[RecordBatch, dict[int, object]]]:
+    """Each batch of rows, with the inputs in it by index."""
+
+    def read(batch: RecordBatch, index: int) -> object | Rejected:
+        record = batch.records[index]
+        return inputs.read(record) if _identifier(record) else _without_id(record)
+
+    return builder.records([*NAMED, *inputs.fields], read)
 
 
 def _identifier(record: Mapping[str, Any]) -> str | None:

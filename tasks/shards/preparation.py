@@ -139,6 +139,7 @@ class Preparation(Generic[Settings, Found]):
         next_steps: What to do with the output, one line each; `{0}` is its folder, `{manifest}` its manifest.
 
     With a default:
+        reading: Reads and counts the rows of a shard as `step` does, for a plan, if the step loads an engine or a model.
         arguments: Arguments of `step` other than shard and store, as JSON; by default the bad-row policy.
         inspect: Problems of a stored shard beyond sizes and hashes, for `verify`.
         read_blend: The named blend, loaded; a file of rows is a blend of one data set.
@@ -162,6 +163,7 @@ class Preparation(Generic[Settings, Found]):
     step: Step
     release: Callable[[Planned[Settings, Found], Sequence[Finished]], Release]
     next_steps: str
+    reading: Callable[..., Receipt] | None = None
     arguments: Callable[[Planned[Settings, Found]], Mapping[str, Any]] = _bad_row_policy
     inspect: Callable[[Store, Receipt], list[str]] = _no_problems
     read_blend: Callable[[Blend | Mapping[str, Any] | str], Blend] = read_blend

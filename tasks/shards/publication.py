@@ -171,25 +171,28 @@ def check_bad_rows(finished: Sequence[Finished], store: Store, ceiling: float, *
     for name, count in bad.items():
         allowed = max(TOLERATED_ROWS, int(ceiling * rows[name])) if tolerate else 0
         if count > allowed:
+            of_it = [item for item in finished if "/".join(item.dataset) == name and item.receipt.quarantined]
             worst = ", ".join(f"{reason} {number:,}" for reason, number in kinds[name].most_common(MOST_SHOWN))
             remedy = (
                 "fix the data, or raise bad_row_ceiling" if tolerate else "fix the data, or set on_bad_row=quarantine"
             )
             raise RunError(
                 f"data set {name.removeprefix('datasets/')!r}: {count:,} of {rows[name]:,} rows are bad ({worst}), {allowed:,} are allowed; "
-                f"{remedy}. The first: {_first_bad_row(name, finished, store)}"
+                f"{remedy}. The first: {first_bad_row(of_it, store) or f'in {of_it[0].shard.part.file.uri}'}"
             )
 
 
-def _first_bad_row(name: str, finished: Sequence[Finished], store: Store) -> str:
-    """The first bad row of a data set: file, line and reason."""
-    item = next(item for item in finished if "/".join(item.dataset) == name and item.receipt.quarantined)
-    if not any(output.path == QUARANTINED for output in item.receipt.outputs):
-        return f"in {item.shard.part.file.uri}"
+def first_bad_row(finished: Sequence[Finished], store: Store) -> str:
+    """The first bad row: file, line, reason, and how the row begins; empty if there is none to show."""
+    set_aside = (item for item in finished if any(output.path == QUARANTINED for output in item.receipt.outputs))
+    item = next(set_aside, None)
+    if item is None:
+        return ""
     bad = orjson.loads(store.read(item.receipt, QUARANTINED).splitlines()[0])
     (origins,) = origins_of([item])
     origin, row = origin_of(origins, bad["row"])
-    return f"{origin.file}:{first_row(item.shard.part) + row + 1}: {bad['reason']}: {bad['detail']}"
+    place = f"{origin.file}:{first_row(item.shard.part) + row + 1}"
+    return f"{place}: {bad['reason']}: {bad['detail']}. The row begins: {bad['excerpt']}"
 
 
 BENIGN = {
@@ -244,7 +247,9 @@ def publish_preparation(
     """
     with locked(output_dir) if is_local(output_dir) else nullcontext():
         counts = totals(finished, last)
-        check_shrinkage(output_dir, settings, header, counts)
+        check_shrinkage(
+            output_dir, settings, header, counts, "" if counts["documents"] else first_bad_row(finished, store)
+        )
         own = _with_replaced(output_dir, {**layout.own, QUARANTINE: QUARANTINES})
         _sweep(output_dir, own, store)
         published = layout.lay_out(output_dir, store, finished)

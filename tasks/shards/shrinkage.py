@@ -24,11 +24,11 @@ COMPARED = ("scale", "sample", "mode")
 
 
 def check_shrinkage(
-    output_dir: str, settings: PreparationSettings, header: Mapping[str, Any], totals: Mapping[str, Any]
+    output_dir: str, settings: PreparationSettings, header: Mapping[str, Any], totals: Mapping[str, Any], bad: str
 ) -> None:
     """Raises RunError if nothing is left, or a data set lost too much since the last version.
 
-    `header` and `totals` are those of the new manifest.
+    `header` and `totals` are those of the new manifest, `bad` is the first bad row, if there is one.
     """
     listed = {
         f"{split}/{each['name']}": each["name"]
@@ -40,8 +40,9 @@ def check_shrinkage(
         return
     if not totals["documents"]:
         raise RunError(
-            f"{totals['rows']:,} rows gave no documents ({_dropped(totals)}), so nothing was published; check the "
-            f"sources, fields, filters and size limits, or set allow_shrink={_named(listed.values())} to publish anyway"
+            f"{totals['rows']:,} rows gave no documents ({_dropped(totals)}), so nothing was published; check the sources, "
+            "fields (text_field, messages_field), filters and size limits, or set "
+            f"allow_shrink={_named(listed.values())} to publish anyway{bad and f'. The first bad row: {bad}'}"
         )
     place = settings.previous or output_dir
     before = _comparable(place, header, settings)

@@ -45,6 +45,7 @@ from tokenmill.tasks.storage import is_local, join
 from .binidx import BinIdxError, read_index, token_dtype
 from .document_map import map_problems
 from .documents import most_ids
+from .encoders import NoEncoder
 from .exact import encoder_of
 from .fim import FimEncoder, FimRecipe, fim_lines, fim_recipe
 from .gate import Gate, Verdict, gate_notes, texts_of
@@ -180,6 +181,19 @@ def build_pretrain_shard(
     return tokenize_shard(shard, recipe, encoder, guarded.special_tokens, store, on_bad_row, rearranging)
 
 
+def read_pretrain_shard(
+    shard: PlannedShard,
+    store: Store,
+    tokenizer: Mapping[str, Any],
+    engines: Mapping[str, Engine | None],  # noqa: ARG001 - none is loaded
+    on_bad_row: OnBadRow,
+) -> Receipt:
+    """Read the rows of a planned shard as `build_pretrain_shard` does, but encode nothing."""
+    recipe = PretrainRecipe(**shard.identity["recipe"])
+    vocabulary = planned_vocabulary(TokenizerSettings.model_validate(tokenizer), recipe.tokenizer)
+    return tokenize_shard(shard, recipe, NoEncoder(), vocabulary.special_tokens, store, on_bad_row)
+
+
 PAIR = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
 
 
@@ -301,6 +315,7 @@ PRETRAIN = Preparation(
     plan=plan_pretrain,
     check=require_tokenizer,
     step=Step("tokenize-shards", build_pretrain_shard),
+    reading=read_pretrain_shard,
     arguments=worker_arguments,
     rounds=tokenize_and_join,
     release=release_pretrain,

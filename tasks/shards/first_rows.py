@@ -1,0 +1,97 @@
+"""Look at the first rows of each dataset as a run would: its own code builds a shard of them, in a temporary folder.
+
+So a plan can't disagree with the run that follows it. Only the first file of a dataset is opened, and what is built needs no
+look: its receipts have the counts.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tokenmill.tasks.errors import RunError
+
+from .manifest import Finished, totals
+from .plan import Plan, PlannedShard
+from .preparation import Planned, Preparation
+from .publication import check_bad_rows, first_bad_row
+from .shrinkage import check_shrinkage
+from .store import Store
+
+MOST_ROWS = 100
+MOST_BYTES = 1_000_000
+"""The size that the shards of first rows are said to have, so that no engine is chosen by a race for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    """What becomes of the first rows of a dataset.
+
+    `dropped` counts them by reason, `not_read` by what of them isn't read; `bad` is the first bad row, with file, line and reason.
+    `every`: the dataset has no other rows.
+    """
+
+    rows: int
+    documents: int
+    dropped: Mapping[str, int]
+    not_read: Mapping[str, int]
+    bad: str
+    every: bool
+
+
+def look(kind: Preparation[Any, Any], planned: Planned[Any, Any]) -> tuple[dict[str, FirstRows], RunError | None]:
+    """The first rows of each dataset (`split/name`) with shards to build, and the error that would stop a run of the plan.
+
+    Raises the errors of building a shard.
+    """
+    with TemporaryDirectory(prefix="tokenmill-") as folder:
+        store = Store(folder, planned.plan.store.kind)
+        plan = Plan.of(store, [*_first_rows(planned.plan)], rebuild=True)
+        built: list[Finished] = []
+        if plan.shards:
+            arguments = {**kind.arguments(replace(planned, plan=plan)), "on_bad_row": "quarantine"}
+            build = kind.reading or kind.step.build
+            built = [Finished(shard, shard.key, build(shard, store, **arguments)) for shard in plan.shards]
+        found = {"/".join(item.dataset): _found(item, planned.plan, store) for item in built}
+        try:
+            _require_publishable(kind, planned, built, found, store)
+        except RunError as error:
+            return found, error
+        return found, None
+
+
+def _first_rows(plan: Plan) -> Iterator[PlannedShard]:
+    """The first pending shard of each dataset, cut to its first rows; of a bundle, those of its first file."""
+    for shard in {(shard.split, shard.dataset): shard for shard in reversed(plan.pending)}.values():
+        part = next(iter(shard.part.members), shard.part)
+        rows = min(part.rows or MOST_ROWS, MOST_ROWS)
+        yield replace(shard, part=replace(part, rows=rows, size=min(part.size, MOST_BYTES)))
+
+
+def _found(item: Finished, plan: Plan, store: Store) -> FirstRows:
+    receipt = item.receipt
+    (*others, last) = (shard for shard in plan.shards if (shard.split, shard.dataset) == item.dataset)
+    every = not others and len(last.part.members) <= 1 and (receipt.rows_in < MOST_ROWS or last.part.rows == MOST_ROWS)
+    bad = first_bad_row([item], store)
+    return FirstRows(receipt.rows_in, receipt.documents, receipt.drops, receipt.not_read, bad, every)
+
+
+def _require_publishable(
+    kind: Preparation[Any, Any],
+    planned: Planned[Any, Any],
+    built: Sequence[Finished],
+    found: Mapping[str, FirstRows],
+    store: Store,
+) -> None:
+    """Raises RunError as publication does, for what is certain: of datasets without a good first row, or without other rows."""
+    settings, plan = planned.settings, planned.plan
+    tolerate = settings.on_bad_row == "quarantine"
+    looks = [(item, found["/".join(item.dataset)]) for item in built]
+    certain = [item for item, seen in looks if not tolerate or seen.every or not seen.documents]
+    check_bad_rows(certain, store, settings.bad_row_ceiling, tolerate=tolerate)
+    pairs = zip(plan.shards, plan.keys, strict=True)
+    proven = [Finished(shard, key, plan.proven[key]) for shard, key in pairs if key in plan.proven]
+    check_bad_rows(proven, plan.store, settings.bad_row_ceiling, tolerate=tolerate)
+    if all(seen.every for seen in found.values()):
+        bad = next((seen.bad for seen in found.values() if seen.bad), "")
+        check_shrinkage(planned.output_dir, settings, kind.header(planned), totals([*proven, *built]), bad)
