@@ -118,6 +118,9 @@ class DataSource(Strict, frozen=True):
         default=None, min_length=1, description="Field that holds the messages; detected if omitted."
     )
     tools_field: str = Field(default="tools", min_length=1, description="Field that holds the tools.")
+    template_variables: dict[str, JsonValue] = Field(
+        default={}, description="Variables of its chat template, beside those of the run; also chat_template_kwargs."
+    )
     used_in: str | None = Field(default=None, min_length=1, description="Keep only rows whose used_in names this.")
     filters: dict[str, Wanted] = Field(
         default={}, description="Keep only rows whose field has this value, or one of these."
@@ -152,12 +155,13 @@ class DataSource(Strict, frozen=True):
 
     @model_validator(mode="before")
     @classmethod
-    def _domain(cls, data: object) -> object:
-        """The published blends of Nemotron 3 Ultra call the domain `category`."""
-        if not isinstance(data, Mapping) or "category" not in data or "domain" in data:
+    def _other_names(cls, data: object) -> object:
+        """The published blends of Nemotron 3 Ultra call the domain `category`; TRL and Megatron-Bridge name variables so."""
+        if not isinstance(data, Mapping):
             return data
         given = cast("Mapping[str, object]", data)
-        return {"domain" if key == "category" else key: value for key, value in given.items()}
+        names = {"category": "domain", "chat_template_kwargs": "template_variables"}
+        return {new if (new := names.get(key, key)) not in given else key: value for key, value in given.items()}
 
     @model_validator(mode="after")
     def _filters_once(self) -> Self:

@@ -7,7 +7,7 @@ here and not in training. The check takes seconds, because it loads the referenc
 
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -30,7 +30,7 @@ from .encoding import Batch, Piece, Sequences
 from .loss import LossPolicy, completions
 from .probes import PROBES, TemplateProfile, is_reply, profile_template
 from .sequences import Pieces, Renderer, SplitTurns
-from .template import ChatTemplate
+from .template import ChatTemplate, compiled
 from .unwritten import unwritten_by
 
 REQUIRED = ("one turn", "several turns")
@@ -66,6 +66,24 @@ def _probed(
     unwritten = unwritten_by(template)
     renderer = Renderer(template, found.controls, found.openings, policy, literal, splits, False, unwritten)
     return replace(renderer, composes=splits and _composes(renderer)), found
+
+
+def variant(
+    renderer: Renderer,
+    variables: Mapping[str, Any],
+    vocabulary: Vocabulary,
+    split_turns: SplitTurns,
+    special: SpecialTokens,
+) -> Renderer | Rejected:
+    """A renderer for rows with variables of their own, probed as any other; Rejected if its masks would be wrong."""
+    template = renderer.template
+    try:
+        own = compiled(template.source, {**template.variables, **variables})
+        found = renderer_of(own, vocabulary, renderer.policy, split_turns, special)
+        _require_prompted(found)
+    except InputError as error:
+        return Rejected("template_error", f"with its chat_template_kwargs: {error}")
+    return found
 
 
 def checked_renderer(

@@ -7,7 +7,8 @@ Templates expect arguments as an object or as JSON text. Both are kept, so a tem
 text.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict
 
 from tokenmill.tasks.sources.files import Rejected as Rejected  # noqa: PLC0414 - exported again
@@ -31,6 +32,7 @@ Reason = Literal[
     "bad_tool_calls",
     "bad_tool_arguments",
     "bad_tools",
+    "bad_template_kwargs",
     "bad_loss_flag",
     "no_assistant",
 ]
@@ -82,12 +84,13 @@ class Message(TypedDict):
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """The messages, at least one by the assistant, and the tools on offer, as in the source. `unread` names fields of the
-    row that have a meaning elsewhere and aren't read here.
+    row that have a meaning elsewhere and aren't read here; `variables` are the row's own for the template.
     """
 
     messages: list[Message]
     tools: list[dict[str, Any]]
     unread: tuple[str, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class RejectionError(ValueError):

@@ -25,6 +25,7 @@ only its characters and the end of turn are trained on. Data that asks to train 
 from collections.abc import Mapping
 from typing import Any, cast
 
+import orjson
 from tokenmill.tasks.errors import nearest
 
 from .conversation import Arguments, Message, Range, Reason, RejectionError, Role, ToolCall
@@ -148,6 +149,26 @@ def read_tools(value: object) -> list[dict[str, Any]]:
     if tools:
         json_text(tools, "bad_tools", "tools")
     return list(tools)
+
+
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+"""What templates get from a row by other fields, or not at all."""
+
+
+def read_template_kwargs(value: object) -> dict[str, Any]:
+    """The variables that a record has for its template, those that are null left out. Raises RejectionError unless `value` is
+    null or an object of names, or the JSON text of one.
+    """
+    if isinstance(value, str) and value:
+        value = parsed(value, "bad_template_kwargs", "chat_template_kwargs (a string)")
+    if not value:
+        return {}
+    if not isinstance(value, dict):
+        raise RejectionError("bad_template_kwargs", f"chat_template_kwargs is {kind(value)}; make it an object")
+    given = {name: each for name, each in cast("dict[str, Any]", value).items() if each is not None}
+    if wrong := [name for name in RESERVED if name in given]:
+        raise RejectionError("bad_template_kwargs", f"chat_template_kwargs has {wrong[0]}, which rows can't set")
+    return orjson.loads(json_text(given, "bad_template_kwargs", "chat_template_kwargs"))
 
 
 WHOLE = ("weight", "train", "step_loss_mask")

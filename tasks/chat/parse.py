@@ -16,17 +16,20 @@ from typing import Any
 
 from .conversation import Conversation, Message, Reason, Rejected, RejectionError
 from .json_values import kind, listed, parsed, quoted
-from .messages import read_message, read_tools
+from .messages import read_message, read_template_kwargs, read_tools
 
 LISTS = ("messages", "conversations")
 PAIRS = (("input", "output"), ("prompt", "response"))
+
+KWARGS = "chat_template_kwargs"
+"""The field of a row's own variables for the template, as TRL and Megatron-Bridge call it."""
 
 
 def fields_read(messages_field: str | None, tools_field: str) -> list[str]:
     """The fields of a record that `conversation` reads, dotted if nested."""
     if messages_field is not None:
-        return [messages_field, "system", tools_field]
-    return [*LISTS, *(name for pair in PAIRS for name in pair), "instruction", "system", tools_field]
+        return [messages_field, "system", tools_field, KWARGS]
+    return [*LISTS, *(name for pair in PAIRS for name in pair), "instruction", "system", tools_field, KWARGS]
 
 
 def conversation(record: Mapping[str, Any], messages_field: str | None, tools_field: str) -> Conversation | Rejected:
@@ -39,6 +42,7 @@ def conversation(record: Mapping[str, Any], messages_field: str | None, tools_fi
     try:
         given = _messages(record, messages_field)
         tools = read_tools(_field(record, tools_field, "bad_tools"))
+        variables = read_template_kwargs(record.get(KWARGS))
     except RejectionError as error:
         return Rejected(error.reason, error.detail)
     messages: list[Message] = []
@@ -51,7 +55,7 @@ def conversation(record: Mapping[str, Any], messages_field: str | None, tools_fi
         return Rejected(
             "no_assistant", f"none of its {len(messages)} messages is by the assistant, so there is nothing to train on"
         )
-    return Conversation(messages, tools)
+    return Conversation(messages, tools, variables=variables)
 
 
 def _speaker(message: object) -> str:

@@ -100,6 +100,10 @@ class ChatTemplate:
                 )
             return Rejected("template_error", f"the chat template fails: {type(error).__name__}: {error}")
 
+    def reads(self, name: str) -> bool:
+        """Whether a variable of this name can change what is written."""
+        return name in self.source or (name == "date" and CLOCK in self.source)
+
     def _parsed(self, source: str) -> nodes.Template:
         return self._sandbox.parse(source)
 

@@ -65,7 +65,7 @@ def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) ->
     require_separate(evaluation_sources(settings.evaluations), store.place, output_dir)
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[_TextRecipe]:  # noqa: ARG001 - any plan's
-        require_no(source, ["converter", "transforms"], "deduplication")
+        require_no(source, ["converter", "transforms", "template_variables"], "deduplication")
         require_text_in_first(source, slices)
         return [_TextRecipe(source.text_field)] * len(slices)
 

@@ -50,7 +50,7 @@ def plan_filter(blend: Blend, settings: FilterSettings, output_dir: str | None) 
     treated = {"off"} != {personal.emails, personal.ips, personal.secrets}
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[FilterRecipe]:  # noqa: ARG001 - any plan's
-        require_no(source, ["converter", "transforms"], "filtering")
+        require_no(source, ["converter", "transforms", "template_variables"], "filtering")
         require_text_in_first(source, slices)
         recipe = FilterRecipe(source.text_field, rules, models, personal.model_dump() if treated else None)
         return [recipe] * len(slices)

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 
 from tokenmill.tasks.chat.conversation import Message, Range, RejectionError
 from tokenmill.tasks.chat.json_values import json_text, kind, parsed
-from tokenmill.tasks.chat.parse import conversation
+from tokenmill.tasks.chat.parse import KWARGS, conversation
 from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.sources.files import Rejected
 
@@ -68,7 +68,7 @@ def chat(record: Record, field: str | None = "messages", effort: Effort | None =
         tools=found.tools,
         effort=effort if thinks else "low",
         metadata={**of_record(record), **of_tools(found.tools)},
-        unread=found.unread,
+        unread=(*found.unread, *([KWARGS] if found.variables else ())),
     )
 
 

@@ -59,7 +59,7 @@ def require_choices(blend: Blend, settings: HarmonySettings) -> None:
             raise InputError(f"rules_off: {code!r} is not a rule; {nearest(code, CODES)}")
     for sources in blend.parts().values():
         for source in sources:
-            require_no(source, ["transforms", "fim"], "Harmony")
+            require_no(source, ["transforms", "fim", "template_variables"], "Harmony")
             if source.converter is not None and source.converter not in CONVERTERS:
                 raise InputError(
                     f"data set {source.name!r}: there is no converter {source.converter!r}; "

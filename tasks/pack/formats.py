@@ -1,17 +1,18 @@
 """Chat formats: a Jinja template or Harmony turns the rows of a data set into sequences."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from tokenmill.tasks.chat.check import checked_renderer, renderer_of
+import orjson
+from tokenmill.tasks.chat.check import checked_renderer, renderer_of, variant
 from tokenmill.tasks.chat.controls import Controls
 from tokenmill.tasks.chat.conversation import Conversation
 from tokenmill.tasks.chat.encoding import Filled
 from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
-from tokenmill.tasks.chat.parse import conversation, fields_read
+from tokenmill.tasks.chat.parse import KWARGS, conversation, fields_read
 from tokenmill.tasks.chat.programs import Programs
 from tokenmill.tasks.chat.sequences import Pieces, Renderer, SplitTurns
 from tokenmill.tasks.chat.template import ChatTemplate, compiled
@@ -66,14 +67,21 @@ class Rows(Protocol[Read]):
         ...
 
 
+MOST_VARIANTS = 256
+"""Combinations of variables of rows that are kept; probing one takes 0.1 s."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRows:
-    """Reads the rows of a data set for a Jinja template."""
+    """Reads the rows of a data set for a Jinja template; rows with variables of their own have a maker of their own."""
 
+    vocabulary: Vocabulary
+    split_turns: SplitTurns
     maker: Programs | Renderer
     special: SpecialTokens
     messages_field: str | None
     tools_field: str
+    _variants: dict[bytes, Programs | Renderer | Rejected] = field(default_factory=dict[bytes, Any])
 
     @property
     def fields(self) -> list[str]:
@@ -83,16 +91,35 @@ class ChatRows:
     def read(self, record: Mapping[str, Any]) -> Conversation | Rejected:
         """See Rows."""
         found = conversation(record, self.messages_field, self.tools_field)
-        found = found if isinstance(found, Rejected) else apart(found, self.maker.inline)
         if isinstance(found, Rejected):
             return found
-        if self.special == "reject" and self.maker.controls.spelled_in(found):
+        maker = self._maker(found)
+        found = maker if isinstance(maker, Rejected) else apart(found, maker.inline)
+        if isinstance(found, Rejected) or isinstance(maker, Rejected):
+            return found
+        if self.special == "reject" and maker.controls.spelled_in(found):
             return Rejected("special_token_in_text", "the text contains a control string of the template")
         return found
 
     def sequences(self, conversation: Conversation) -> Sequence[Pieces | Filled] | Rejected:
         """See Rows."""
-        return self.maker.sequences(conversation)
+        maker = self._maker(conversation)
+        return maker if isinstance(maker, Rejected) else maker.sequences(conversation)
+
+    def _maker(self, conversation: Conversation) -> Programs | Renderer | Rejected:
+        """What makes the sequences of a conversation, by its variables that the template reads."""
+        base = self.maker.renderer if isinstance(self.maker, Programs) else self.maker
+        own = {name: value for name, value in conversation.variables.items() if base.template.reads(name)}
+        if not own:
+            return self.maker
+        key = orjson.dumps(own, option=orjson.OPT_SORT_KEYS)
+        if key not in self._variants:
+            if len(self._variants) >= MOST_VARIANTS:
+                self._variants.clear()
+            found = variant(base, own, self.vocabulary, self.split_turns, self.special)
+            filled = isinstance(self.maker, Programs)
+            self._variants[key] = Programs(found) if filled and isinstance(found, Renderer) else found
+        return self._variants[key]
 
     def said(self, conversation: Conversation) -> Iterable[str]:
         """See Rows."""
@@ -111,13 +138,17 @@ class ChatRows:
 
     def unread(self, conversation: Conversation) -> Sequence[str]:
         """See Rows."""
-        return [*conversation.unread, *unwritten_in(conversation, self.maker.unwritten)]
+        maker = self._maker(conversation)
+        kinds = frozenset[str]() if isinstance(maker, Rejected) else maker.unwritten
+        template = self.maker.renderer.template if isinstance(self.maker, Programs) else self.maker.template
+        names = [f"{KWARGS}.{name}" for name in conversation.variables if not template.reads(name)]
+        return [*conversation.unread, *unwritten_in(conversation, kinds), *names]
 
 
 def without_programs(rows: Rows[Any]) -> Rows[Any]:
     """The same, but every conversation is rendered."""
     if isinstance(rows, ChatRows) and isinstance(rows.maker, Programs):
-        return replace(rows, maker=rows.maker.renderer)
+        return replace(rows, maker=rows.maker.renderer, _variants={})
     return rows
 
 
@@ -166,7 +197,8 @@ def checked_format(settings: SftSettings, vocabulary: Vocabulary, policy: LossPo
     template, special = find_template(settings, vocabulary), settings.special_tokens_in_text
     if isinstance(template, ChatTemplate):
         found = checked_renderer(template, vocabulary, policy, settings.split_turns, special, store)
-        return CheckedFormat(_jinja(found.renderer, special), found.refused, found.warnings)
+        chat = _jinja(found.renderer, vocabulary, settings.split_turns, special)
+        return CheckedFormat(chat, found.refused, found.warnings)
     renderer = _harmony_renderer(policy, settings.split_turns)
     rows = HarmonyRows(template, renderer, special, None, "tools")
     return CheckedFormat(_harmony(template, renderer, special), checked(rows, vocabulary, store), [])
@@ -179,11 +211,13 @@ def format_of(
     """The format of a template's source and variables, without a self-check."""
     if source == HARMONY:
         return _harmony(HarmonyTemplate.of(variables), _harmony_renderer(policy, split_turns), special)
-    return _jinja(renderer_of(compiled(source, variables), vocabulary, policy, split_turns, special), special)
+    renderer = renderer_of(compiled(source, variables), vocabulary, policy, split_turns, special)
+    return _jinja(renderer, vocabulary, split_turns, special)
 
 
-def _jinja(renderer: Renderer, special: SpecialTokens) -> Format:
-    return Format(renderer.template, renderer.controls, partial(ChatRows, Programs(renderer), special))
+def _jinja(renderer: Renderer, vocabulary: Vocabulary, split_turns: SplitTurns, special: SpecialTokens) -> Format:
+    rows = partial(ChatRows, vocabulary, split_turns, Programs(renderer), special)
+    return Format(renderer.template, renderer.controls, rows)
 
 
 def _harmony(template: HarmonyTemplate, renderer: HarmonyRenderer, special: SpecialTokens) -> Format:

@@ -79,12 +79,21 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
     vocabulary = find_vocabulary(settings.tokenizer)
     packing = _pack_recipe(settings, vocabulary)
     checked = checked_format(settings, vocabulary, policy(settings), store.place)
-    chat, controls = checked.format, frozenset(checked.format.controls.ids)
-    guarded = vocabulary.guarding(controls)
+    chats: dict[bytes, Format] = {}
     verdicts: dict[str, Verdict] = {}
 
+    def chat_of(source: DataSource) -> Format:
+        if not source.template_variables:
+            return checked.format
+        variables = {**settings.template_variables, **source.template_variables}
+        key = orjson.dumps(variables, option=orjson.OPT_SORT_KEYS)
+        if key not in chats:
+            own = settings.model_copy(update={"template_variables": variables})
+            chats[key] = checked_format(own, vocabulary, policy(settings), store.place).format
+        return chats[key]
+
     def rows_of(source: DataSource) -> Rows[Any]:
-        return chat.rows(source.messages_field, source.tools_field)
+        return chat_of(source).rows(source.messages_field, source.tools_field)
 
     def fields(source: DataSource) -> list[str]:
         return [*rows_of(source).fields]
@@ -92,13 +101,15 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[SftRecipe]:
         require_no(source, ["converter", "transforms", "fim"], "SFT")
         rows, literal = rows_of(source), settings.special_tokens_in_text != "allow"
+        controls = frozenset(chat_of(source).controls.ids)
+        guarded = vocabulary.guarding(controls)
         which = orjson.dumps([rows.fields, sorted(controls)])
         texts = partial(_texts, rows, fields(source))
         verdict = Gate(guarded, slices, texts, which.decode(), store.place, literal).verdict()
         verdicts[f"{split}/{source.name}"] = verdict
-        return [_recipe(source, split, settings, vocabulary, chat.template, verdict)] * len(slices)
+        return [_recipe(source, split, settings, vocabulary, chat_of(source).template, verdict)] * len(slices)
 
-    form: Form | None = "conversations" if isinstance(chat.template, ChatTemplate) else None
+    form: Form | None = "conversations" if isinstance(checked.format.template, ChatTemplate) else None
     plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes, form=form)
     notes = commit_notes(settings.tokenizer, vocabulary) | gate_notes(verdicts)
     return Planned(blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), notes)
@@ -179,27 +190,25 @@ def _pad_id(settings: SftSettings, vocabulary: Vocabulary) -> int | None:
 
 def worker_arguments(planned: SftPlan) -> dict[str, Any]:
     """The arguments that workers get besides the shard."""
-    template, settings = planned.found.template, planned.settings
+    settings = planned.settings
     return {
         "tokenizer": pinned(settings.tokenizer, planned.found.vocabulary.commit).model_dump(),
-        "template": {"source": template.source, "variables": template.variables},
+        "template": planned.found.template.source,
         "on_bad_row": settings.on_bad_row,
     }
 
 
 def build_sft_shard(
-    shard: PlannedShard, store: Store, tokenizer: Mapping[str, Any], template: Mapping[str, Any], on_bad_row: OnBadRow
+    shard: PlannedShard, store: Store, tokenizer: Mapping[str, Any], template: str, on_bad_row: OnBadRow
 ) -> Receipt:
-    """Build one planned shard in this process; `template` has a `source` and `variables`.
+    """Build one planned shard in this process; `template` is the source of the template.
 
     Raises RunError if the tokenizer or template found here differs from the plan's.
     """
     recipe = SftRecipe(**shard.identity["recipe"])
     vocabulary = planned_vocabulary(TokenizerSource.model_validate(tokenizer), recipe.tokenizer)
-    variables = orjson.dumps(template["variables"], option=orjson.OPT_SORT_KEYS)
-    chat = _format(
-        template["source"], variables, vocabulary, recipe.policy, recipe.split_turns, recipe.special_tokens_in_text
-    )
+    variables = orjson.dumps(recipe.template_variables, option=orjson.OPT_SORT_KEYS)
+    chat = _format(template, variables, vocabulary, recipe.policy, recipe.split_turns, recipe.special_tokens_in_text)
     if chat.template.digest != recipe.template:
         raise RunError(f"chat_template: {chat.template.digest} on this worker but {recipe.template} in the plan")
     encoder = text_encoder(vocabulary, chat.controls, recipe.backend, recipe.special_tokens_in_text)

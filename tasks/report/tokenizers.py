@@ -104,7 +104,7 @@ def _short(models: Sequence[str]) -> list[str]:
 def _named(blend: Blend) -> Iterator[tuple[str, DataSource]]:
     for split, sources in blend.parts().items():
         for source in sources:
-            require_no(source, ["converter", "transforms"], "a comparison of tokenizers")
+            require_no(source, ["converter", "transforms", "template_variables"], "a comparison of tokenizers")
             yield f"{split}/{source.name}".removeprefix("datasets/"), source
 
 

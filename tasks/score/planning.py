@@ -67,7 +67,7 @@ def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir:
         return [*NAMED, *_scored_fields(source, settings)]
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[NllRecipe | EmbedRecipe]:
-        require_no(source, ["converter", "transforms", "fim"], "scores")
+        require_no(source, ["converter", "transforms", "fim", "template_variables"], "scores")
         return [recipe_of(source, source.split or (split if split in SPLITS else None))] * len(slices)
 
     # A file of scores is matched with the file of rows that it scores.

@@ -84,7 +84,7 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
     verdicts: dict[str, Verdict] = {}
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[PretrainRecipe]:
-        require_no(source, ["converter", "transforms"], "pretraining")
+        require_no(source, ["converter", "transforms", "template_variables"], "pretraining")
         literal = settings.special_tokens_in_text != "allow"
         texts, name = partial(texts_of, source.text_field), f"{split}/{source.name}"
         fim = fim_recipe(_fim_of(source, split, settings), vocabulary)

@@ -11,6 +11,7 @@ from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.mix import solve
 from tokenmill.tasks.chat.conversation import Conversation
 from tokenmill.tasks.chat.parse import conversation
+from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.rl.transforms import tables_asked_for
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.hub import parse
@@ -273,7 +274,8 @@ def test_the_tiny_chat_blend_shows_what_chat_data_has(tiny_chat):
     assert {message["role"] for message in messages} == {"system", "user", "assistant", "tool"}
     assert any(len(message.get("tool_calls", [])) > 1 for message in messages)
     for name in ("chat", "sharegpt"):
-        reasoned = [any("reasoning_content" in each for each in found.messages) for found in tiny_chat[name]]
+        found = [apart(each, "opened") for each in tiny_chat[name]]
+        reasoned = [any("reasoning_content" in each for each in talk.messages) for talk in found]
         assert set(reasoned) == {True, False}
 
 

@@ -1,5 +1,6 @@
 """What a conversation is rendered to is what transformers renders of its row, or the row is counted."""
 
+import json
 import re
 from importlib.metadata import distribution
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 import pytest
 from tokenmill.tasks.chat.check import renderer_of
 from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.encoding import Filled
 from tokenmill.tasks.chat.load import BUNDLED
 from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.programs import Programs
 from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.pack.formats import ChatRows
 
@@ -29,7 +32,10 @@ def rows_of():
             trial = Trial(Template(name, TEMPLATES[name]), definition, {})
             template = ChatTemplate(trial.source, trial.variables)
             renderer = renderer_of(template, trial.vocabulary, LossPolicy(), "auto", "literal")
-            made[name] = ChatRows(renderer, "literal", None, "tools"), trial.reference
+            made[name] = (
+                ChatRows(trial.vocabulary, "auto", Programs(renderer), "literal", None, "tools"),
+                trial.reference,
+            )
         return made[name]
 
     return of
@@ -42,7 +48,8 @@ def written(rows, row):
     if isinstance(found, Rejected):
         return found.reason
     names = {number: token for token, number in rows.maker.controls.ids.items()}
-    return ["".join(names[piece.token] if piece.text is None else piece.text for piece in pieces) for pieces in found]
+    given = [each.pieces() if isinstance(each, Filled) else each for each in found]
+    return ["".join(names[piece.token] if piece.text is None else piece.text for piece in pieces) for pieces in given]
 
 
 SPELLED = {
@@ -109,3 +116,26 @@ def test_what_the_template_does_not_write_is_counted(rows_of, name, row, expecte
     assert written(rows, row) == [text]
     for kind, word in (("developer", "DEV"), ("tools", "TOOL"), ("reasoning", "WHY")):
         assert word not in str(row) or (word not in text) == any(each.startswith(kind) for each in expected)
+
+
+THINKS = {**SAYS, "reasoning_content": "WHY"}
+TALK = [U1, THINKS, U1, THINKS]
+KWARGS = [
+    ("qwen3", [U1, SAYS], {"enable_thinking": False}, []),
+    ("lightning35", [U1, SAYS], {"medium_effort": True}, []),
+    ("lightning35", TALK, {"truncate_history_thinking": False}, []),
+    ("nemotron_3_nano", TALK, {"truncate_history_thinking": False}, []),
+    ("lightning35", [U1, SAYS], '{"medium_effort": true, "enable_thinking": null}', []),
+    ("qwen2_5", [U1, SAYS], {"medium_effort": True}, ["chat_template_kwargs.medium_effort"]),
+    ("llama3_2", [U1, SAYS], {"date_string": "26 Nov 2026"}, []),
+]
+
+
+@pytest.mark.parametrize(("name", "messages", "kwargs", "unread"), KWARGS)
+def test_variables_of_rows(rows_of, name, messages, kwargs, unread):
+    rows, reference = rows_of(name)
+    row = {"messages": messages, "chat_template_kwargs": kwargs}
+    given = json.loads(kwargs) if isinstance(kwargs, str) else kwargs
+    given = {key: value for key, value in given.items() if value is not None}
+    assert written(rows, row) == [reference.render(messages, None, **given)]
+    assert rows.unread(rows.read(row)) == unread

@@ -273,3 +273,25 @@ def test_force_rebuilds_everything_to_the_same_bytes(own, given):
 def test_a_date_in_yaml_is_the_text_that_templates_take():
     given = yaml.safe_load("template_variables: {date: 2026-03-01, enable_thinking: true}")
     assert SftSettings(**given).template_variables == {"date": "2026-03-01", "enable_thinking": True}
+
+
+@pytest.mark.parametrize("key", ["template_variables", "chat_template_kwargs"])
+def test_variables_of_one_dataset(tmp_path, given, key):
+    rows, keeping = blend(corpus(tmp_path / "rows")), {"keep_reasoning": True}
+    own = {"datasets": [rows["datasets"][0], {**rows["datasets"][1], key: keeping}]}
+
+    def keys(blend, **settings):
+        found = plan(blend, tmp_path / "planned", **given, **settings).plan
+        return {
+            name: [key for key, of in zip(found.keys, found.shards, strict=True) if of.dataset == name]
+            for name in ("a", "b")
+        }
+
+    mixed, plain, kept = keys(own), keys(rows), keys(rows, template_variables=keeping)
+    assert mixed == {"a": plain["a"], "b": kept["b"]}
+    assert plain["b"] != kept["b"]
+    _, manifest = prepare(own, tmp_path / "out", **given)
+    sequences = dict.fromkeys(("a", "b"), 0)
+    for entry in manifest["shards"]:
+        sequences[entry["dataset"]] += entry["facts"]["all"]["sequences"]
+    assert sequences == {"a": 2 * 40, "b": 20}
