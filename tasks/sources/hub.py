@@ -10,16 +10,15 @@ without a split is `train`, and what stays unread is counted. Of the same files 
 
 import os
 import re
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from posixpath import normpath
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 from urllib.parse import unquote
 
-from httpx2 import ConnectError, Response, Timeout, TimeoutException
+from httpx2 import ConnectError, Timeout, TimeoutException
 from huggingface_hub import HfApi
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -30,12 +29,12 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import DatasetInfo, RepoSibling
-from huggingface_hub.utils import parse_ratelimit_headers
 from tokenmill.tasks.blend.models import DataSource
-from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.errors import InputError
 
 from .files import Found, InputWarning, SourceFile
 from .formats import describe
+from .hub_requests import failure, patiently
 from .selection import (
     MissingSplitError,
     all_splits,
@@ -62,19 +61,8 @@ CONVERTED = "refs/convert/"
 
 OTHER_KINDS = {"models": "model", "spaces": "Space", "buckets": "bucket"}
 
-WAITS = (1, 2, 4, 8)
-"""Seconds before the hub is asked again, unless it says when."""
-
-LONGEST_WAIT = 300
-"""The hub counts requests per five minutes."""
-
-TOO_MANY = 429
-PASSING = frozenset({TOO_MANY, 500, 502, 503, 504})
 TIMEOUT = Timeout(120, connect=5)
 """Seconds. A listing of 100,000 files takes the hub some ten."""
-
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +172,12 @@ def _listed_at(api: HfApi, repository: str, revision: str | None) -> DatasetInfo
     where = f"hf://{repository}" + (f"@{revision}" if revision else "")
     try:
         # The stubs of the client want seconds; it passes on any timeout that httpx takes.
-        info = _patiently(
+        info = patiently(
             lambda: api.dataset_info(repository, revision=revision, timeout=cast("float", TIMEOUT), files_metadata=True)
         )
         if info.gated:
             # The metadata of a gated repository is public; this request checks access to its files.
-            _patiently(lambda: api.auth_check(repository, repo_type="dataset"))
+            patiently(lambda: api.auth_check(repository, repo_type="dataset"))
     except RevisionNotFoundError:
         raise
     except (HfHubHTTPError, HFValidationError) as error:
@@ -201,28 +189,6 @@ def _listed_at(api: HfApi, repository: str, revision: str | None) -> DatasetInfo
     except OfflineModeIsEnabled as error:
         raise InputError(f"{where}: HF_HUB_OFFLINE is set; unset it, or use a local copy of the data") from error
     return info
-
-
-def _patiently(ask: Callable[[], Answer]) -> Answer:
-    """The answer of the hub, which is asked again, when it says, if it has had too many requests or failed."""
-    for usual in WAITS:
-        try:
-            return ask()
-        except HfHubHTTPError as error:
-            wait = _seconds_to_wait(error.response, usual)
-            if error.response.status_code not in PASSING or wait > LONGEST_WAIT:
-                raise
-            time.sleep(wait)
-    return ask()
-
-
-def _seconds_to_wait(response: Response, usual: float) -> float:
-    """The seconds after which a response asks to try again, and `usual` without such a header."""
-    after = response.headers.get("Retry-After", "")
-    limit = parse_ratelimit_headers(response.headers)
-    if after.isdigit():
-        return int(after)
-    return limit.reset_in_seconds if limit and limit.remaining == 0 else usual
 
 
 def _explained(error: HfHubHTTPError | HFValidationError, where: str) -> Exception:
@@ -241,10 +207,7 @@ def _explained(error: HfHubHTTPError | HFValidationError, where: str) -> Excepti
         return InputError(
             f"{where}: no such dataset, or it is private; check the spelling, or set HF_TOKEN to a token with access"
         )
-    cause = "has had too many requests" if status == TOO_MANY else f"failed ({said})"
-    wait = _seconds_to_wait(error.response, 0)
-    when = f"in {wait:,.0f} seconds" if wait > LONGEST_WAIT else "later"
-    return RunError(f"{where}: the hub {cause}; run the same command again {when}")
+    return failure(error, where)
 
 
 def _file(root: str, sibling: RepoSibling) -> SourceFile:

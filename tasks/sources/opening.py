@@ -34,6 +34,7 @@ BLOCK_BYTES = 1 << 20
 Arrow on one core, against 430 with 4 MiB and 240 with 16 MiB."""
 
 REMOTE_BLOCK_BYTES = 8 << 20
+SMALL = "small"
 
 MAX_WINDOW_BYTES = 1 << 31
 """The largest zstd window (ZSTD_WINDOWLOG_MAX on 64 bits, `--long=31`), and the memory that it takes."""
@@ -85,7 +86,16 @@ class SourceCorrupt(RunError):  # noqa: N818 - describes the source
 
 
 def open_source(file: SourceFile, *, cache: str = "readahead") -> BinaryIO:
-    """The file as it is stored, seekable; `cache` is the fsspec cache type for a remote file."""
+    """The file as it is stored, seekable; `cache` is the fsspec cache type for a remote file.
+
+    With the cache `small`, a remote file of a block is fetched at once, and a larger one is not cached.
+    """
+    if cache == SMALL:
+        cache = "all" if file.size <= REMOTE_BLOCK_BYTES else "none"
+    if file.uri.startswith("hf://"):
+        from .hub_requests import HubStream  # noqa: PLC0415 - the hub's client takes 0.15 s to import
+
+        return cast("BinaryIO", HubStream(file, REMOTE_BLOCK_BYTES, cache))
     system, path = filesystem(file.uri)
     if is_local(file.uri):
         return Path(path).open("rb", buffering=0)

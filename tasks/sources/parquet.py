@@ -45,7 +45,7 @@ from .files import (
 from .integrity import VerifiedStream, is_hashed, require_content, verified
 from .json_lines import MAX_ROW_BYTES
 from .json_rows import NO_ROWS, each_row
-from .opening import SourceCorrupt, is_decoder_error, open_source
+from .opening import SMALL, SourceCorrupt, is_decoder_error, open_source
 from .parquet_batches import column_numbers, decoded_bytes, group_batches, holds, is_text, taken
 from .row_filter import RowFilter, filter_of
 from .row_groups import groups_to_read
@@ -311,7 +311,7 @@ def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iter
     """
     chosen = filter_of(part)
     read = chosen.read_with(fields)
-    with open_source(part.file, cache="none") as stream, verified(part, stream) as hasher:
+    with open_source(part.file, cache=SMALL) as stream, verified(part, stream) as hasher:
         metadata = _metadata(part.file, stream, read)
         require(metadata, fields, part.file.uri)
         require_filtered(metadata, chosen, part.file.uri)

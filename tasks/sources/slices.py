@@ -37,6 +37,8 @@ from .parquet import require_any
 
 CHUNK_BYTES = 4 << 20
 THREADS = min(32, (os.cpu_count() or 1) * 2)
+REMOTE_THREADS = 32
+"""A footer costs a request, which waits for a store and takes no core."""
 
 RACY_NANOSECONDS = 2_000_000_000
 """A file that was modified this recently before it was read may change again within one tick of the clock; its hash is
@@ -123,7 +125,8 @@ class ContentIndex:
     ) -> list[Slice]:
         """The slices of files, in order. Raises as `cut` does."""
         known = [self._known_cuts(file, shard_size, fields, require) for file in files]
-        found = _completed(known, files, lambda file: self._cut(file, shard_size, fields, require))
+        threads = THREADS if all(is_local(file.uri) for file in files) else REMOTE_THREADS
+        found = _completed(known, files, lambda file: self._cut(file, shard_size, fields, require), threads)
         return [part for parts in found for part in parts]
 
     def _known_cuts(
@@ -149,7 +152,7 @@ class ContentIndex:
         """The slices with their contents, in order; slices without rows are left out."""
         parts = list(slices)
         known = [self._known(part, fields, identity) for part in parts]
-        contents = _completed(known, parts, lambda part: self._read(part, fields))
+        contents = _completed(known, parts, lambda part: self._read(part, fields), THREADS)
         return [
             replace(part, content=content, fields=tuple(_columns(part.file, fields)))
             for part, content in zip(parts, contents, strict=True)
@@ -175,10 +178,12 @@ class ContentIndex:
         return content
 
 
-def _completed(known: Sequence[Result | None], items: Sequence[Item], read: Callable[[Item], Result]) -> list[Result]:
+def _completed(
+    known: Sequence[Result | None], items: Sequence[Item], read: Callable[[Item], Result], threads: int
+) -> list[Result]:
     """The known results of items, and the missing ones, which are read in threads."""
     missing = [item for item, result in zip(items, known, strict=True) if result is None]
-    found = in_threads(read, missing, THREADS)
+    found = in_threads(read, missing, threads)
     return [next(found) if result is None else result for result in known]
 
 

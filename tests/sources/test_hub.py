@@ -2,17 +2,21 @@ import hashlib
 import re
 import socket
 import subprocess
+from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.sources import hub as hub_module
+from tokenmill.tasks.sources import hub_requests
 from tokenmill.tasks.sources.discovery import discover, find
-from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.sources.opening import open_source
 
 from tests.hub_server import EXPIRED, LARGE, serve
+from tests.preparing import blend_of
+from tests.preparing_rl import plan, prepare
 
 ROWS = b'{"text": "a row of text"}\n'
 
@@ -30,14 +34,6 @@ def publish(hub, tmp_path):
         return hub.dataset(repository).commit(folder, branch)
 
     return publish
-
-
-@pytest.fixture
-def waited(monkeypatch):
-    """The seconds that were waited for the hub, in no time."""
-    waits = []
-    monkeypatch.setattr(hub_module, "time", SimpleNamespace(sleep=waits.append))
-    return waits
 
 
 def write(path: Path, content: bytes) -> None:
@@ -310,20 +306,6 @@ def test_a_repository_without_data_says_what_it_holds(publish):
     assert ".parquet" in refusal()
 
 
-def test_a_slice_is_read_with_one_range_request_for_its_bytes(hub, publish, tmp_path):
-    content = bytes(range(256)) * 64
-    write(tmp_path / "org/name/data/x.jsonl", content)
-    publish()
-    (file,) = discover(source())
-    publish("data/later.jsonl")
-    store, path = filesystem(file.uri)
-    with store.open(path, "rb", cache_type="none") as handle:
-        handle.seek(1000)
-        assert handle.read(500) == content[1000:1500]
-    assert {request.range for request in hub.requests} == {None, "bytes=1000-1499"}
-    assert store.cat_file(path) == content
-
-
 def test_the_end_point_is_the_one_that_is_set_now(hub, publish, monkeypatch, tmp_path):
     publish("data/x.jsonl")
     assert found() == ["data/x.jsonl"]
@@ -332,8 +314,69 @@ def test_the_end_point_is_the_one_that_is_set_now(hub, publish, monkeypatch, tmp
         other.dataset("org/name").commit(tmp_path / "other")
         monkeypatch.setenv("HF_ENDPOINT", other.url)
         (file,) = discover(source())
-        store, path = filesystem(file.uri)
-        assert store.cat_file(path) == ROWS + ROWS
+        with open_source(file) as stream:
+            assert stream.read() == ROWS + ROWS
+
+
+@pytest.fixture
+def stored(hub, monkeypatch):
+    """A file in LFS, which the second host has, and its content."""
+    monkeypatch.setattr(hub_requests, "PLACES", {})
+    monkeypatch.setenv("HF_TOKEN", "hf_member")
+    content = bytes(range(256)) * 64
+    hub.dataset("org/name", {"data/a [1]?#%.jsonl": content})
+    (file,) = discover(source())
+    hub.requests.clear()
+    return file, content
+
+
+def test_a_file_is_asked_for_once_and_then_read_where_it_is_stored(hub, stored):
+    file, content = stored
+    for start in (1000, 0, 16000):
+        with open_source(file, cache="none") as stream:
+            stream.seek(start)
+            assert stream.read(500) == content[start : start + 500]
+    with open_source(file, cache="small") as stream:
+        assert stream.read(3) + stream.read() == content
+    asked = [(request.path.split("/")[1], request.range, request.token) for request in hub.requests]
+    places = ["bytes=1000-1499", "bytes=0-499", "bytes=16000-16383", f"bytes=0-{len(content) - 1}"]
+    assert asked == [("datasets", places[0], "hf_member"), *[("lfs", place, None) for place in places]]
+
+
+@pytest.mark.parametrize("does", [403, 503, "cut"])
+def test_a_store_that_refuses_or_fails_for_a_while(hub, stored, does):
+    file, content = stored
+    with open_source(file, cache="none") as stream:
+        assert stream.read(10) == content[:10]
+        hub.fault("/lfs/*", does, times=3 if does != 403 else 1)
+        assert stream.read(10) == content[10:20]
+        hub.fault("/*", does, times=9)
+        with pytest.raises(RunError, match=r"^hf://datasets/[^\n]* run the same command again$"):
+            stream.read(10)
+
+
+def test_a_file_that_the_hub_no_longer_has(hub, stored):
+    file, _ = stored
+    hub.datasets["org/name"].commits.clear()
+    with pytest.raises(RunError, match=r"no longer returns it \(404: Invalid rev id\); check [^\n]* again$"):
+        open_source(file, cache="small")
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(3000, marks=pytest.mark.slow)])
+def test_requests_of_a_run(hub, tmp_path, monkeypatch, count):
+    """One listing, and one request to the hub per file: for its footer in the plan, which names the place of its rows."""
+    monkeypatch.setattr(hub_requests, "PLACES", {})
+    written = BytesIO()
+    pq.write_table(pa.table({"text": [f"row {number} of a file" for number in range(20)]}), written)
+    files = {f"data/train-{n:05}-of-{count:05}.parquet": written.getvalue() for n in range(count)}
+    hub.dataset("org/name", files)
+    asked = []
+    for made in (plan, prepare, plan):
+        hub.requests.clear()
+        made(blend_of("hf://org/name"), tmp_path / "out")
+        paths = [request.path.split("/") for request in hub.requests]
+        asked.append((sum("api" in path for path in paths), sum("resolve" in path for path in paths)))
+    assert asked == [(1, count), (1, 0), (1, 0)]
 
 
 def test_an_array_in_a_json_file_is_told_from_lines(publish, tmp_path):
@@ -348,8 +391,8 @@ def test_a_gated_repository_needs_a_token_that_was_let_in(hub, publish, monkeypa
     assert "HF_TOKEN" in refusal()
     monkeypatch.setenv("HF_TOKEN", "hf_member")
     (file,) = discover(source())
-    store, path = filesystem(file.uri)
-    assert store.cat_file(path) == ROWS
+    with open_source(file) as stream:
+        assert stream.read() == ROWS
 
 
 def test_an_unknown_repository_revision_or_name_is_refused_with_the_remedy(publish, monkeypatch):
@@ -386,17 +429,17 @@ def test_a_hub_that_cannot_be_reached_is_named(monkeypatch):
         (503, {"Retry-After": "2"}, [2, 2, 2, 2]),
     ],
 )
-def test_a_hub_that_fails_is_asked_again_when_it_says(hub, publish, waited, status, headers, waits):
+def test_a_hub_that_fails_is_asked_again_when_it_says(hub, publish, status, headers, waits):
     publish("data/x.jsonl")
     hub.fault("/api/datasets/*", status, times=len(waits) or 1, headers=headers)
     if waits:
         assert found() == ["data/x.jsonl"]
-        assert waited == waits
+        assert hub.waits == waits
         hub.fault("/api/datasets/*", status, times=9, headers=headers)
     with pytest.raises(RunError) as failed:
         discover(source())
     assert re.fullmatch(
-        r"hf://org/name: the hub [^\n]*; run the same command again (later|in 301 seconds)", str(failed.value)
+        r"hf://org/name: the hub [^\n]*; run the same command again( in 301 seconds)?", str(failed.value)
     )
 
 
