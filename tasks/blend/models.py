@@ -91,6 +91,22 @@ class Fim(Strict, frozen=True):
         return self
 
 
+class Fields(Strict, frozen=True):
+    """The fields that hold the parts of a conversation; dots separate nested keys, also inside JSON text."""
+
+    prompt: str | None = Field(default=None, min_length=1, description="Field that holds the question.")
+    response: str | None = Field(default=None, min_length=1, description="Field that holds the answer.")
+    system: str | None = Field(default=None, min_length=1, description="Field that holds the system prompt.")
+    history: str | None = Field(default=None, min_length=1, description="Field that holds the turns before.")
+    tools: str | None = Field(default=None, min_length=1, description="Field that holds the tools.")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        if (self.prompt is None) != (self.response is None):
+            raise ValueError("'prompt' and 'response' belong together; name both, or neither")
+        return self
+
+
 class DataSource(Strict, frozen=True):
     """One data set of a blend: the place of its rows, and its weight."""
 
@@ -120,6 +136,9 @@ class DataSource(Strict, frozen=True):
     tools_field: str = Field(default="tools", min_length=1, description="Field that holds the tools.")
     template_variables: dict[str, JsonValue] = Field(
         default={}, description="Variables of its chat template, beside those of the run; also chat_template_kwargs."
+    )
+    fields: Fields | None = Field(
+        default=None, description="Fields of question, answer, system prompt, history and tools; detected if omitted."
     )
     used_in: str | None = Field(default=None, min_length=1, description="Keep only rows whose used_in names this.")
     filters: dict[str, Wanted] = Field(
@@ -170,6 +189,15 @@ class DataSource(Strict, frozen=True):
         return self
 
     @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        named = self.named_fields
+        if self.messages_field is not None and "prompt" in named:
+            raise ValueError("'messages_field' and 'fields.prompt' both say where the conversation is; keep one")
+        if self.tools_field != "tools" and "tools" in named:
+            raise ValueError("'tools_field' and 'fields.tools' both say where the tools are; keep one")
+        return self
+
+    @model_validator(mode="after")
     def _one_size(self) -> Self:
         given = [name for name in ("share", "tokens") if getattr(self, name) is not None]
         given += ["weight"] if given and self.weight != 1.0 else []
@@ -178,6 +206,11 @@ class DataSource(Strict, frozen=True):
         if self.min_epochs and self.max_epochs and self.min_epochs > self.max_epochs:
             raise ValueError("'min_epochs' is above 'max_epochs'; lower it")
         return self
+
+    @property
+    def named_fields(self) -> dict[str, str]:
+        """`fields` by the part that they hold, without parts that aren't named."""
+        return self.fields.model_dump(exclude_none=True) if self.fields else {}
 
     @property
     def budgeted(self) -> bool:

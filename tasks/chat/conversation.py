@@ -35,6 +35,7 @@ Reason = Literal[
     "bad_template_kwargs",
     "bad_loss_flag",
     "no_assistant",
+    "two_systems",
 ]
 """Why a record is not a conversation."""
 

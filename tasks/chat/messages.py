@@ -15,15 +15,20 @@ Loss flags in the data restrict training:
 |---|---|---|
 | `weight` | OpenAI's fine-tuning API, older ShareGPT data | 0 or 1 |
 | `train` | axolotl | true or false |
+| `loss` | ms-swift, AgentInstruct | true or false |
+| `trainable` | tinker-cookbook | true or false |
 | `train_detail` | axolotl | `[{"begin_offset", "end_offset", "train"}, …]`, characters of the content, end included |
 | `step_loss_mask` | slime | 0 or 1 |
 
 axolotl's content parts have `train` or `weight` as well. A message is excluded if any flag excludes it. With `train_detail`,
-only its characters and the end of turn are trained on. Data that asks to train on other roles is rejected.
+only its characters and the end of turn are trained on. Data that asks to train on other roles is rejected, and so are other
+keys that speak of loss, masks or training.
 """
 
+import re
 from collections.abc import Mapping
-from typing import Any, cast
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
 import orjson
 from tokenmill.tasks.errors import nearest
@@ -75,6 +80,8 @@ def read_tool_calls(message: Mapping[str, Any], role: Role) -> list[ToolCall]:
     or are not by the assistant.
     """
     calls, older = message.get("tool_calls"), message.get("function_call")
+    if calls is None:
+        calls = message.get("function_calls") or None
     if calls is None and older is None:
         return []
     calls = _array(calls, "bad_tool_calls", "its tool_calls")
@@ -171,7 +178,7 @@ def read_template_kwargs(value: object) -> dict[str, Any]:
     return orjson.loads(json_text(given, "bad_template_kwargs", "chat_template_kwargs"))
 
 
-WHOLE = ("weight", "train", "step_loss_mask")
+WHOLE = ("weight", "train", "step_loss_mask", "loss", "trainable")
 DETAIL = "train_detail"
 
 NOTHING: tuple[Range, ...] = ()
@@ -189,8 +196,8 @@ def trained_characters(fields: Mapping[str, Any], role: Role, content: str | Non
     if detail is None:
         detail = _of_detail(fields.get(DETAIL))
     if role != "assistant":
-        if fields.get("train") or detail:
-            raise _bad("asks to be trained on, which is for the assistant only; remove train and train_detail")
+        if detail or any(fields.get(name) for name in ("train", "loss", "trainable")):
+            raise _bad("asks to be trained on, which is for the assistant only; remove its flags of loss")
         return None
     if not all(flags):
         return NOTHING
@@ -263,26 +270,81 @@ def _bad(what: str) -> RejectionError:
 PLAIN = {"role", "content"}
 REASONED = {*PLAIN, SPELLINGS[0]}
 
-ROLES: dict[str, Role] = {
+SPEAKERS: dict[str, Role] = {
     "system": "system",
     "developer": "developer",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
-}
-"""The roles of OpenAI's messages; `function` is the older name of `tool`."""
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(
+        ("assistant", "gpt", "chatgpt", "model", "ai", "bot", "bing", "bard", "agent", "function_call", "tool_call"),
+        "assistant",
+    ),
+    **dict.fromkeys(
+        ("tool", "function", "observation", "function_response", "tool_response", "tool_result", "tool_output",
+         "ipython", "environment"),
+        "tool",
+    ),
+}  # fmt: skip
+"""The roles of messages and the speakers of turns, in lower case. `function` is the older name of `tool`."""
 
-SPEAKERS: dict[str, Role] = {
-    **ROLES,
-    "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "function_call": "assistant",
-    "observation": "tool",
-    "function_response": "tool",
-}
-"""The speakers of ShareGPT's turns."""
+CALLS = ("function_call", "tool_call")
+"""Speakers whose text is a call, or several."""
+
+
+def is_call(message: object) -> bool:
+    """Whether a message is a call in place of a text."""
+    return isinstance(message, dict) and (message.get("role") or message.get("from")) in CALLS
+
+
+UNREAD = (
+    "refusal",
+    "thought",
+    "tool_plan",
+    "annotations",
+    "citations",
+    "prefix",
+    "reasoning_details",
+    "thinking_blocks",
+)
+"""Keys of messages that have a meaning elsewhere; `refusal` is what a model says instead of an answer."""
+
+UNREADABLE = ("images", "image", "audio", "audios", "video", "videos", "attachments", "files")
+"""Keys of messages with more than text."""
+
+
+MESSAGE_TOOLS = ("tools", "functions")
+"""Keys of messages that hold the conversation's tools."""
+
+STEPS = ("source", "class_", "action", "observation", "message_type", "cutoff_date")
+"""Keys of the steps of agents' traces."""
+
+CHANNELS = ("channel", "recipient")
+"""Keys of openai-harmony's messages."""
+
+MASKS = frozenset({"loss", "mask", "masks", "masked", "train", "trained", "trainable", "training", "untrained"})
+"""Words in keys that speak of what to train on."""
+
+
+class Unusual(NamedTuple):
+    """The keys of a message that mean something beyond `read_message`: by what they mean."""
+
+    masks: tuple[str, ...]
+    pictures: tuple[str, ...]
+    unread: tuple[str, ...]
+    channels: tuple[str, ...]
+    steps: tuple[str, ...]
+    tools: tuple[str, ...]
+
+
+@lru_cache(maxsize=4096)
+def unusual(keys: tuple[str, ...]) -> Unusual | None:
+    """What the keys of a message mean that no other part of this module knows; None for nothing, as usual."""
+    masks = tuple(key for key in keys if key not in {*WHOLE, DETAIL} and MASKS & set(re.split(r"[^a-z]+", key.lower())))
+    found = Unusual(
+        masks,
+        *(tuple(key for key in keys if key in each) for each in (UNREADABLE, UNREAD, CHANNELS, STEPS, MESSAGE_TOOLS)),
+    )
+    return found if any(found) else None
+
 
 PARTS = ("text", "image_url", "input_audio", "file", "refusal")
 """The types of content parts in OpenAI's API; a part's content is under the name of its type."""
@@ -292,9 +354,9 @@ def read_message(value: object) -> Message:
     """Parse a message. Raises RejectionError without the number of the message."""
     if type(value) is dict and value.keys() == PLAIN:
         role, content = value["role"], value["content"]
-        if isinstance(role, str) and role in ROLES and isinstance(content, str):
+        if isinstance(role, str) and role in SPEAKERS and isinstance(content, str):
             require_utf8(content, "its content")
-            return {"role": ROLES[role], "content": content}
+            return {"role": SPEAKERS[role], "content": content}
     if type(value) is dict and value.keys() == REASONED and value["role"] == "assistant":
         content, reasoning = value["content"], value[SPELLINGS[0]]
         texts = isinstance(content, str) and isinstance(reasoning, str)
@@ -311,11 +373,25 @@ def _read_any(value: object) -> Message:
     fields: dict[str, Any] = value
     require_single_keys(fields, "bad_message", "it")
     if fields.get("role") is None and fields.get("from") is not None:
-        fields = _openai_form(fields)
-    role = _role(fields.get("role"), ROLES, fields)
+        fields = {**fields, "role": fields["from"], "content": fields.get("value", fields.get("content"))}
+    role = _role(fields.get("role"), fields)
     content = _text(fields.get("content"), role)
     reasoning = given_reasoning(fields, role)
     return _message(role, content, reasoning, fields)
+
+
+def require_readable(value: object) -> None:
+    """Raises RejectionError for a message with pictures or sound, and for marks of what to train on that aren't known."""
+    fields: dict[str, Any] = value if isinstance(value, dict) else {}
+    odd = unusual(tuple(fields))
+    if odd is None:
+        return
+    for name in odd.pictures:
+        if fields[name]:
+            raise RejectionError("not_text", f"it has {name}, and only text is read; leave the row out")
+    for name in odd.masks:
+        if isinstance(fields[name], bool | int | float | list):
+            raise _bad(f"has {name}, which isn't known; write train or weight to exclude a message from training")
 
 
 def _message(role: Role, content: str | None, reasoning: str | None, fields: dict[str, Any]) -> Message:
@@ -335,24 +411,15 @@ def _message(role: Role, content: str | None, reasoning: str | None, fields: dic
     return message
 
 
-def _openai_form(turn: dict[str, Any]) -> dict[str, Any]:
-    """A ShareGPT turn under OpenAI's keys; other keys stay."""
-    value = turn.get("value")
-    role = _role(turn["from"], SPEAKERS, turn)
-    if turn["from"] != "function_call":
-        return {**turn, "role": role, "content": value}
-    calls = parsed(value, "bad_tool_calls", "its value (a tool call)") if isinstance(value, str) else value
-    return {**turn, "role": role, "content": None, "tool_calls": calls if isinstance(calls, list) else [calls]}
-
-
-def _role(name: object, known: dict[str, Role], fields: dict[str, Any]) -> Role:
+def _role(name: object, fields: dict[str, Any]) -> Role:
     if name is None:
         raise RejectionError("unknown_role", f"it has neither role nor from; its keys: {listed(fields)}")
     if not isinstance(name, str):
         raise RejectionError("unknown_role", f"its role is {kind(name)}; make it a string")
-    if name not in known:
-        raise RejectionError("unknown_role", f"its role is {quoted(name)}; {nearest(name[:40], known)}")
-    return known[name]
+    role = SPEAKERS.get(name) or SPEAKERS.get(name.lower())
+    if role is None:
+        raise RejectionError("unknown_role", f"its role is {quoted(name)}; {nearest(name[:40], SPEAKERS)}")
+    return role
 
 
 def _text(value: object, role: Role) -> str | None:

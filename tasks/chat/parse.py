@@ -1,61 +1,93 @@
 """Parse a record into a conversation, or into a reason for rejecting it.
 
-Sources have three formats: OpenAI's list of messages, ShareGPT's list of turns, and a question with its answer. All become one
-strict form. A record that is ambiguous, or readable only in part, is rejected with a reason and the first fault; nothing is
-repaired, and bad data never raises an exception.
+The shapes that rows have are a table (`shapes`): lists of messages or turns, questions with their answers, agents' traces. All
+become one strict form. A record that is ambiguous, or readable only in part, is rejected with a reason and the first fault;
+nothing is repaired, and bad data never raises an exception. Fields that mean something elsewhere and aren't read here are named
+in the conversation, so that they can be counted.
 
 A null counts as an absent key, because in Parquet every row has all keys of a struct. Records are not modified; tools and
 arguments share their values with the record.
 
-Cost: 0.7 µs per plain message and 1 µs per record, 1.5 to 2 µs per message with reasoning or nulls, 5 µs per tool call,
+Cost: 0.7 µs per plain message and 1.5 µs per record, 1.5 to 2 µs per message with reasoning or nulls, 5 µs per tool call,
 14 µs per KB of tool definitions.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any, cast
 
-from .conversation import Conversation, Message, Reason, Rejected, RejectionError
+from .channels import without_channels
+from .conversation import Conversation, Message, Rejected, RejectionError
 from .json_values import kind, listed, parsed, quoted
-from .messages import read_message, read_template_kwargs, read_tools
+from .messages import (
+    CALLS,
+    MESSAGE_TOOLS,
+    PLAIN,
+    SPEAKERS,
+    Unusual,
+    is_call,
+    read_message,
+    read_template_kwargs,
+    read_tools,
+    require_readable,
+    unusual,
+)
+from .shapes import KWARGS, SWITCHES, XLAM, Given, Layout, Shape, layout_of, value_at
+from .traces import read_trace, trace_name
 
-LISTS = ("messages", "conversations")
-PAIRS = (("input", "output"), ("prompt", "response"))
-
-KWARGS = "chat_template_kwargs"
-"""The field of a row's own variables for the template, as TRL and Megatron-Bridge call it."""
+Record = Mapping[str, Any]
 
 
-def fields_read(messages_field: str | None, tools_field: str) -> list[str]:
-    """The fields of a record that `conversation` reads, dotted if nested."""
-    if messages_field is not None:
-        return [messages_field, "system", tools_field, KWARGS]
-    return [*LISTS, *(name for pair in PAIRS for name in pair), "instruction", "system", tools_field, KWARGS]
-
-
-def conversation(record: Mapping[str, Any], messages_field: str | None, tools_field: str) -> Conversation | Rejected:
+def conversation(
+    record: Record, messages_field: str | None, tools_field: str, given: Given = ()
+) -> Conversation | Rejected:
     """The conversation in `record`, or the reason for rejecting it.
 
-    `messages_field` names the field of the messages; None takes the first of `messages`, `conversations`, `input` with
-    `output` and `prompt` with `response`. Both fields may be dotted paths. Details number messages from 1, including a
-    separate system prompt.
+    `messages_field` names the field of the messages, and `given` fields of other parts, as in a blend; without them, the
+    record has one of the known shapes. All may be dotted paths. Details number messages from 1, including a separate system
+    prompt.
     """
+    reading = _Reading()
     try:
-        given = _messages(record, messages_field)
-        tools = read_tools(_field(record, tools_field, "bad_tools"))
+        layout = layout_of(record, messages_field, tools_field, given)
+        turns = _messages(record, layout, reading)
+        tools = _tools(record, layout, reading) if layout.tools or reading.tools else []
+        if layout.others:
+            _beside(record, layout, reading)
         variables = read_template_kwargs(record.get(KWARGS))
     except RejectionError as error:
         return Rejected(error.reason, error.detail)
     messages: list[Message] = []
-    for number, each in enumerate(given, 1):
+    for number, each in enumerate(turns, 1):
         try:
+            if reading.odd:
+                require_readable(each)
             messages.append(read_message(each))
         except RejectionError as error:
-            return Rejected(error.reason, f"message {number} of {len(given)}{_speaker(each)}: {error.detail}")
+            return Rejected(error.reason, f"message {number} of {len(turns)}{_speaker(each)}: {error.detail}")
     if not any(message["role"] == "assistant" for message in messages):
         return Rejected(
             "no_assistant", f"none of its {len(messages)} messages is by the assistant, so there is nothing to train on"
         )
-    return Conversation(messages, tools, variables=variables)
+    return Conversation(messages, tools, tuple(sorted(reading.unread)) if reading.unread else (), variables)
+
+
+class _Reading:
+    """What is found on the way: the fields that aren't read, tools in messages, and whether a message has unusual keys."""
+
+    __slots__ = ("odd", "tools", "unread")
+
+    def __init__(self) -> None:
+        self.unread: set[str] = set()
+        self.tools: list[object] = []
+        self.odd = False
+
+
+def unread_beside(record: Record, layout: Layout) -> tuple[str, ...]:
+    """The fields beside the messages of a record that aren't read. Raises RejectionError, with the field, where they matter."""
+    reading = _Reading()
+    _beside(record, layout, reading)
+    return tuple(sorted(reading.unread))
 
 
 def _speaker(message: object) -> str:
@@ -63,45 +95,217 @@ def _speaker(message: object) -> str:
     return f" ({quoted(names[0])})" if names and isinstance(names[0], str) else ""
 
 
-def _messages(record: Mapping[str, Any], field: str | None) -> list[Any]:
-    if field is not None:
-        return _with_system(record, _list(_field(record, field, "no_messages"), field, record))
-    for name in LISTS:
-        if record.get(name) is not None:
-            return _with_system(record, _list(record[name], name, record))
-    for question, answer in PAIRS:
-        if record.get(question) is not None and record.get(answer) is not None:
-            return _pair(record, question, answer)
-    forms = "messages, conversations, input with output or prompt with response"
-    raise RejectionError("no_messages", f"there is none of {forms}; {_there(record)}")
+def _messages(record: Record, layout: Layout, reading: _Reading) -> list[Any]:
+    """The messages of a record, after its system prompt."""
+    shape = layout.shape
+    if shape.messages is None:
+        messages = _pair(record, layout, reading)
+    else:
+        messages = _turns(_list(value_at(record, shape.messages, "no_messages"), shape.messages, record), reading)
+    return _with_system(record, layout.systems, messages) if layout.systems else messages
 
 
-def _pair(record: Mapping[str, Any], question: str, answer: str) -> list[Any]:
-    """The messages of a question (or the messages so far) and its answer."""
-    if record.get("instruction"):
+def _with_system(record: Record, fields: Sequence[str], messages: list[Any]) -> list[Any]:
+    """The messages after the system prompt in `fields`, unless they begin with the same."""
+    prompts = [value for name in fields if (value := value_at(record, name, "no_messages"))]
+    first = messages[0] if messages else None
+    own: object = None
+    if isinstance(first, dict) and _role_of(first) in {"system", "developer"}:
+        own = first.get("content") or first.get("value")
+    if not prompts or all(prompt == own for prompt in prompts):
+        return messages
+    if own or any(prompt != prompts[0] for prompt in prompts):
+        raise RejectionError("two_systems", f"it has two system prompts ({', '.join(fields)}); keep one")
+    return [{"role": "system", "content": prompts[0]}, *messages]
+
+
+def _role_of(message: object) -> str | None:
+    """The role of a message in any form; None if it has none that is known."""
+    name = (message.get("role") or message.get("from")) if isinstance(message, dict) else None
+    return SPEAKERS.get(name.lower()) if isinstance(name, str) else None
+
+
+def _pair(record: Record, layout: Layout, reading: _Reading) -> list[Any]:
+    """The messages of a question (or of the messages so far) and its answer."""
+    shape = layout.shape
+    asked = value_at(record, cast("str", shape.prompt), "no_messages")
+    answer = value_at(record, cast("str", shape.response), "no_messages")
+    for name, value in ((shape.prompt, asked), (shape.response, answer)):
+        if value is None:
+            raise RejectionError("no_messages", f"there is no {name}; {_there(record)}")
+    before = (
+        _turns(asked, reading)
+        if isinstance(asked, list)
+        else [{"role": "user", "content": _joined(record, asked, shape)}]
+    )
+    if shape.more and isinstance(asked, list) and (more := [name for name in shape.more if record[name]]):
         raise RejectionError(
-            "no_messages",
-            f"an instruction beside {question} and {answer} is ambiguous; write the record as messages",
+            "no_messages", f"{shape.prompt} is a list of messages, so {more[0]} beside it is ambiguous"
         )
-    asked = record[question]
-    before = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
-    return [*_system(record), *before, {"role": "assistant", "content": record[answer]}]
+    if not shape.prompt_trained:
+        before = [{**each, "train": False} if _role_of(each) == "assistant" else each for each in before]
+    after = _answer(answer, shape, reading)
+    if layout.reasoning:
+        after = _with_reasoning(record, layout.reasoning, after, reading)
+    return [*_history(record, layout.history, before, reading), *before, *after]
 
 
-def _with_system(record: Mapping[str, Any], messages: list[Any]) -> list[Any]:
-    """The messages, after the system prompt that ShareGPT keeps beside its turns."""
-    first = messages[0]
-    is_turn = isinstance(first, dict) and first.get("role") is None and first.get("from") is not None
-    return [*_system(record), *messages] if is_turn else messages
+def _joined(record: Record, asked: object, shape: Shape) -> object:
+    """The question, and on further lines what the shape adds to it."""
+    more = [name for name in shape.more if record[name]]
+    if not more or not isinstance(asked, str):
+        return asked
+    if strange := [name for name in more if not isinstance(record[name], str)]:
+        raise RejectionError("not_text", f"{strange[0]} is {kind(record[strange[0]])}; make it a string")
+    return "\n".join([*filter(None, [asked]), *(record[name] for name in more)])
 
 
-def _system(record: Mapping[str, Any]) -> list[Any]:
-    return [{"role": "system", "content": record["system"]}] if record.get("system") else []
+def _answer(answer: Any, shape: Shape, reading: _Reading) -> list[Any]:  # noqa: ANN401 - as in the row
+    """The messages of an answer: a text, messages, or calls."""
+    if shape.name == XLAM:
+        calls = parsed(answer, "bad_tool_calls", "answers (a string)") if isinstance(answer, str) else answer
+        return [{"role": "assistant", "content": None, "tool_calls": calls}]
+    if isinstance(answer, dict) and _role_of(answer):
+        return [answer]
+    if isinstance(answer, list) and answer and all(_role_of(each) for each in answer):
+        return _turns(answer, reading)
+    return [{"role": "assistant", "content": answer}]
 
 
-def _list(value: object, field: str, record: Mapping[str, Any]) -> list[Any]:
+def _with_reasoning(record: Record, fields: Sequence[str], after: list[Any], reading: _Reading) -> list[Any]:
+    """The answer with the reasoning beside it, unless that is part of it already."""
+    texts = {name: value for name in fields if isinstance(value := record[name], str) and value not in SWITCHES}
+    content = after[-1].get("content")
+    new = {text for text in texts.values() if text.strip()}
+    if not isinstance(content, str) or not new or any(text.strip() in content for text in new):
+        reading.unread.update(name for name, text in texts.items() if text)
+        return after
+    if len(new) > 1:
+        raise RejectionError("reasoning_twice", f"it has different reasoning under {' and '.join(texts)}; keep one")
+    return [*after[:-1], {**after[-1], "reasoning_content": new.pop()}]
+
+
+def _history(record: Record, field: str | None, before: Sequence[Any], reading: _Reading) -> list[Any]:
+    """The turns before the question: messages, or pairs of a question and its answer."""
+    value = value_at(record, field, "no_messages") if field else None
+    if not value or field is None:
+        return []
+    turns = _list(value, field, record)
+    if len(before) > 1:
+        raise RejectionError("no_messages", f"a {field} beside a list of messages is ambiguous; write it as messages")
+    if all(isinstance(turn, list | tuple) for turn in turns):
+        said = [text for turn in turns for text in turn]
+        return [_said(text, role) for text, role in zip(said, cycle(("user", "assistant"))) if text is not None]
+    return _turns(turns, reading)
+
+
+def _said(text: object, role: str) -> dict[str, object]:
+    return {"role": role, "content": text}
+
+
+def _turns(messages: list[Any], reading: _Reading) -> list[Any]:
+    """Messages in a form that `read_message` reads, one for each."""
+    others = [each for each in messages if type(each) is not dict or each.keys() != PLAIN]
+    if others and all(isinstance(each, list) for each in messages):
+        return _turns([event for events in messages for event in events], reading)  # OpenHands' pairs of events
+    if not others:
+        return _with_calls(messages) if [each for each in messages if each["role"] in CALLS] else messages
+    if all(isinstance(each, str) for each in messages) and len(messages) > 1:
+        return [_said(text, role) for text, role in zip(messages, cycle(("user", "assistant")))]
+    odd = [(each, odd) for each in others if type(each) is dict and (odd := unusual(tuple(each)))]
+    if odd:
+        messages = _from_traces(messages, odd, reading)
+    if isinstance(messages[0], dict) and "role" not in messages[0] and "from" not in messages[0]:
+        messages = [turn for each in messages for turn in _turn(each, reading)]
+    return _with_calls(messages) if any(map(is_call, messages)) else messages
+
+
+def _from_traces(messages: list[Any], odd: Sequence[tuple[Record, Unusual]], reading: _Reading) -> list[Any]:
+    """The messages of a list in which the `odd` ones have unusual keys: of an agent's trace, with channels, or as they are."""
+    if any(found.steps for _, found in odd) and (name := trace_name(messages[0])):
+        messages = read_trace(name, messages, reading.unread)
+    elif any(each[name] for each, found in odd for name in found.channels):
+        messages = without_channels(messages, reading.unread)
+    else:
+        reading.unread.update(f"messages.{name}" for each, found in odd for name in found.unread if each[name])
+    reading.odd = True
+    reading.tools += [each[name] for each in messages if type(each) is dict for name in MESSAGE_TOOLS if each.get(name)]
+    return messages
+
+
+def _turn(pair: Any, reading: _Reading) -> list[Any]:  # noqa: ANN401 - as in the row
+    """The messages of an element of a list of pairs, such as `{"input", "output"}`."""
+    if not isinstance(pair, dict):
+        return [pair]
+    try:
+        layout = layout_of(pair, None, "tools", ())
+    except RejectionError:
+        return [pair]
+    if layout.shape.messages is not None:
+        return [pair]
+    found = _messages(pair, layout, reading)
+    _beside(pair, layout, reading)
+    return found
+
+
+def _with_calls(messages: Sequence[Any]) -> list[Any]:
+    """The messages with those that are calls, each with its call under `tool_calls`: of one turn together, after its text."""
+    made: list[Any] = []
+    for each in messages:
+        if not is_call(each):
+            made.append(each)
+            continue
+        value = each.get("content") if each.get("content") is not None else each.get("value")
+        calls = parsed(value, "bad_tool_calls", "its content (a tool call)") if isinstance(value, str) else value
+        calls = calls if isinstance(calls, list) else [calls]
+        rest = {key: each[key] for key in each if key not in {"role", "from", "content", "value"}}
+        before = made[-1] if made and not rest and _role_of(made[-1]) == "assistant" else None
+        if before is not None and before.keys() <= {"role", "from", "content", "value", "tool_calls"}:
+            content = before.get("content") if "content" in before else before.get("value")
+            made[-1] = {
+                "role": "assistant",
+                "content": content,
+                "tool_calls": [*(before.get("tool_calls") or ()), *calls],
+            }
+        else:
+            made.append({**rest, "role": "assistant", "content": None, "tool_calls": calls})
+    return made
+
+
+def _tools(record: Record, layout: Layout, reading: _Reading) -> list[dict[str, Any]]:
+    """The tools of a record: under the name that it uses, or in a message. Raises RejectionError if two places differ."""
+    found: list[dict[str, Any]] = []
+    for value in [*(value_at(record, name, "bad_tools") for name in layout.tools), *reading.tools]:
+        tools = read_tools(value)
+        if tools and found and tools != found:
+            raise RejectionError("bad_tools", "it has different tools in two places; keep one")
+        found = tools or found
+    return found
+
+
+def _beside(record: Record, layout: Layout, reading: _Reading) -> None:
+    """Add the fields with a value that aren't read to `unread`. Raises RejectionError, with the field, where they matter."""
+    for name, meaning in layout.others:
+        value = record[name]
+        if value in ("", [], {}) or (isinstance(value, str) and value in SWITCHES):
+            continue
+        if meaning == "ambiguous":
+            pair = f"{layout.shape.prompt} and {layout.shape.response}"
+            remedy = 'name the parts in the blend ("fields": {"prompt": "…", "response": "…"})'
+            raise RejectionError("no_messages", f"{name} beside {pair} is ambiguous; {remedy}")
+        if meaning == "media":
+            raise RejectionError("not_text", f"it has {name}, and only text is read; leave the row out")
+        if meaning == "verdict" and value is False:
+            raise RejectionError("bad_loss_flag", f"{name} is false: its answer is a bad one; filter such rows out")
+        if meaning == "other" or isinstance(value, bool):
+            reading.unread.add(name)
+
+
+def _list(value: object, field: str, record: Record) -> list[Any]:
     if isinstance(value, str):
         value = parsed(value, "no_messages", f"{field} (a string)")
+    if isinstance(value, dict) and isinstance(value.get("messages"), list):
+        value = value["messages"]
     if value is None:
         raise RejectionError("no_messages", f"there is no {field}; {_there(record)}")
     if not isinstance(value, list):
@@ -111,17 +315,5 @@ def _list(value: object, field: str, record: Mapping[str, Any]) -> list[Any]:
     return value
 
 
-def _field(record: Mapping[str, Any], path: str, reason: Reason) -> object:
-    """The value at `path`, None if it or a parent is absent or null."""
-    value: object = record
-    for key in path.split("."):
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
-            raise RejectionError(reason, f"the path {path} needs an object at {key}, but finds {kind(value)}")
-        value = value.get(key)
-    return value
-
-
-def _there(record: Mapping[str, Any]) -> str:
+def _there(record: Record) -> str:
     return f"the fields with a value: {listed(key for key in record if record[key] is not None)}"

@@ -32,7 +32,7 @@ from .message import (
     SpecialStrings,
     Turn,
 )
-from .preamble import PYTHON, developer_body, schemas, system_body
+from .preamble import PYTHON, declared, developer_body, schemas, system_body
 
 PYTHON_TOOLS = frozenset({PYTHON, "stateful_python_code_exec", "python_code_exec"})
 """Sources' names of the Python tool that is built into Harmony."""
@@ -66,7 +66,7 @@ def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | 
     functions = _functions(source, recipients)
     before, turns = _split(source.messages)
     written = _Turns(turns, len(before), recipients, policy)
-    messages = [*_preamble(source, before, functions, policy), *written.messages()]
+    messages = [*source.written] or [*_preamble(source, before, functions, policy), *written.messages()]
     messages, trailing = _ending(messages, policy)
     messages, thoughts = _without_old_thoughts(messages, policy)
     tagless = not any("|" in message.body and "<|" in message.body for message in messages)
@@ -132,9 +132,11 @@ def _functions(source: Source, recipients: Mapping[str, str]) -> list[dict[str, 
     return [_named(tool, recipient.removeprefix(FUNCTIONS)) for tool, recipient in named if recipient != PYTHON]
 
 
-def _declared(source: Source, functions: Sequence[dict[str, Any]]) -> Schemas:
-    declared = schemas(functions) if functions else {}
-    return {PYTHON: None, **declared} if source.python else declared
+def _declared(source: Source, functions: Sequence[dict[str, Any]]) -> Schemas | None:
+    if source.written:
+        return dict.fromkeys(declared(source.written)) or None
+    known = schemas(functions) if functions else {}
+    return {PYTHON: None, **known} if source.python else known
 
 
 def _split(messages: Sequence[Turn]) -> tuple[list[Turn], list[Turn]]:

@@ -14,11 +14,12 @@ in `CONVERTERS`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from tokenmill.tasks.chat.conversation import Message, Range, RejectionError
 from tokenmill.tasks.chat.json_values import json_text, kind, parsed
-from tokenmill.tasks.chat.parse import KWARGS, conversation
+from tokenmill.tasks.chat.parse import conversation, unread_beside
+from tokenmill.tasks.chat.shapes import KWARGS, TOOLS, Given, layout_of, value_at
 from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.sources.files import Rejected
 
@@ -26,11 +27,24 @@ from .columns import effort_of, of_evaluation, of_record, of_tools
 from .compose import PYTHON_TOOLS, function_of
 from .grammar import Fault, parse
 from .message import Call, Composed, Effort, Source, Turn
+from .official import harmony_messages
 from .preamble import declared
 
 Record = Mapping[str, Any]
-Converter = Callable[[Record, str], Source | Composed | Rejected]
-"""Converts a record, given the name of its split, to a conversation, possibly one already in Harmony."""
+
+
+class Names(NamedTuple):
+    """The fields that a blend names: of messages, of tools, and of other parts."""
+
+    messages: str | None = None
+    tools: str = TOOLS[0]
+    given: Given = ()
+
+
+UNNAMED = Names()
+
+Converter = Callable[[Record, str, Names], Source | Composed | Rejected]
+"""Converts a record, given its split's name and the fields' names, to a conversation, possibly one already in Harmony."""
 
 ProofTask = Literal["proof", "formalize", "both"]
 
@@ -46,15 +60,22 @@ Arrays = dict[tuple[int, int], list[Any]]
 """Arguments that are arrays, by the numbers of the message and of its call."""
 
 
-def chat(record: Record, field: str | None = "messages", effort: Effort | None = None) -> Source | Rejected:
+def chat(
+    record: Record, names: Names = UNNAMED, field: str | None = "messages", effort: Effort | None = None
+) -> Source | Rejected:
     """The conversation in a record, with the columns that any source may have.
 
-    `field` names the field of the messages; None takes the first of the usual fields. A record with reasoning turned off gets
-    low effort. Messages are read as for a chat template, but arguments of calls may be arrays.
+    `field` names the field of the messages, if the blend doesn't; None takes the first of the usual fields. A record with
+    reasoning turned off gets low effort. Messages are read as for a chat template, but arguments of calls may be arrays, and
+    messages of openai-harmony are kept as they are.
     """
+    field = None if "prompt" in dict(names.given) else names.messages or field
+    written = _written(record, field, names)
+    if written is not None:
+        return written
     messages, arrays = _without_arrays(record.get(field or "messages"))
     given = {**record, field or "messages": messages} if arrays else record
-    found = conversation(given, field, "tools")
+    found = conversation(given, field, names.tools, names.given)
     found = found if isinstance(found, Rejected) else apart(found, "closed")
     if isinstance(found, Rejected):
         return found
@@ -72,19 +93,48 @@ def chat(record: Record, field: str | None = "messages", effort: Effort | None =
     )
 
 
-def _messages(record: Record, _split: str) -> Source | Rejected:
-    return chat(record)
+def _written(record: Record, field: str | None, names: Names) -> Source | Rejected | None:
+    """The conversation of a record whose messages are those of openai-harmony; None for others."""
+    try:
+        layout = layout_of(record, field, names.tools, names.given)
+        place = layout.shape.messages
+        given = value_at(record, place, "no_messages") if place else None
+        if isinstance(given, str) and '"channel"' in given:
+            given = parsed(given, "no_messages", f"{place} (a string)")
+    except RejectionError:
+        return None  # which `conversation` explains
+    if not isinstance(given, list) or not any(isinstance(each, dict) and each.get("channel") for each in given):
+        return None
+    if beside := [name for name in (*layout.systems, *layout.tools) if value_at(record, name, "bad_tools")]:
+        why = f"{beside[0]} beside messages with channels; put it into their system or developer message"
+        return Rejected("two_systems", why)
+    written = harmony_messages(cast("list[Any]", given))
+    if isinstance(written, Rejected):
+        return written
+    try:
+        return Source(
+            [],
+            metadata={**of_record(record), **of_tools([])},
+            unread=(*unread_beside(record, layout), *([KWARGS] if record.get(KWARGS) else ())),
+            written=written,
+        )
+    except RejectionError as error:
+        return Rejected(error.reason, error.detail)
 
 
-def openai_messages(record: Record) -> Source | Rejected:
+def _messages(record: Record, _split: str, names: Names = UNNAMED) -> Source | Rejected:
+    return chat(record, names)
+
+
+def openai_messages(record: Record, names: Names = UNNAMED) -> Source | Rejected:
     """Any chat data. `reasoning_effort` is OpenAI's parameter; every tool is a function, even one named python."""
     named = record.get("reasoning_effort")
-    return chat(record, field=None, effort=EFFORTS.get(named) if isinstance(named, str) else None)
+    return chat(record, names, field=None, effort=EFFORTS.get(named) if isinstance(named, str) else None)
 
 
-def _math_v2(record: Record, split: str) -> Source | Rejected:
+def _math_v2(record: Record, split: str, names: Names = UNNAMED) -> Source | Rejected:
     """A solution. Its Python tool, a function in the source, becomes Harmony's built-in one."""
-    source = chat(record, effort=effort_of(split))
+    source = chat(record, names, effort=effort_of(split))
     if isinstance(source, Rejected):
         return source
     offered = {function_of(tool)["name"] for tool in source.tools}
@@ -111,15 +161,15 @@ def _formalize(record: Record) -> Source | Rejected:
     return Source(messages, instructions=FORMALIZE, metadata={**of_record(record), **of_tools([])})
 
 
-def _harmony_text(record: Record) -> Composed | Rejected:
-    """Harmony text under `text`, if the strict grammar accepts it.
+def _harmony_text(record: Record, field: str) -> Composed | Rejected:
+    """Harmony text under `field`, if the strict grammar accepts it.
 
     Headers in the order that models use are rewritten in canonical form; nothing else changes. Texts that declare no tools
     may call any, because public data sets of this kind omit declarations.
     """
-    found = parse(record.get("text"))
+    found = parse(value_at(record, field, "no_messages"))
     if isinstance(found, Fault):
-        return Rejected(found.name, f"text, character {found.offset}: {found.detail}")
+        return Rejected(found.name, f"{field}, character {found.offset}: {found.detail}")
     tagless = not any("<|" in each.body for each in found)
     return Composed(
         [each.message for each in found], of_record(record), dict.fromkeys(declared(found)) or None, tagless
@@ -129,12 +179,12 @@ def _harmony_text(record: Record) -> Composed | Rejected:
 CONVERTERS: dict[str, Converter] = {
     "math_v2": _math_v2,
     "math_proofs": _messages,
-    "math_proofs_formalize": lambda record, _: _formalize(record),
+    "math_proofs_formalize": lambda record, _split, _names=UNNAMED: _formalize(record),
     "science": _messages,
     "agentic": _messages,
     "instruction_following": _messages,
-    "openai_messages": lambda record, _: openai_messages(record),
-    "harmony_text": lambda record, _: _harmony_text(record),
+    "openai_messages": lambda record, _split, names=UNNAMED: openai_messages(record, names),
+    "harmony_text": lambda record, _split, names=UNNAMED: _harmony_text(record, names.messages or "text"),
 }
 
 PROOF_TASKS: dict[ProofTask, tuple[str, ...]] = {

@@ -85,7 +85,7 @@ class Source:
 
     `instructions` apply to every answer and are not part of any message. `effort` is None if the source does not state it.
     `python` is true if the source's Python tool is the one built into Harmony. `metadata` holds columns of the source, `unread`
-    names what of the row isn't read.
+    names what of the row isn't read. `written` are the messages if the source has them in Harmony.
     """
 
     messages: list[Turn]
@@ -95,6 +95,7 @@ class Source:
     python: bool = False
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
     unread: tuple[str, ...] = ()
+    written: Sequence["HarmonyMessage"] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def system_body(effort: str = "medium", *, python: bool = False, functions: bool
     if effort not in EFFORTS:
         raise InputError(f"reasoning effort {effort!r} is unknown; use {', '.join(EFFORTS)}")
     content = SystemContent.new().with_reasoning_effort(EFFORTS[effort])
-    return _body(Role.SYSTEM, content.with_python_tool() if python else content, functions=functions)
+    return body_of(Role.SYSTEM, content.with_python_tool() if python else content, functions=functions)
 
 
 def developer_body(instructions: str | None, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -80,7 +80,8 @@ def _declared(author: str, body: str) -> list[str]:
     return [PYTHON, *names] if author == "system" and PYTHON_SECTION.search(body) else names
 
 
-def _body(role: Role, content: SystemContent | DeveloperContent, *, functions: bool) -> str:
+def body_of(role: Role, content: SystemContent | DeveloperContent, *, functions: bool) -> str:
+    """The text of a system or developer message as the library writes it; `functions` if the conversation has any."""
     options = RenderOptions(conversation_has_function_tools=functions)
     text = encoding().decode_utf8(encoding().render(Message.from_role_and_content(role, content), options))
     return text.removeprefix(f"{START}{role.value}{MESSAGE}").removesuffix("<|end|>")
@@ -100,7 +101,7 @@ def _declarations(tools: bytes) -> str:
     described = [ToolDescription.new(**function) for function in plain]
     content = DeveloperContent.new().with_function_tools(described)
     try:
-        return restored(_body(Role.DEVELOPER, content, functions=True))
+        return restored(body_of(Role.DEVELOPER, content, functions=True))
     except ValueError as error:  # raised for schemas that are nested too deep
         raise RejectionError("bad_tools", f"the tools cannot be declared: {error}") from error
 

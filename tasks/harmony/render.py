@@ -50,7 +50,7 @@ def official(text: str) -> list[HarmonyMessage] | Fault:
     terminators: list[Terminator] = [ENDS_BY_ID[number] for number in ids if number in ENDS_BY_ID]
     if len(terminators) != len(read):
         return Fault("R01", "reference_refuses", len(text), "the reference reads a message that does not end")
-    return [_from_reference(message, end) for message, end in zip(read, terminators, strict=True)]
+    return [from_reference(message, end) for message, end in zip(read, terminators, strict=True)]
 
 
 def cross_check(text: str, messages: Sequence[HarmonyMessage]) -> Fault | None:
@@ -105,7 +105,8 @@ def _opening(
     return f"{START}{text}{MESSAGE}"
 
 
-def _from_reference(message: Message, terminator: Terminator) -> HarmonyMessage:
+def from_reference(message: Message, terminator: Terminator) -> HarmonyMessage:
+    """A message of the library, with the texts of its content."""
     author, named = message.author, message.content_type
     name = author.name or "" if author.role == Role.TOOL else author.role.value
     body = "".join(part.text for part in message.content if isinstance(part, TextContent))

@@ -60,6 +60,9 @@ class HarmonyRecipe:
     split: str
     file: str
     converter: str
+    messages_field: str | None
+    tools_field: str
+    fields: dict[str, str]
     filters: dict[str, list[Value]]
     policy: dict[str, str]
     rules_off: list[str]

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.chat.shapes import given_of
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.manifest import WHOLE
 from tokenmill.tasks.shards.plan import PlannedShard
@@ -32,7 +33,7 @@ from . import grammar, semantics
 from .acceptance import ValidText, accepted, judged
 from .columns import SCHEMA, Place, row, table
 from .compose import compose
-from .converters import CONVERTERS, Converter
+from .converters import CONVERTERS, UNNAMED, Converter, Names
 from .grammar import Fault, ParsedMessage
 from .inventory import bounded, coverage_of, fields_of, licences_of, merged
 from .message import Composed, Policy, Source
@@ -70,17 +71,19 @@ class Normalizer:
     off: frozenset[str]
     catalog: dict[str, bytes] = field(default_factory=dict[str, bytes])
     unread: Counter[str] = field(default_factory=Counter[str])
+    names: Names = UNNAMED
 
     @classmethod
     def of(cls, recipe: HarmonyRecipe) -> "Normalizer":
         """The normalizer of a recipe."""
         policy = Policy(**cast("dict[str, Any]", recipe.policy))
-        return cls(recipe, CONVERTERS[recipe.converter], policy, frozenset(recipe.rules_off))
+        names = Names(recipe.messages_field, recipe.tools_field, given_of(recipe.fields))
+        return cls(recipe, CONVERTERS[recipe.converter], policy, frozenset(recipe.rules_off), names=names)
 
     def row(self, record: Mapping[str, Any], number: int) -> Accepted | Rejected:
         """The row of a record."""
         recipe = self.recipe
-        found = self.converter(record, recipe.split)
+        found = self.converter(record, recipe.split, self.names)
         composed = found if isinstance(found, (Composed, Rejected)) else compose(found, self.policy)
         if isinstance(composed, Rejected):
             return composed

@@ -16,18 +16,18 @@ from typing import Any, cast, get_args
 
 import numpy as np
 from tokenmill.tasks.chat.check import refusals, remembered_check, text_encoder
-from tokenmill.tasks.chat.conversation import Conversation
+from tokenmill.tasks.chat.conversation import Conversation, RejectionError
 from tokenmill.tasks.chat.encoding import Batch
-from tokenmill.tasks.chat.parse import fields_read
 from tokenmill.tasks.chat.probes import PROBES
 from tokenmill.tasks.chat.sequences import Pieces
+from tokenmill.tasks.chat.shapes import Given, fields_read, value_at
 from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.sources.files import Rejected
 from tokenmill.tasks.tokenize.settings import SpecialTokens
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .compose import compose, compose_literally
-from .converters import openai_messages
+from .converters import Names, openai_messages
 from .grammar import Fault, parse
 from .message import TEMPLATE_VERSION, Effort, ParallelCalls, Policy, Thoughts, Trailing
 from .render import TAGS
@@ -94,19 +94,24 @@ class HarmonyRows:
     special: SpecialTokens
     messages_field: str | None
     tools_field: str
+    given: Given = ()
 
     @property
     def fields(self) -> list[str]:
         """Fields of a record that are read."""
         texts = [TEXT] if self.messages_field is None else []
         others = ["reasoning", "reasoning_effort", UNTRAINED]
-        return [*texts, *fields_read(self.messages_field, self.tools_field), *others]
+        return [*texts, *fields_read(self.messages_field, self.tools_field, self.given), *others]
 
     def read(self, record: Mapping[str, Any]) -> HarmonyConversation | Rejected:
         """The conversation in a record."""
-        given = _at(record, self.messages_field or TEXT)
+        field = self.messages_field or TEXT
+        try:
+            given = value_at(record, field, "no_messages")
+        except RejectionError as error:
+            return Rejected(error.reason, error.detail)
         if isinstance(given, str) and not (self.messages_field and given.lstrip().startswith("[")):
-            return _conversation(given, self.messages_field or TEXT, record.get(UNTRAINED))
+            return _conversation(given, field, record.get(UNTRAINED))
         return self._composed(record)
 
     def sequences(self, conversation: HarmonyConversation) -> list[Pieces] | Rejected:
@@ -132,7 +137,7 @@ class HarmonyRows:
 
     def _composed(self, record: Mapping[str, Any]) -> HarmonyConversation | Rejected:
         """Keeps the reasoning of earlier turns, because it may be trained on in a separate sequence."""
-        source = openai_messages(self._renamed(record))
+        source = openai_messages(record, Names(self.messages_field, self.tools_field, self.given))
         if isinstance(source, Rejected):
             return source
         keeping = replace(self.template.policy, thoughts="keep_all", special_strings="reject")
@@ -140,13 +145,6 @@ class HarmonyRows:
         if isinstance(composed, Rejected):
             return composed
         return HarmonyConversation(composed.messages, self.template.policy.thoughts == "last_turn", source.unread)
-
-    def _renamed(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The record with messages and tools under the names that the converter reads."""
-        if self.messages_field is None:
-            return {**record, "tools": _at(record, self.tools_field)}
-        others = {name: record.get(name) for name in ("system", "reasoning", "reasoning_effort")}
-        return {**others, "messages": _at(record, self.messages_field), "tools": _at(record, self.tools_field)}
 
 
 def _conversation(text: str, field: str, untrained: object) -> HarmonyConversation | Rejected:
@@ -158,14 +156,6 @@ def _conversation(text: str, field: str, untrained: object) -> HarmonyConversati
     return HarmonyConversation(
         [replace(each, trained=number not in numbers) if numbers else each for number, each in enumerate(found)]
     )
-
-
-def _at(record: Mapping[str, Any], path: str) -> object:
-    """The value at a dotted path, or None."""
-    found: object = record
-    for key in path.split("."):
-        found = cast("Mapping[str, object]", found).get(key) if isinstance(found, Mapping) else None
-    return found
 
 
 def require_tokens(vocabulary: Vocabulary) -> None:

@@ -12,9 +12,10 @@ from tokenmill.tasks.chat.conversation import Conversation
 from tokenmill.tasks.chat.encoding import Filled
 from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
-from tokenmill.tasks.chat.parse import KWARGS, conversation, fields_read
+from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.programs import Programs
 from tokenmill.tasks.chat.sequences import Pieces, Renderer, SplitTurns
+from tokenmill.tasks.chat.shapes import KWARGS, Given, fields_read
 from tokenmill.tasks.chat.template import ChatTemplate, compiled
 from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.chat.unwritten import unwritten_in
@@ -81,16 +82,17 @@ class ChatRows:
     special: SpecialTokens
     messages_field: str | None
     tools_field: str
+    given: Given = ()
     _variants: dict[bytes, Programs | Renderer | Rejected] = field(default_factory=dict[bytes, Any])
 
     @property
     def fields(self) -> list[str]:
         """See Rows."""
-        return fields_read(self.messages_field, self.tools_field)
+        return fields_read(self.messages_field, self.tools_field, self.given)
 
     def read(self, record: Mapping[str, Any]) -> Conversation | Rejected:
         """See Rows."""
-        found = conversation(record, self.messages_field, self.tools_field)
+        found = conversation(record, self.messages_field, self.tools_field, self.given)
         if isinstance(found, Rejected):
             return found
         maker = self._maker(found)
@@ -156,12 +158,12 @@ def without_programs(rows: Rows[Any]) -> Rows[Any]:
 class Format:
     """A template for a vocabulary and a loss policy, with the control tokens that it writes.
 
-    `rows` takes the fields of messages and tools, and reads the rows of a data set.
+    `rows` takes the fields of messages, tools and other parts, and reads the rows of a data set.
     """
 
     template: Template
     controls: Controls
-    rows: Callable[[str | None, str], Rows[Any]]
+    rows: Callable[[str | None, str, Given], Rows[Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.programs import ProgramError
 from tokenmill.tasks.chat.sequences import SplitTurns
+from tokenmill.tasks.chat.shapes import given_of
 from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.manifest import WHOLE, Finished
@@ -93,7 +94,7 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
         return chats[key]
 
     def rows_of(source: DataSource) -> Rows[Any]:
-        return chat_of(source).rows(source.messages_field, source.tools_field)
+        return chat_of(source).rows(source.messages_field, source.tools_field, given_of(source.named_fields))
 
     def fields(source: DataSource) -> list[str]:
         return [*rows_of(source).fields]
@@ -147,6 +148,7 @@ def _recipe(
     return SftRecipe(
         messages_field=source.messages_field,
         tools_field=source.tools_field,
+        fields=source.named_fields,
         filters=row_filter(source).wanted,
         tokenizer=vocabulary.fingerprint,
         vocabulary_size=vocabulary.size,
@@ -212,7 +214,7 @@ def build_sft_shard(
     if chat.template.digest != recipe.template:
         raise RunError(f"chat_template: {chat.template.digest} on this worker but {recipe.template} in the plan")
     encoder = text_encoder(vocabulary, chat.controls, recipe.backend, recipe.special_tokens_in_text)
-    rows = chat.rows(recipe.messages_field, recipe.tools_field)
+    rows = chat.rows(recipe.messages_field, recipe.tools_field, given_of(recipe.fields))
     try:
         return SequenceShard(shard, recipe, rows, encoder, store).build(on_bad_row)
     except ProgramError as error:

@@ -90,6 +90,7 @@ class SftRecipe:
 
     messages_field: str | None
     tools_field: str
+    fields: Mapping[str, str]
     filters: Mapping[str, Any]
     tokenizer: str
     vocabulary_size: int

@@ -9,7 +9,7 @@ from dataclasses import replace
 import orjson
 import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
-from tokenmill.tasks.chat.parse import fields_read
+from tokenmill.tasks.chat.shapes import fields_read, given_of
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.training import HARMONY
 from tokenmill.tasks.harmony.vocabulary import IDS as HARMONY_IDS
@@ -122,6 +122,7 @@ def _nll(settings: NllSettings, model: ModelFiles | None, where: Where, store: S
             text_field=source.text_field,
             messages_field=source.messages_field if chats else None,
             tools_field=source.tools_field if chats else None,
+            fields=source.named_fields if chats else None,
             template=template,
             tokenizer=fingerprint,
             loss_mode=settings.loss_mode,
@@ -198,7 +199,7 @@ def _scored_fields(source: DataSource, settings: NllSettings | EmbedSettings) ->
         return list(dict.fromkeys([settings.field, source.text_field]))
     if settings.chat_template == HARMONY:
         return [source.text_field]
-    return [source.text_field, *fields_read(source.messages_field, source.tools_field)]
+    return [source.text_field, *fields_read(source.messages_field, source.tools_field, given_of(source.named_fields))]
 
 
 def _require(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 from tokenmill.tasks.chat.check import text_encoder
+from tokenmill.tasks.chat.shapes import given_of
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.formats import Format, format_of
 from tokenmill.tasks.shards.manifest import Finished
@@ -125,7 +126,7 @@ def _conversations(recipe: NllRecipe, where: Where) -> Conversations:
             f"tokenizer and chat_template are {here} on this worker but {planned} in the plan; give all workers the same "
             "files"
         )
-    rows = found.rows(recipe.messages_field, recipe.tools_field or "tools")
+    rows = found.rows(recipe.messages_field, recipe.tools_field or "tools", given_of(recipe.fields or {}))
     return TemplatedChats(recipe.text_field, rows, encoder)
 
 

@@ -141,7 +141,8 @@ class NllRecipe:
     """Every choice that can change a byte of a shard of NLL, and nothing else.
 
     `dataset` and `split` apply to rows without their own. `weights` is the digest of the model's files, None for a
-    server. `tokenizer` is the fingerprint of the tokenizer, None for Harmony, as are `messages_field` and `tools_field`.
+    server. `tokenizer` is the fingerprint of the tokenizer, None for Harmony, as are `messages_field`,
+    `tools_field` and `fields`.
     `device` is the device of this process.
     """
 
@@ -151,6 +152,7 @@ class NllRecipe:
     text_field: str
     messages_field: str | None
     tools_field: str | None
+    fields: dict[str, str] | None
     template: str
     tokenizer: str | None
     loss_mode: LossMode

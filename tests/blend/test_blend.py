@@ -42,7 +42,7 @@ def test_a_flat_blend_with_all_its_defaults():
     (only,) = load_blend({"datasets": [A]}).datasets
     assert only.model_dump() == {
         "name": "a", "path": "/data/a", "weight": 1.0, "split": None, "subset": None, "text_field": "text",
-        "revision": None, "messages_field": None, "tools_field": "tools", "used_in": None, "filters": {},
+        "revision": None, "messages_field": None, "tools_field": "tools", "fields": None, "used_in": None, "filters": {},
         "where": None, "transforms": [], "converter": None, "fim": None, "license": None, "languages": None,
         "domain": None,
         "share": None, "tokens": None, "min_epochs": None, "max_epochs": None, "group": None,
@@ -147,6 +147,19 @@ def test_weights_are_known_by_split_and_name():
         ({"datasets": [source(filter={})]}, "blend: datasets[0].filter: unknown key; did you mean 'filters'?"),
         ({"datasets": [source(messages_field="")]}, "blend: datasets[0].messages_field: String should have at least 1"),
         ({"datasets": [source(tools_field=None)]}, "blend: datasets[0].tools_field: Input should be a valid string"),
+        (
+            {"datasets": [source(fields={"prompt": "q"})]},
+            "blend: datasets[0].fields: 'prompt' and 'response' belong together",
+        ),
+        ({"datasets": [source(fields={"answer": "a"})]}, "blend: datasets[0].fields.answer: unknown key"),
+        (
+            {"datasets": [source(messages_field="m", fields={"prompt": "q", "response": "a"})]},
+            "blend: datasets[0]: 'messages_field' and 'fields.prompt' both say where",
+        ),
+        (
+            {"datasets": [source(tools_field="t", fields={"tools": "u"})]},
+            "blend: datasets[0]: 'tools_field' and 'fields.tools' both",
+        ),
         ({"datasets": [source(used_in="")]}, "blend: datasets[0].used_in: String should have at least 1 character"),
         (
             {"datasets": [source(used_in=["a"])]},

@@ -252,7 +252,7 @@ def test_the_tiny_blend_is_here_and_every_row_has_text():
 def tiny_chat():
     """The conversations of the tiny chat blend by data set, drafts left out."""
     return {
-        source.name: [conversation(row, source.messages_field, source.tools_field) for row in wanted(source)]
+        source.name: [apart(conversation(row, None, "tools"), "closed") for row in wanted(source)]
         for source in blend("tiny-sft").datasets
     }
 

@@ -148,6 +148,7 @@ def test_and_truly_changes_no_byte(own, given):
         ({"filters": {"quality": "good"}}, "recipe.filters.quality changed: None -> ['good']"),
         ({"used_in": "tiny"}, "recipe.filters.used_in changed: None -> ['tiny']"),
         ({"messages_field": "messages"}, "recipe.messages_field changed: None -> 'messages'"),
+        ({"fields": {"system": "rules"}}, "recipe.fields.system changed: None -> 'rules'"),
         ({"tools_field": "functions"}, "recipe.tools_field changed: 'tools' -> 'functions'"),
     ],
     ids=str,

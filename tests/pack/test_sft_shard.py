@@ -3,6 +3,7 @@ a trainer that collates the rows as Megatron-Bridge does learns the assistant's 
 """
 
 import gzip
+import io
 import itertools
 import json
 import random
@@ -17,10 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from tokenmill.tasks.chat.encoding import Batch
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack import shard as shard_module
 from tokenmill.tasks.pack.preparation import SFT, build_sft_shard, packing_lines
+from tokenmill.tasks.report.page import leave_report
+from tokenmill.tasks.report.summary import artifact_record, markdown, print_summary
 from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers import PreTrainedTokenizerFast
@@ -968,3 +972,26 @@ def test_megatron_bridge_itself_reads_the_packs_and_collates_them_as_is_assumed_
         ours = collate(pack, 256, 0)
         for name in ("tokens", "labels", "loss_mask", "position_ids"):
             assert batch[name][0] == getattr(ours, name).tolist(), name
+
+
+def test_what_is_not_read_of_rows_is_counted_and_shown_and_kept_by_reuse(tmp_path, chosen):
+    """In receipts, totals by data set, the JSON record, the terminal, and on the page; in the second run as in the first."""
+    rows = [talk(user("Q?"), assistant("A.")) | {"prompt": "Q?"} for _ in range(3)]
+    rows += [{"prompt": "Q?", "response": "A.", "answer": None, "chosen": "A."}]
+    source = write_rows(tmp_path / "some.jsonl", rows)
+    for _ in range(2):
+        _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
+        assert sum((Counter(shard["facts"].get("not_read", {})) for shard in manifest["shards"]), Counter()) == {
+            "prompt": 3,
+            "chosen": 1,
+        }
+        (name,) = manifest["totals"]["datasets"]
+        assert manifest["totals"]["not_read"] == {name: {"chosen": 1, "prompt": 3}}
+        assert artifact_record(manifest, "out")["sft"]["not_read"] == manifest["totals"]["not_read"]
+        line = "not read: chosen (1 row), prompt (3 rows)"
+        assert line in markdown(manifest, "out")
+        shown = io.StringIO()
+        print_summary(manifest, "out", Console(file=shown, width=200))
+        assert line in shown.getvalue()
+    leave_report(str(tmp_path / "out"), print)
+    assert line in (tmp_path / "out/report.html").read_text("utf-8")

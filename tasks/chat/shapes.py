@@ -1,0 +1,278 @@
+"""The shapes of chat rows: which fields hold a conversation, and what lies beside it.
+
+A shape is a row of SHAPES. It names either a list of messages, or a question and its answer; the first shape whose fields have
+a value is read. What may lie beside it is the same for all shapes: a system prompt, tools, and for pairs a history and
+reasoning. Any other field of the table gives a row a meaning that its shape doesn't have: a second question or answer is
+ambiguous, pictures and sound can't be read, and a mark of a bad answer excludes the row, so such rows are rejected by the
+field's name. The rest is counted as not read (`Conversation.unread`).
+
+Which fields a row has decides everything but the values, so this is worked out once for each set of fields.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from .conversation import Reason, RejectionError
+from .json_values import kind, listed, parsed
+
+Record = Mapping[str, Any]
+
+Given = tuple[tuple[str, str], ...]
+"""The fields that a blend names, as pairs of a part (`prompt`, `response`, `system`, `history`, `tools`) and a field."""
+
+
+def given_of(fields: Mapping[str, str]) -> Given:
+    """The fields that a blend names, by part."""
+    return tuple(fields.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Where the messages of a row are: a list in `messages`, or a pair, `prompt` and `response`. All are fields.
+
+    `more` follow the prompt, each on a new line, if they have a value. `same` repeat what is read. `beside` are other fields by
+    which the shape is known. `prompt_trained` is false where answers in the prompt's messages aren't trained on.
+    """
+
+    name: str
+    messages: str | None = None
+    prompt: str | None = None
+    response: str | None = None
+    more: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    prompt_trained: bool = True
+
+    @property
+    def needed(self) -> list[str]:
+        """The fields that must have a value."""
+        return [name for name in (self.messages, self.prompt, self.response, *self.beside) if name is not None]
+
+
+HISTORY = "history"
+
+XLAM = "xLAM calls"
+"""The shape whose answers are calls."""
+
+ATIF_TOOLS = "agent.tool_definitions"
+
+REFERENCES = ("answer", "expected_answer", "final_answer", "ground_truth_solution")
+"""Fields with the result that a solution arrives at."""
+
+SHAPES = (
+    Shape("messages", "messages"),
+    Shape("turns", "conversations"),
+    Shape("turns", "conversation"),
+    Shape("SWE-agent trajectory", HISTORY, beside=("trajectory",)),
+    Shape("trajectory", "trajectory"),
+    Shape("ATIF trajectory", "steps", beside=("agent",)),
+    Shape("ADP trajectory", "content", beside=("details",)),
+    Shape("UltraChat texts", "data"),
+    Shape("dialogue", "dialogue"),
+    Shape("dialogue", "dialog"),
+    Shape(XLAM, prompt="query", response="answers"),
+    Shape("Alpaca pairs", prompt="instruction", response="output", more=("input", "context")),
+    Shape("Dolly pairs", prompt="instruction", response="response", more=("input", "context")),
+    Shape("instruction and answer", prompt="instruction", response="answer", more=("input", "context")),
+    Shape("instruction and completion", prompt="instruction", response="completion", more=("input", "context")),
+    Shape("prompt and completion", prompt="prompt", response="completion", prompt_trained=False),
+    *(
+        Shape(f"{prompt} and {response}", prompt=prompt, response=response, more=("context",), same=same)
+        for prompt, response, same in (
+            ("prompt", "response", ()),
+            ("prompt", "output", ()),
+            ("prompt", "answer", ()),
+            ("query", "response", ()),
+            ("query", "answer", ()),
+            ("query", "output", ()),
+            ("problem", "generated_solution", REFERENCES),
+            ("problem", "deepseek_solution", REFERENCES),
+            ("problem", "solution", REFERENCES),
+            ("problem", "response", REFERENCES),
+            ("problem", "answer", ()),
+            ("question", "generated_solution", REFERENCES),
+            ("question", "solution", REFERENCES),
+            ("question", "response", ()),
+            ("question", "output", ()),
+            ("question", "answer", ()),
+            ("input", "output", ("solution", "expected_answer")),
+            ("input", "response", ()),
+            ("inputs", "targets", ()),
+            ("instruction", "solution", REFERENCES),
+            ("source", "target", ()),
+            ("user", "assistant", ()),
+            ("human", "assistant", ()),
+            ("human", "bot", ()),
+        )
+    ),
+    Shape("OpenHands events", HISTORY),
+)
+"""All shapes, in the order in which they are tried."""
+
+Meaning = Literal["ambiguous", "media", "verdict", "other"]
+
+KWARGS = "chat_template_kwargs"
+"""The field of a row's own variables for the template, as TRL and Megatron-Bridge call it."""
+
+SYSTEMS = ("system", "system_prompt", "system_message")
+TOOLS = ("tools", "functions", "available_tools")
+REASONING = (
+    "reasoning", "reasoning_content", "thinking", "thought", "complex_cot", "cot", "chain_of_thought", "rationale",
+    "deepseek_reasoning",
+)  # fmt: skip
+SWITCHES = frozenset({"on", "off"})
+"""Values of `reasoning` that are a switch of the data's generator, not a text."""
+
+BESIDE: Mapping[str, Meaning] = {
+    **dict.fromkeys(
+        ("prompt", "query", "question", "instruction", "problem", "input", "inputs", "completion", "response", "output",
+         "answer", "solution", "generated_solution", "deepseek_solution", "targets"),
+        "ambiguous",
+    ),
+    **dict.fromkeys(("image", "images", "audio", "audios", "video", "videos"), "media"),
+    "label": "verdict",
+    **dict.fromkeys(
+        ("chosen", "rejected", "rejected_response", "attempt", "thinking_trajectories", "objects", *REFERENCES, *REASONING),
+        "other",
+    ),
+}  # fmt: skip
+"""What a field means that a shape doesn't read: a second question or answer, pictures and sound, a mark of the answer, or
+something else, as any other field of the table does.
+"""
+
+METADATA = frozenset({"source", "target", "user", "human", "bot", "agent", "details", "data", "content"})
+"""Fields of shapes that usually mean nothing in rows of other shapes."""
+
+KNOWN = dict.fromkeys([*(name for shape in SHAPES for name in (*shape.needed, *shape.more)), *SYSTEMS, *TOOLS, *BESIDE])
+"""All fields with a meaning, in lower case."""
+
+CAPITALS = (
+    "Question",
+    "Answer",
+    "Response",
+    "Instruction",
+    "Input",
+    "Output",
+    "Prompt",
+    "Problem",
+    "Solution",
+    "Complex_CoT",
+)
+"""Spellings of fields in columns; in JSON, any other capitals are read too."""
+
+
+def fields_read(messages_field: str | None, tools_field: str, given: Given = ()) -> list[str]:
+    """The fields of a record that are looked at, dotted if nested."""
+    own = [] if messages_field is None else [messages_field]
+    return list(dict.fromkeys([*own, *(name for _, name in given), tools_field, KWARGS, *KNOWN, *CAPITALS]))
+
+
+class Layout(NamedTuple):
+    """A shape for rows with the same fields: with their spelling, and with what lies beside it, in the order of the row.
+
+    `messages` and the other fields of `shape` may be dotted if the blend names them.
+    """
+
+    shape: Shape
+    systems: tuple[str, ...]
+    tools: tuple[str, ...]
+    history: str | None
+    reasoning: tuple[str, ...]
+    others: Sequence[tuple[str, Meaning]]
+
+
+def value_at(record: Record, path: str, reason: Reason) -> Any:  # noqa: ANN401 - JSON may be anything
+    """The value at a dotted path, which may lead through JSON text; None if it or a parent is absent or null.
+
+    Raises RejectionError for a parent that is neither an object nor the JSON text of one.
+    """
+    if path in record:
+        return record[path]
+    value: object = record
+    for key in path.split("."):
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            value = parsed(value, reason, f"{path} (inside a string)")
+        if value is None or value == "":
+            return None
+        if not isinstance(value, Mapping):
+            raise RejectionError(reason, f"the path {path} needs an object at {key}, but finds {kind(value)}")
+        value = value.get(key)
+    return value
+
+
+def layout_of(record: Record, messages_field: str | None, tools_field: str, given: Given) -> Layout:
+    """The layout of a row. Raises RejectionError (no_messages) if it has no known shape."""
+    keys = tuple([key for key, value in record.items() if value is not None])
+    found = _layout(keys, messages_field, tools_field, given)
+    if found is None:
+        raise RejectionError("no_messages", _unknown(keys))
+    return found
+
+
+def _unknown(keys: Sequence[str]) -> str:
+    if {"chosen", "rejected"} <= set(keys):
+        return f"it is a preference, prepared by tokenmill rl; the fields with a value: {listed(keys)}"
+    return (
+        f"it has no known shape; the fields with a value: {listed(keys)}; name in the blend the list of messages "
+        '("messages_field": "…"), or question and answer ("fields": {"prompt": "…", "response": "…"})'
+    )
+
+
+@lru_cache(maxsize=4096)
+def _layout(keys: tuple[str, ...], messages_field: str | None, tools_field: str, given: Given) -> Layout | None:
+    names: dict[str, str] = {}
+    for key in keys:
+        lower = key.lower()
+        if lower in KNOWN and (lower not in names or key == lower):
+            names[lower] = key
+    parts = dict(given)
+    named = _named(messages_field, parts)
+    shape = named or next((each for each in SHAPES if all(name in names for name in each.needed)), None)
+    if shape is None:
+        return None
+    if named is None:
+        shape = _spelled(shape, names)
+    used = {*shape.needed, *shape.more, tools_field, *parts.values()}
+    is_pair = shape.messages is None
+    systems = (parts["system"],) if "system" in parts else tuple(names[each] for each in SYSTEMS if each in names)
+    named_tools = parts.get("tools") or (tools_field if tools_field != TOOLS[0] else None)
+    tools = (named_tools,) if named_tools else tuple(names[each] for each in TOOLS if each in names)
+    if "agent" in shape.beside and not named_tools:
+        tools += (ATIF_TOOLS,)
+    history = parts.get("history") or (names.get(HISTORY) if is_pair else None)
+    reasoning = tuple(names[each] for each in REASONING if each in names) if is_pair else ()
+    read = {*used, *systems, *tools, *reasoning, history}
+    same = {names[each] for each in shape.same if each in names}
+    clear = named is not None or not is_pair
+    others: list[tuple[str, Meaning]] = []
+    for lower, key in names.items():
+        if key not in read and (lower in BESIDE or lower not in METADATA):
+            meaning = BESIDE.get(lower, "other")
+            others.append((key, "other" if meaning == "ambiguous" and (clear or key in same) else meaning))
+    return Layout(shape, systems, tools, history, reasoning, tuple(others))
+
+
+def _named(messages_field: str | None, parts: Mapping[str, str]) -> Shape | None:
+    """The shape that the blend names."""
+    if messages_field is not None:
+        return Shape("messages", messages_field)
+    if "prompt" in parts:
+        return Shape("fields of the blend", prompt=parts["prompt"], response=parts["response"])
+    return None
+
+
+def _spelled(shape: Shape, names: Mapping[str, str]) -> Shape:
+    """The shape with its fields as the row spells them, and of `more` those that it has."""
+    more = tuple(names[each] for each in shape.more if each in names)
+    needed = {part: names[name] for part in ("messages", "prompt", "response") if (name := getattr(shape, part))}
+    return replace(shape, more=more, **needed)
+
+
+def shape_name(record: Record, messages_field: str | None = None, given: Given = ()) -> str | None:
+    """The name of a row's shape, such as `Alpaca pairs`; None if it has no known shape."""
+    found = _layout(tuple(key for key, value in record.items() if value is not None), messages_field, TOOLS[0], given)
+    if found is None:
+        return None
+    return found.shape.name

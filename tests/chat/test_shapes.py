@@ -1,0 +1,333 @@
+"""Rows as public datasets and tools have them: which messages they become, which are trained on, and what is counted."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenmill.tasks.chat.conversation import Conversation, Rejected
+from tokenmill.tasks.chat.parse import conversation
+from tokenmill.tasks.chat.shapes import KNOWN, METADATA, given_of, shape_name
+
+CALL = {"name": "f", "arguments": {"x": 1}}
+TOOL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
+WRAPPED = {"type": "function", "function": TOOL}
+
+
+def said(role, content, **more):
+    return {"role": role, "content": content, **more}
+
+
+def turn(speaker, value, **more):
+    return {"from": speaker, "value": value, **more}
+
+
+def system(content="s"):
+    return said("system", content)
+
+
+def user(content="q"):
+    return said("user", content)
+
+
+def answer(content="a", **more):
+    return said("assistant", content, **more)
+
+
+def calls(content=None, **more):
+    return answer(content, tool_calls=[{"type": "function", "function": CALL, **more}])
+
+
+def result(content="r", **more):
+    return said("tool", content, **more)
+
+
+def part(text):
+    return [{"type": "text", "text": text}]
+
+
+TALK, TURNS = [user(), answer()], [turn("human", "q"), turn("gpt", "a")]
+THOUGHT = answer(reasoning_content="t")
+UNTRAINED = answer(trained=())
+
+HF = "https://huggingface.co/datasets/"
+FACTORY = "https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md"
+SWIFT = "https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html"
+AXOLOTL = "https://docs.axolotl.ai/docs/dataset-formats/"
+TRL = "https://huggingface.co/docs/trl/dataset_formats"
+HARMONY = "https://cookbook.openai.com/articles/openai-harmony"
+OPENAI = "https://platform.openai.com/docs/guides/supervised-fine-tuning"
+
+READ = [
+    # lists of messages: source, row, messages, what isn't read
+    (OPENAI, {"messages": TALK}, TALK, ()),
+    (OPENAI, {"messages": [user(), answer(weight=0), user(), answer(weight=1)]}, [user(), UNTRAINED, *TALK], ()),
+    (OPENAI, {"messages": [said("developer", "s"), *TALK]}, [said("developer", "s"), *TALK], ()),
+    (OPENAI, {"messages": [user(), answer(refusal="no")]}, TALK, ("messages.refusal",)),
+    (OPENAI, {"messages": [user(), answer(None, function_call={"name": "f", "arguments": '{"x": 1}'}), said("function", "r", name="f")],
+              "functions": [TOOL]}, [user(), calls(), result(name="f")], ()),
+    (OPENAI, {"messages": [user(), answer(None, tool_calls=[{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]),
+                           result(tool_call_id="1"), answer()], "tools": [WRAPPED], "parallel_tool_calls": False},
+     [user(), calls(id="1"), result(tool_call_id="1"), answer()], ()),
+    (HF + "HuggingFaceH4/ultrachat_200k", {"prompt": "q", "prompt_id": "1", "messages": TALK}, TALK, ("prompt",)),
+    (HF + "HuggingFaceH4/no_robots", {"prompt": "q", "prompt_id": "1", "messages": TALK, "category": "Chat"}, TALK, ("prompt",)),
+    (HF + "allenai/tulu-3-sft-mixture", {"id": "1", "messages": TALK, "source": "x"}, TALK, ()),
+    (HF + "allenai/Dolci-Instruct-SFT", {"messages": [said("system", "s", functions=json.dumps([TOOL]), function_calls=None), said("user", "q", function_calls=None),
+                                                      answer(None, function_calls=json.dumps([CALL])), said("environment", "r")]},
+     [system(), user(), calls(), result()], ()),
+    (HF + "HuggingFaceTB/smoltalk2", {"messages": TALK, "chat_template_kwargs": {}, "source": "x"}, TALK, ()),
+    (HF + "nvidia/Nemotron-Post-Training-Dataset-v2", {"uuid": "1", "messages": TALK, "reasoning": "on", "category": "math", "metadata": "{}"}, TALK, ()),
+    (HF + "AI-MO/NuminaMath-CoT", {"source": "x", "problem": "q", "solution": "a", "messages": TALK}, TALK, ("problem", "solution")),
+    (HF + "open-r1/OpenR1-Math-220k", {"problem": "q", "solution": "a", "answer": "4", "messages": TALK, "generations": ["a"]}, TALK,
+     ("answer", "problem", "solution")),
+    (HF + "HuggingFaceH4/Multilingual-Thinking", {"reasoning_language": "French", "messages": [said("system", "s", thinking=None), user(), answer(thinking="t")]},
+     [system(), user(), THOUGHT], ()),
+    (HF + "allenai/WildChat-1M", {"conversation_hash": "1", "model": "m", "conversation": [{**user(), "language": "en", "redacted": False, "toxic": False}, answer()],
+                                  "turn": 1, "language": "en", "toxic": False}, TALK, ()),
+    (HF + "lmsys/lmsys-chat-1m", {"conversation_id": "1", "model": "m", "conversation": TALK, "turn": 1, "redacted": False}, TALK, ()),
+    (HF + "Agent-Ark/Toucan-1.5M", {"uuid": "1", "messages": json.dumps(TALK), "available_tools": json.dumps([WRAPPED])}, TALK, ()),
+    (HF + "HuggingFaceH4/ultrafeedback_binarized", {"prompt": "q", "chosen": TALK, "rejected": TALK, "messages": TALK}, TALK, ("chosen", "prompt", "rejected")),
+    (HF + "SWE-Gym/OpenHands-SFT-Trajectories", {"messages": [said("system", part("s")), said("user", part("q")), answer(part("a"))]}, [system(), *TALK], ()),
+    (HF + "SWE-bench/SWE-smith-trajectories", {"messages": json.dumps(TALK), "instance_id": "1", "resolved": True, "patch": "p"}, TALK, ()),
+    (HF + "nvidia/SWE-Zero-openhands-trajectories", {"trajectory": [user(), answer("", tool_calls=[{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]),
+                                                                    result(name="f", tool_call_id="1")]},
+     [user(), calls("", id="1"), result(name="f", tool_call_id="1")], ()),
+    (TRL, {"messages": [said("user", part("q")), answer(part("a"))]}, TALK, ()),
+    ("https://github.com/thinking-machines-lab/tinker-cookbook", {"messages": [user(), answer(trainable=False), user(), answer(trainable=True)]},
+     [user(), UNTRAINED, *TALK], ()),
+    (SWIFT, {"messages": [user(), answer(loss=False), user(), answer(loss=True)]}, [user(), UNTRAINED, *TALK], ()),
+    (SWIFT, {"messages": TALK, "rejected_response": "no"}, TALK, ("rejected_response",)),
+    (SWIFT, {"tools": json.dumps([WRAPPED]), "messages": [user(), said("tool_call", json.dumps(CALL)), said("tool_response", "r"), answer()]},
+     [user(), calls(), result(), answer()], ()),
+    (SWIFT, {"messages": [user(), answer(), said("tool_call", json.dumps(CALL)), said("tool_call", json.dumps(CALL))]},
+     [user(), answer(tool_calls=calls()["tool_calls"] * 2)], ()),
+    (SWIFT, {"system": "s", "messages": TALK}, [system(), *TALK], ()),
+    (SWIFT, {"system": "s", "conversation": [{"human": "q", "assistant": "a"}, {"human": "q", "assistant": "a"}]}, [system(), *TALK, *TALK], ()),
+    ("https://ai.google.dev/gemma/docs/core/prompt-structure", {"messages": [user(), said("model", "a")]}, TALK, ()),
+    ("https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1", {"messages": [user(), answer(), said("ipython", "r"), answer()]},
+     [user(), answer(), result(), answer()], ()),
+    ("https://docs.anthropic.com/en/api/messages", {"system": "s", "messages": [said("user", part("q")), answer(part("a"))]}, [system(), *TALK], ()),
+    ("https://github.com/NVIDIA/NeMo-RL/blob/main/docs/guides/sft.md", {"messages": [system(), *TALK], "system": "s"}, [system(), *TALK], ()),
+    (AXOLOTL + "conversation.html", {"messages": [user(), answer(train=False), user(), answer()]}, [user(), UNTRAINED, *TALK], ()),
+    (HF + "arcee-ai/The-Tome", {"conversations": TURNS, "dataset": "x"}, TALK, ()),
+    # turns
+    (FACTORY, {"conversations": TURNS, "system": "s", "tools": json.dumps([TOOL])}, [system(), *TALK], ()),
+    (FACTORY, {"conversations": [turn("human", "q"), turn("function_call", json.dumps(CALL)), turn("observation", "r"), turn("gpt", "a")], "tools": json.dumps([TOOL])},
+     [user(), calls(), result(), answer()], ()),
+    (HF + "Open-Orca/SlimOrca", {"conversations": [turn("system", "s", weight=None), turn("human", "q", weight=0), turn("gpt", "a", weight=1)]}, [system(), *TALK], ()),
+    (HF + "teknium/OpenHermes-2.5", {"conversations": TURNS, "system_prompt": None, "source": "x", "topic": None}, TALK, ()),
+    (HF + "teknium/OpenHermes-2.5", {"conversations": TURNS, "system_prompt": "s", "source": "x"}, [system(), *TALK], ()),
+    (HF + "Magpie-Align/Magpie-Pro-300K-Filtered", {"uuid": "1", "instruction": "q", "response": "a", "conversations": TURNS}, TALK, ("instruction", "response")),
+    (HF + "open-thoughts/OpenThoughts-114k", {"system": "s", "conversations": [turn("user", "q"), turn("assistant", "a")]}, [system(), *TALK], ()),
+    (HF + "bespokelabs/Bespoke-Stratos-17k", {"system": "s", "conversations": [turn("user", "q"), turn("assistant", "a")]}, [system(), *TALK], ()),
+    (HF + "NousResearch/hermes-function-calling-v1", {"conversations": [turn("system", "s"), *TURNS, turn("tool", "r"), turn("gpt", "a")], "tools": json.dumps([WRAPPED])},
+     [system(), *TALK, result(), answer()], ()),
+    (HF + "Salesforce/APIGen-MT-5k", {"conversations": [turn("human", "q"), turn("function_call", json.dumps(CALL)), turn("observation", "r"), turn("gpt", "a")],
+                                      "tools": json.dumps([TOOL]), "system": "s"}, [system(), user(), calls(), result(), answer()], ()),
+    (HF + "Team-ACE/ToolACE", {"system": "s", "conversations": [turn("user", "q"), turn("assistant", "a"), turn("tool", "r"), turn("assistant", "a")]},
+     [system(), *TALK, result(), answer()], ()),
+    (HF + "THUDM/AgentInstruct", {"conversations": [turn("human", "q", loss=None), turn("gpt", "a", loss=False), turn("human", "q", loss=None), turn("gpt", "a", loss=True)]},
+     [user(), UNTRAINED, *TALK], ()),
+    (HF + "mlabonne/FineTome-100k", {"conversations": TURNS, "source": "x", "score": 5.2}, TALK, ()),
+    (HF + "anon8231489123/ShareGPT_Vicuna_unfiltered", {"id": "1", "conversations": [turn("human", "q"), turn("bing", "a")]}, TALK, ()),
+    (HF + "RyokoAI/ShareGPT52K", {"conversations": [turn("user", "q"), turn("bard", "a"), turn("human", "q"), turn("chatgpt", "a")]}, TALK * 2, ()),
+    ("https://docs.nvidia.com/nemo-framework/user-guide/latest/modelalignment/sft.html",
+     {"system": "s", "conversations": [turn("User", "q"), turn("Assistant", "a")], "mask": "User", "type": "VALUE_TO_TEXT"}, [system(), *TALK], ()),
+    ("https://lightning.ai/docs/litgpt", {"conversations": [turn("human", "q"), turn("ai", "a"), turn("human", "q"), turn("bot", "a")]}, TALK * 2, ()),
+    (HF + "LDJnr/Capybara", {"source": "x", "conversation": [{"input": "q", "output": "a"}, {"input": "q", "output": "a"}]}, TALK * 2, ()),
+    ("https://xtuner.readthedocs.io/en/latest/training/multi_turn_conversation.html",
+     {"conversation": [{"system": "s", "input": "q", "output": "a"}, {"input": "q", "output": "a"}]}, [system(), *TALK, *TALK], ()),
+    (HF + "GAIR/lima", {"conversations": ["q", "a", "q", "a"], "source": "x"}, TALK * 2, ()),
+    (HF + "stingning/ultrachat", {"id": "1", "data": ["q", "a"]}, TALK, ()),
+    (HF + "HuggingFaceTB/smoltalk", {"messages": TALK, "source": "x"}, TALK, ()),
+    (HF + "OpenAssistant/oasst2", {"messages": [said("prompter", "q"), answer()]}, TALK, ()),
+    # pairs
+    (HF + "tatsu-lab/alpaca", {"instruction": "q", "input": "x", "output": "a", "text": "…"}, [user("q\nx"), answer()], ()),
+    (HF + "yahma/alpaca-cleaned", {"instruction": "q", "input": "", "output": "a"}, TALK, ()),
+    (FACTORY, {"instruction": "q", "input": "x", "output": "a", "system": "s", "history": [["q1", "a1"], ["q2", "a2"]]},
+     [system(), user("q1"), answer("a1"), user("q2"), answer("a2"), user("q\nx"), answer()], ()),
+    (FACTORY, {"instruction": "q", "output": "a", "thinking": "t"}, [user(), THOUGHT], ()),
+    (HF + "databricks/databricks-dolly-15k", {"instruction": "q", "context": "x", "response": "a", "category": "qa"}, [user("q\nx"), answer()], ()),
+    (HF + "databricks/databricks-dolly-15k", {"instruction": "q", "context": "", "response": "a", "category": "qa"}, TALK, ()),
+    (HF + "TIGER-Lab/MathInstruct", {"source": "x", "output": "a", "instruction": "q"}, TALK, ()),
+    (HF + "garage-bAInd/Open-Platypus", {"input": "", "output": "a", "instruction": "q", "data_source": "x"}, TALK, ()),
+    (HF + "sahil2801/CodeAlpaca-20k", {"output": "a", "instruction": "q", "input": ""}, TALK, ()),
+    (HF + "medalpaca/medical_meadow_medqa", {"input": "x", "instruction": "q", "output": "a"}, [user("q\nx"), answer()], ()),
+    (HF + "ise-uiuc/Magicoder-OSS-Instruct-75K", {"lang": "python", "problem": "q", "solution": "a", "seed": "x"}, TALK, ()),
+    (HF + "ise-uiuc/Magicoder-Evol-Instruct-110K", {"instruction": "q", "response": "a"}, TALK, ()),
+    (HF + "m-a-p/CodeFeedback-Filtered-Instruction", {"query": "q", "answer": "a", "resource": "x", "lang": "python"}, TALK, ()),
+    (HF + "meta-math/MetaMathQA", {"type": "x", "query": "q", "original_question": "o", "response": "a"}, TALK, ()),
+    (HF + "microsoft/orca-math-word-problems-200k", {"question": "q", "answer": "a"}, TALK, ()),
+    (HF + "openai/gsm8k", {"question": "q", "answer": "a"}, TALK, ()),
+    (HF + "Open-Orca/OpenOrca", {"id": "1", "system_prompt": "s", "question": "q", "response": "a"}, [system(), *TALK], ()),
+    (HF + "openbmb/UltraInteract_sft", {"task": "x", "instruction": "q", "response": "a", "id": "1", "parent_id": "0"}, TALK, ()),
+    (HF + "nvidia/HelpSteer2", {"prompt": "q", "response": "a", "helpfulness": 4}, TALK, ()),
+    (HF + "nvidia/OpenMathInstruct-2", {"problem": "q", "generated_solution": "a", "expected_answer": "4", "problem_source": "x"}, TALK, ("expected_answer",)),
+    (HF + "nvidia/OpenMathReasoning", {"problem": "q", "generated_solution": "a", "expected_answer": "4", "pass_rate_72b_tir": "0.5"}, TALK, ("expected_answer",)),
+    (HF + "nvidia/OpenMathInstruct-1", {"question": "q", "expected_answer": "4", "generated_solution": "a", "is_correct": True}, TALK, ("expected_answer",)),
+    (HF + "nvidia/OpenCodeReasoning", {"id": "1", "input": "q", "output": "a", "solution": "code", "split": "train"}, TALK, ("solution",)),
+    (HF + "nvidia/OpenCodeInstruct", {"id": "1", "input": "q", "output": "a", "unit_tests": "[]"}, TALK, ()),
+    (HF + "nvidia/OpenScienceReasoning-2", {"expected_answer": "4", "input": "q", "output": "a"}, TALK, ("expected_answer",)),
+    (HF + "nvidia/AceReason-1.1-SFT", {"category": "math", "source": "x", "input": "q", "output": "a"}, TALK, ()),
+    (HF + "nvidia/Llama-Nemotron-Post-Training-Dataset", {"input": [user()], "output": "a", "reasoning": "on", "system_prompt": "s", "used_in_training": "x"},
+     [system(), *TALK], ()),
+    (HF + "nvidia/Llama-Nemotron-Post-Training-Dataset", {"input": [user(), answer(), user()], "output": "a", "reasoning": "off", "system_prompt": ""}, TALK * 2, ()),
+    (HF + "nvidia/Nemotron-PrismMath", {"id": "1", "problem": "q", "solution": "a"}, TALK, ()),
+    (HF + "FreedomIntelligence/medical-o1-reasoning-SFT", {"Question": "q", "Complex_CoT": "t", "Response": "a"}, [user(), THOUGHT], ()),
+    (HF + "open-thoughts/OpenThoughts-114k#metadata", {"problem": "q", "deepseek_reasoning": "t", "deepseek_solution": "a", "ground_truth_solution": "4"},
+     [user(), THOUGHT], ("ground_truth_solution",)),
+    (HF + "GAIR/LIMO", {"question": "q", "solution": "a", "answer": "4"}, TALK, ("answer",)),
+    (HF + "simplescaling/s1K", {"question": "q", "solution": "a", "thinking_trajectories": ["t"], "attempt": "b"}, TALK, ("attempt", "thinking_trajectories")),
+    (HF + "HuggingFaceH4/MATH-500", {"problem": "q", "solution": "a", "answer": "4", "level": 2}, TALK, ("answer",)),
+    (HF + "CohereLabs/aya_dataset", {"inputs": "q", "targets": "a", "language": "English"}, TALK, ()),
+    (HF + "kaist-ai/CoT-Collection", {"source": "q", "target": "a", "rationale": "t", "task": "x"}, [user(), THOUGHT], ()),
+    (HF + "b-mc2/sql-create-context", {"question": "q", "context": "x", "answer": "a"}, [user("q\nx"), answer()], ()),
+    (HF + "glaiveai/glaive-code-assistant", {"question": "q", "answer": "a"}, TALK, ()),
+    (HF + "nomic-ai/gpt4all-j-prompt-generations", {"prompt": "q", "response": "a", "source": "x"}, TALK, ()),
+    (HF + "WizardLMTeam/WizardLM_evol_instruct_70k", {"instruction": "q", "output": "a"}, TALK, ()),
+    (HF + "theblackcat102/evol-codealpaca-v1", {"instruction": "q", "output": "a"}, TALK, ()),
+    (HF + "lavita/ChatDoctor-HealthCareMagic-100k", {"instruction": "q", "input": "x", "output": "a"}, [user("q\nx"), answer()], ()),
+    (HF + "Salesforce/xlam-function-calling-60k", {"id": 1, "query": "q", "answers": json.dumps([CALL]), "tools": json.dumps([TOOL])}, [user(), calls()], ()),
+    (TRL, {"prompt": "q", "completion": "a"}, TALK, ()),
+    (TRL, {"prompt": [system(), user()], "completion": [answer()]}, [system(), *TALK], ()),
+    (TRL, {"prompt": [user(), answer(), user()], "completion": [answer()]}, [user(), UNTRAINED, *TALK], ()),
+    (TRL, {"prompt": "q", "completion": "a", "label": True}, TALK, ("label",)),
+    (TRL, {"prompt": [user()], "completion": [answer(None, tool_calls=[{"type": "function", "function": CALL}])], "tools": [WRAPPED]}, [user(), calls()], ()),
+    ("https://github.com/PrimeIntellect-ai/prime-rl/blob/main/docs", {"prompt": [user()], "completion": [answer()], "task": "x"}, TALK, ()),
+    (SWIFT, {"query": "q", "response": "a"}, TALK, ()),
+    (SWIFT, {"system": "s", "query": "q", "response": "a", "history": [["q", "a"]]}, [system(), *TALK, *TALK], ()),
+    (AXOLOTL + "inst_tune.html", {"instruction": "q", "output": "a"}, TALK, ()),
+    (AXOLOTL + "inst_tune.html#alpaca_chat.load_qa", {"question": "q", "answer": "a"}, TALK, ()),
+    (AXOLOTL + "inst_tune.html#context_qa", {"question": "q", "context": "x", "answer": "a"}, [user("q\nx"), answer()], ()),
+    (AXOLOTL + "inst_tune.html#sharegpt", {"conversations": [turn("human", "q"), turn("gpt", "a")]}, TALK, ()),
+    ("https://github.com/NVIDIA-NeMo/Megatron-Bridge", {"input": "q", "output": "a"}, TALK, ()),
+    ("https://cloud.google.com/vertex-ai/generative-ai/docs/models/tune-function-calling", {"user": "q", "assistant": "a"}, TALK, ()),
+    ("https://docs.together.ai/docs/fine-tuning-data-preparation", {"prompt": "q", "completion": "a"}, TALK, ()),
+    # openai-harmony's own JSON
+    (HARMONY, {"messages": [said("system", [{"type": "system_content", "reasoning_effort": "High"}]), said("user", part("q")),
+                            said("assistant", part("t"), channel="analysis"), said("assistant", part("a"), channel="final")]},
+     [user(), THOUGHT], ("system_content",)),
+    (HARMONY, {"messages": [said("developer", [{"type": "developer_content", "instructions": "s", "tools": {"functions": {"name": "functions", "tools": [TOOL]}}}]),
+                            said("user", part("q")), said("assistant", part("t"), channel="analysis"),
+                            said("assistant", part('{"x": 1}'), channel="commentary", recipient="functions.f", content_type="json"),
+                            said("tool", part("r"), name="functions.f", recipient="assistant", channel="commentary"), said("assistant", part("a"), channel="final")]},
+     [said("developer", "s"), user(), {**calls(), "reasoning_content": "t"}, result(name="f"), answer()], ()),
+    # agents' traces
+    ("https://github.com/laude-institute/harbor/blob/main/docs/rfcs/0001-trajectory-format.md",
+     {"schema_version": "ATIF-v1.4", "session_id": "1", "agent": {"name": "n", "version": "1", "tool_definitions": [WRAPPED]}, "steps": [
+         {"step_id": 1, "source": "user", "message": "q"},
+         {"step_id": 2, "source": "agent", "message": "", "reasoning_content": "t", "tool_calls": [{"tool_call_id": "1", "function_name": "f", "arguments": {"x": 1}}],
+          "observation": {"results": [{"source_call_id": "1", "content": "r"}]}, "metrics": {}},
+         {"step_id": 3, "source": "agent", "message": "a"}]},
+     [user(), {**calls("", id="1"), "reasoning_content": "t"}, result(tool_call_id="1"), answer()], ()),
+    ("https://github.com/laude-institute/harbor/blob/main/docs/rfcs/0001-trajectory-format.md",
+     {"schema_version": "ATIF-v1.4", "agent": {"name": "n"}, "steps": [
+         {"step_id": 1, "source": "user", "message": "q"},
+         {"step_id": 2, "source": "agent", "message": "", "tool_calls": [{"tool_call_id": "1", "function_name": "f", "arguments": {"x": 1}}]},
+         {"step_id": 3, "source": "agent", "message": "a"}]},
+     [user(), calls("", id="1"), answer()], ("calls without a result",)),
+    ("https://github.com/neulab/agent-data-protocol",
+     {"id": "1", "content": [{"class_": "text_observation", "content": "q", "source": "user"}, {"class_": "api_action", "function": "f", "kwargs": {"x": 1}, "description": "d"},
+                             {"class_": "text_observation", "content": "r", "source": "environment"}, {"class_": "message_action", "content": "a", "description": None}], "details": {}},
+     [user(), calls("d"), result(), answer()], ()),
+    ("https://github.com/All-Hands-AI/OpenHands/tree/main/evaluation",
+     {"instance_id": "1", "history": [{"id": 0, "source": "user", "action": "message", "args": {"content": "q"}},
+                                      {"id": 1, "source": "environment", "observation": "agent_state_changed", "content": ""},
+                                      {"id": 2, "source": "agent", "action": "f", "args": {"x": 1, "thought": "d", "blocking": False}},
+                                      {"id": 3, "source": "environment", "observation": "f", "content": "r", "cause": 2},
+                                      {"id": 4, "source": "agent", "action": "finish", "args": {"final_thought": "a"}}], "metrics": {}},
+     [user(), calls("d"), result(), answer()], ("events: agent_state_changed",)),
+    ("https://swe-agent.com/latest/usage/trajectories/",
+     {"environment": "e", "trajectory": [], "info": {}, "history": [
+         {"role": "system", "content": "s", "agent": "main", "message_type": "system_prompt"},
+         {"role": "user", "content": part("q"), "agent": "main", "message_type": "observation"},
+         {"role": "assistant", "content": "d", "thought": "d", "action": "f", "agent": "main", "message_type": "action",
+          "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
+         {"role": "tool", "content": part("r"), "agent": "main", "message_type": "observation", "tool_call_ids": ["1"]},
+         {"role": "assistant", "content": "a", "thought": "a", "action": "", "agent": "main", "message_type": "action"}]},
+     [system(), user(), calls("d", id="1"), result(tool_call_id="1"), answer()], ()),
+    (HF + "nebius/SWE-agent-trajectories",
+     {"instance_id": "1", "target": True, "trajectory": [{"cutoff_date": "01.01.2023", "mask": False, "role": "system", "system_prompt": "s", "text": None},
+                                                         {"cutoff_date": None, "mask": False, "role": "user", "system_prompt": None, "text": "q"},
+                                                         {"cutoff_date": None, "mask": False, "role": "ai", "system_prompt": None, "text": "a"}]},
+     [system(), *TALK], ()),
+    (HF + "nebius/SWE-rebench-openhands-trajectories",
+     {"trajectory": [system(), user(), answer(None, tool_calls=[{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]),
+                     result(name="f", tool_call_id="1"), answer()], "tools": [WRAPPED], "resolved": 1},
+     [system(), user(), calls(id="1"), result(name="f", tool_call_id="1"), answer()], ()),
+]  # fmt: skip
+"""The source of a shape, a row of it, its messages, and the fields that are counted as not read."""
+
+
+def plain(messages):
+    """The messages with the arguments of calls as dicts."""
+    return json.loads(json.dumps([{**message, "trained": list(message.get("trained", "-"))} for message in messages]))
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "messages", "unread"), READ, ids=[f"{n}-{row[0]}" for n, row in enumerate(READ)]
+)
+def test_shapes_become_messages_and_what_is_not_read_is_counted(source, row, messages, unread):
+    found = conversation(row, None, "tools")
+    assert isinstance(found, Conversation), (source, found)
+    assert plain(found.messages) == plain(messages)
+    assert found.unread == tuple(unread)
+    assert shape_name(row)
+    functions = [tool.get("function", tool) for tool in found.tools]
+    assert functions == ([TOOL] if '"parameters"' in json.dumps(row).replace("\\", "") else [])
+
+
+NAMED = {
+    "a pair": ({"ask": "q", "say": "a"}, {"prompt": "ask", "response": "say"}, TALK, ()),
+    "nested, and in JSON text": ({"row": json.dumps({"ask": "q"}), "out": {"say": "a"}}, {"prompt": "row.ask", "response": "out.say"}, TALK, ()),
+    "all parts": (
+        {"ask": "q", "say": "a", "rules": "s", "turns": [["q", "a"]], "can": json.dumps([TOOL])},
+        {"prompt": "ask", "response": "say", "system": "rules", "history": "turns", "tools": "can"},
+        [system(), *TALK, *TALK],
+        (),
+    ),
+    "messages for a question": ({"ask": [system(), user()], "say": "a"}, {"prompt": "ask", "response": "say"}, [system(), *TALK], ()),
+    "among others": ({"prompt": "q", "query": "p", "response": "a", "context": "c"}, {"prompt": "prompt", "response": "response"}, TALK, ("context", "query")),
+    "a system prompt alone": ({"messages": TALK, "rules": "s"}, {"system": "rules"}, [system(), *TALK], ()),
+    "one of two system prompts": ({"prompt": "q", "response": "a", "system": "s", "system_prompt": "t"}, {"system": "system"}, [system(), *TALK], ("system_prompt",)),
+    "tools alone": ({"messages": TALK, "metadata": json.dumps({"tools": [TOOL]})}, {"tools": "metadata.tools"}, TALK, ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "fields", "messages", "unread"), NAMED.values(), ids=NAMED)
+def test_fields_that_the_blend_names_are_read(row, fields, messages, unread):
+    found = conversation(row, None, "tools", given_of(fields))
+    assert isinstance(found, Conversation), found
+    assert (plain(found.messages), found.unread) == (plain(messages), unread)
+    assert found.tools == ([TOOL] if "tools" in fields else [])
+
+
+def test_a_field_that_the_row_lacks_is_named():
+    found = conversation({"ask": "q", "said": "a"}, None, "tools", given_of({"prompt": "ask", "response": "say"}))
+    assert isinstance(found, Rejected)
+    assert found.detail == "there is no say; the fields with a value: 'ask', 'said'"
+
+
+def test_an_unknown_shape_names_its_fields_and_the_keys_of_the_blend():
+    found = conversation({"ask": "q", "say": "a"}, None, "tools")
+    assert isinstance(found, Rejected)
+    assert found.reason == "no_messages"
+    for word in ("'ask', 'say'", '"messages_field"', '"fields": {"prompt"'):
+        assert word in found.detail
+
+
+@given(st.sampled_from(READ), st.data())
+def test_any_further_field_with_a_meaning_is_read_refused_or_counted(example, data):
+    """A field of the table beside any row: with the field, messages differ, or the row is refused by its name, or it is counted."""
+    _, row, _, _ = example
+    name = data.draw(st.sampled_from(sorted(set(KNOWN) - METADATA - {key.lower() for key in row})))
+    before = conversation(row, None, "tools")
+    found = conversation({**row, name: "something"}, None, "tools")
+    if isinstance(found, Rejected):
+        assert name in found.detail or found.reason in {"bad_tools", "two_systems"}
+    else:
+        assert (
+            name in found.unread
+            or found.messages != before.messages
+            or any("something" in str(m) for m in found.messages)
+        )

@@ -1,0 +1,169 @@
+"""Messages as openai-harmony's `to_dict` writes them give the text that openai-harmony renders, channel by channel."""
+
+import json
+
+import pytest
+from openai_harmony import (
+    Author,
+    Conversation,
+    DeveloperContent,
+    Message,
+    ReasoningEffort,
+    RenderConversationConfig,
+    Role,
+    SystemContent,
+    ToolDescription,
+)
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.harmony.compose import compose
+from tokenmill.tasks.harmony.converters import UNNAMED, Names, openai_messages
+from tokenmill.tasks.harmony.message import Composed, Policy, Source
+from tokenmill.tasks.harmony.render import render
+from tokenmill.tasks.harmony.sequences import HarmonyRenderer
+from tokenmill.tasks.harmony.training import HarmonyRows, HarmonyTemplate
+from tokenmill.tasks.harmony.vocabulary import encoding
+from tokenmill.tasks.sources.files import Rejected
+
+SYSTEM = Message.from_role_and_content(
+    Role.SYSTEM,
+    SystemContent.new().with_reasoning_effort(ReasoningEffort.HIGH).with_conversation_start_date("2026-01-02"),
+)
+PYTHON = Message.from_role_and_content(Role.SYSTEM, SystemContent.new().with_python_tool())
+WEATHER = ToolDescription.new("get_weather", "Weather.", {"type": "object", "properties": {"city": {"type": "string"}}})
+DEVELOPER = Message.from_role_and_content(
+    Role.DEVELOPER, DeveloperContent.new().with_instructions("Be brief.").with_function_tools([WEATHER])
+)
+WORDS = Message.from_role_and_content(Role.DEVELOPER, DeveloperContent.new().with_instructions("Be brief."))
+
+
+def user(text="How is it?"):
+    return Message.from_role_and_content(Role.USER, text)
+
+
+def assistant(text, channel, recipient=None, content_type=None):
+    message = Message.from_role_and_content(Role.ASSISTANT, text).with_channel(channel)
+    message = message.with_recipient(recipient) if recipient else message
+    return message.with_content_type(content_type) if content_type else message
+
+
+def result(name, text, channel="commentary"):
+    made = Message.from_author_and_content(Author.new(Role.TOOL, name), text)
+    return made.with_channel(channel).with_recipient("assistant")
+
+
+THOUGHT, FINAL = assistant("Let me see.", "analysis"), assistant("Fine.", "final")
+CALL = assistant('{"city": "Paris"}', "commentary", "functions.get_weather", "<|constrain|>json")
+PLAIN_CALL = assistant('{"city": "Paris"}', "commentary", "functions.get_weather", "json")
+CODE = assistant("print(1)", "analysis", "python", "code")
+RESULT = result("functions.get_weather", '{"sky": "clear"}')
+
+CONVERSATIONS = {
+    "an answer": [SYSTEM, user(), FINAL],
+    "reasoning": [SYSTEM, user(), THOUGHT, FINAL],
+    "instructions": [SYSTEM, WORDS, user(), THOUGHT, FINAL],
+    "two turns": [SYSTEM, user(), FINAL, user("And now?"), THOUGHT, FINAL],
+    "reasoning in both turns": [SYSTEM, user(), THOUGHT, FINAL, user("And now?"), THOUGHT, FINAL],
+    "a call": [SYSTEM, DEVELOPER, user(), THOUGHT, CALL, RESULT, FINAL],
+    "a call without constrain": [SYSTEM, DEVELOPER, user(), PLAIN_CALL, RESULT, FINAL],
+    "text before a call": [SYSTEM, DEVELOPER, user(), assistant("I look.", "commentary"), CALL, RESULT, FINAL],
+    "calls in a row": [SYSTEM, DEVELOPER, user(), CALL, RESULT, THOUGHT, CALL, RESULT, THOUGHT, FINAL],
+    "python": [PYTHON, user(), THOUGHT, CODE, result("python", "1", "analysis"), THOUGHT, FINAL],
+    "astral text": [SYSTEM, user("Καλημέρα 🎈\r\n\t"), assistant("é👍🏽", "final")],
+}
+
+
+def rows(messages):
+    """The row that the library writes, as it may be stored."""
+    given = [message.to_dict() for message in messages]
+    yield {"messages": given}
+    yield {"messages": json.dumps(given)}
+    yield json.loads(Conversation.from_messages(messages).to_json())
+
+
+def rendered(messages):
+    keep = RenderConversationConfig(auto_drop_analysis=False)
+    return encoding().decode(encoding().render_conversation_for_training(Conversation.from_messages(messages), keep))
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_messages_of_the_library_are_rendered_as_by_the_library(messages):
+    wanted = rendered(messages)
+    for row in rows(messages):
+        found = openai_messages(row)
+        assert isinstance(found, Source), found
+        composed = compose(found, Policy(thoughts="keep_all"))
+        assert isinstance(composed, Composed), composed
+        assert render(composed.messages) == wanted
+
+
+def trained_rows(names=UNNAMED):
+    renderer = HarmonyRenderer(LossPolicy(), splits_turns=True)
+    return HarmonyRows(HarmonyTemplate.of({}), renderer, "literal", names.messages, names.tools, names.given)
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_channels_are_trained_as_they_are(messages):
+    wanted = [
+        (each.channel, each.recipient, each.content[0].text) for each in messages if each.author.role == Role.ASSISTANT
+    ]
+    for row in rows(messages):
+        found = trained_rows().read(row)
+        assert not isinstance(found, Rejected), found
+        assert [
+            (each.channel, each.recipient, each.body) for each in found.messages if each.author == "assistant"
+        ] == wanted
+        assert not isinstance(trained_rows().sequences(found), Rejected)
+
+
+def test_reasoning_before_the_last_question_is_dropped_as_from_any_chat():
+    found = openai_messages({"messages": [each.to_dict() for each in CONVERSATIONS["reasoning in both turns"]]})
+    composed = compose(found, Policy(thoughts="last_turn"))
+    assert [each.channel for each in composed.messages if each.author == "assistant"] == ["final", "analysis", "final"]
+    assert composed.facts["meta_dropped_thoughts"] == 1
+
+
+BAD = {
+    "a name": ([{"role": "user", "name": "Ann", "content": "q"}, FINAL.to_dict()], "named_speaker", "message 1 of 2"),
+    "a strange role": ([{"role": "narrator", "content": "q"}, FINAL.to_dict()], "bad_message", "message 1 of 2"),
+    "a part that isn't text": (
+        [{"role": "user", "content": [{"type": "image"}]}, FINAL.to_dict()],
+        "bad_message",
+        "message 1",
+    ),
+    "no content": ([{"role": "user"}, FINAL.to_dict()], "bad_message", "message 1 of 2"),
+    "text for a message": (["q", FINAL.to_dict()], "bad_message", "message 1 of 2 is a string"),
+    "an unknown mask": ([user().to_dict(), {**FINAL.to_dict(), "loss": 3}], "bad_loss_flag", "message 2 of 2"),
+}
+
+
+@pytest.mark.parametrize(("messages", "reason", "words"), BAD.values(), ids=BAD)
+def test_what_the_library_cannot_read_is_refused(messages, reason, words):
+    found = openai_messages({"messages": messages})
+    assert isinstance(found, Rejected), found
+    assert found.reason == reason
+    assert words in found.detail
+
+
+def test_a_message_that_is_not_trained_on():
+    row = {"messages": [user().to_dict(), {**FINAL.to_dict(), "train": False}]}
+    assert compose(openai_messages(row), Policy()).facts["untrained_messages"] == [2]
+
+
+def test_fields_of_the_blend_are_read():
+    """A decoy is not read in place of the named fields; definitions may be in JSON text."""
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    row = {
+        "messages": [{"role": "user", "content": "decoy"}, {"role": "assistant", "content": "decoy"}],
+        "chat": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+        "metadata": json.dumps({"tools": [tool]}),
+    }
+    names = Names("chat", "metadata.tools")
+    source = openai_messages(row, names)
+    assert ([each["content"] for each in source.messages], source.tools, source.unread) == (
+        ["q", "a"],
+        [tool],
+        ("messages",),
+    )
+    found = trained_rows(names).read(row)
+    assert [each.body for each in found.messages[2:]] == ["q", "a"]
+    assert "namespace functions" in found.messages[1].body
