@@ -5,10 +5,9 @@ A transform is written as its name or as an object with its argument: `"passthro
 never modified, and a transform that changes nothing returns the same object, so the row is written as the bytes that were read.
 Cost: 0.5 to 3 µs per row.
 
-Preferences come in three forms. Ranks, `{context, completions: [{rank, completion}, …]}`, hold messages, the lower rank
-preferred. Pairs, `{prompt, chosen, rejected}`, hold texts, and the prompt may be messages. Conversations, `{chosen, rejected}`,
-begin alike, and the prompt ends where they first differ. Most public data sets have this last form; trainers read the first
-two.
+Preferences become one of two forms (`preferences` lists the shapes they come in). Ranks, `{context, completions: [{rank, completion}, …]}`, hold messages, the lower rank
+preferred. Pairs, `{prompt, chosen, rejected}`, hold texts, and the prompt may be messages. Where `{chosen, rejected}` are
+conversations that begin alike, the prompt ends where they first differ.
 """
 
 import json
@@ -24,6 +23,7 @@ from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.sources.files import Rejected, field_path
 
 from .placeholders import resolve_placeholders
+from .preferences import one_form
 from .rows import PARAMS, Record, Transform, ranked
 from .tables import TableFiles, TableSource, load_table, table_sources
 
@@ -365,6 +365,7 @@ def to_completions(record: Record) -> Record | Rejected:
     """The record as `{context, completions}`, the chosen one with rank 0; the same object if it has that form."""
     if record.get("context") is not None and record.get("completions") is not None:
         return record
+    record = one_form(record)
     chosen, rejected = _answer(record, "chosen"), _answer(record, "rejected")
     if isinstance(chosen, Rejected):
         return chosen
@@ -382,8 +383,9 @@ def to_completions(record: Record) -> Record | Rejected:
 
 def to_pairs(record: Record) -> Record | Rejected:
     """The record as `{prompt, chosen, rejected}`, with texts as answers; the same object if it has that form."""
-    if record.get("prompt") is not None and all(isinstance(record.get(name), str) for name in ("chosen", "rejected")):
-        return record
+    given = one_form(record)
+    if given.get("prompt") is not None and all(isinstance(given.get(name), str) for name in ("chosen", "rejected")):
+        return given
     ranks = to_completions(record)
     if isinstance(ranks, Rejected):
         return ranks

@@ -42,7 +42,7 @@ def test_a_flat_blend_with_all_its_defaults():
     (only,) = load_blend({"datasets": [A]}).datasets
     assert only.model_dump() == {
         "name": "a", "path": "/data/a", "weight": 1.0, "split": None, "subset": None, "text_field": "text",
-        "revision": None, "messages_field": None, "tools_field": "tools", "fields": None, "used_in": None, "filters": {},
+        "revision": None, "messages_field": None, "tools_field": "tools", "template_variables": {}, "fields": None, "document_per": "file", "used_in": None, "filters": {},
         "where": None, "transforms": [], "converter": None, "fim": None, "license": None, "languages": None,
         "domain": None,
         "share": None, "tokens": None, "min_epochs": None, "max_epochs": None, "group": None,

@@ -449,3 +449,49 @@ WRONG = {
 def test_a_known_name_with_a_wrong_argument_is_an_input_error(spec):
     with pytest.raises(InputError, match=r"^transform 1, "):
         parse([spec], no_tables)
+
+
+def turn(speaker, value):
+    return {"from": speaker, "value": value}
+
+
+HUB = "https://huggingface.co/datasets/"
+SHAPES = {
+    HUB + "trl-lib/ultrafeedback_binarized": {"chosen": [Q, A], "rejected": [Q, B], "score_chosen": 8.0},
+    HUB + "HuggingFaceH4/ultrafeedback_binarized": {"prompt": Q["content"], "chosen": [Q, A], "rejected": [Q, B], "messages": [Q, A]},
+    HUB + "trl-lib/hh-rlhf-helpful-base": {"prompt": [Q], "chosen": [A], "rejected": [B]},
+    HUB + "jondurbin/truthy-dpo-v0.1": {"prompt": Q["content"], "chosen": A["content"], "rejected": B["content"], "system": ""},
+    HUB + "Anthropic/hh-rlhf": {name: f"\n\nHuman: {Q['content']}\n\nAssistant: {each['content']}" for name, each in (("chosen", A), ("rejected", B))},
+    HUB + "Intel/orca_dpo_pairs#no-system": {"system": "", "question": Q["content"], "chosen": A["content"], "rejected": B["content"]},
+    HUB + "hiyouga/DPO-En-Zh-20k": {"conversations": [turn("human", Q["content"])], "chosen": turn("gpt", A["content"]), "rejected": turn("gpt", B["content"])},
+    "https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md": {"instruction": Q["content"], "input": "", "chosen": A["content"], "rejected": B["content"]},
+    "https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html": {"messages": [Q, A], "rejected_response": B["content"]},
+    "https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html#rejected_messages": {"messages": [Q, A], "rejected_messages": [Q, B]},
+}  # fmt: skip
+"""Rows of one preference in the shapes of public datasets, by source."""
+
+
+@pytest.mark.parametrize("row", SHAPES.values(), ids=SHAPES)
+def test_preferences_of_every_shape_are_the_same(row):
+    before = copy.deepcopy(row)
+    assert transform("preference")(row) == {
+        "context": [Q], "completions": [{"rank": 0, "completion": [A]}, {"rank": 1, "completion": [B]}]
+    }  # fmt: skip
+    pairs = transform({"preference": "pairs"})(row)
+    assert (pairs["prompt"] in (Q["content"], [Q]), pairs["chosen"], pairs["rejected"]) == (
+        True,
+        A["content"],
+        B["content"],
+    )
+    assert row == before
+
+
+def test_a_system_prompt_and_turns_before_a_preference_are_kept():
+    row = {"system": "s", "question": "q", "chosen": "a", "rejected": "b"}
+    assert transform("preference")(row)["context"] == [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "q"},
+    ]
+    talk = "\n\nHuman: q\n\nAssistant: a\n\nHuman: r\n\nAssistant:"
+    context = transform("preference")({"chosen": f"{talk} x", "rejected": f"{talk} y"})["context"]
+    assert [message["content"] for message in context] == ["q", "a", "r"]
