@@ -24,6 +24,7 @@ from tokenmill.tasks.tokenize.exact import ExactEncoder, exact_encoder
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import Engine, TokenizerSettings
 
+from bench.torture import layouts
 from bench.torture.processes import each
 from tests.peers import vocabularies
 
@@ -90,11 +91,12 @@ class Outcome:
 
 
 def run(count: int, seed: int) -> str:
-    """Compare `count` documents for each vocabulary. Raises AssertionError with the first that differs."""
+    """Compare `count` documents for each vocabulary, then layouts of added tokens. Raises AssertionError with the first that differs."""
     with tempfile.TemporaryDirectory() as folder:
         pairs = itertools.product(VOCABULARIES, ENGINES)
         seen = [f"{name} by {engine} {_run(model(name, Path(folder)), engine, count, seed)}" for name, engine in pairs]
-    return f"{count:,} documents have the reference's ids with each of {', '.join(seen)}"
+    added = layouts.run(seed, min(count, layouts.TEXTS))
+    return f"{count:,} documents have the reference's ids with each of {', '.join(seen)}; {added}"
 
 
 def _run(path: str, engine: Engine, count: int, seed: int) -> Outcome:

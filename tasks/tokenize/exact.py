@@ -1,8 +1,8 @@
 """The exact encoder: an engine for most documents, the reference for documents on which the two may differ.
 
 A document goes to the reference if it contains a suspect, a character that the two libraries treat differently (`sweep`;
-between gigatoken 0.10 and tokenizers 0.23 up to 4,826, nearly all new in Unicode 17; none for fastokens 0.3), or a character that was
-never compared, from unassigned planes or the last two private ones.
+between gigatoken 0.10 and tokenizers 0.23 up to 4,826, nearly all new in Unicode 17; none for fastokens 0.3), a character that was
+never compared, from unassigned planes or the last two private ones, or a tangle of added tokens (`added`).
 
 Suspects are cached per user, keyed by how a tokenizer normalizes and cuts text, which many tokenizers share, and by the
 versions of the libraries. Finding them in a text costs a comparison per byte and a look-up per high character; if many
@@ -10,9 +10,10 @@ characters are high, a regular expression finds suspects at some 450 MB/s.
 """
 
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from importlib.metadata import version
 
@@ -41,17 +42,26 @@ LIBRARIES = ("gigatoken", "fastokens", "tokenizers", "tiktoken", "sentencepiece"
 
 @dataclass(frozen=True)
 class ExactEncoder:
-    """Encodes with `fast`, but with `reference` if a text contains one of `suspects` or a character outside the sweep."""
+    """Encodes with `fast`, but with `reference` if a text contains one of `suspects`, a character outside the sweep, or one of
+    `tangles`.
+    """
 
     fast: Encoder
     reference: Callable[[], Encoder]
     suspects: Sequence[int]
+    tangles: Sequence[str] = field(default=())
 
     def encode(self, texts: pa.LargeStringArray) -> Tokens:
         """See Encoder."""
         tokens = self.fast.encode(texts)
-        rows = self._suspicious(texts)
+        rows = np.union1d(self._suspicious(texts), self._tangled(texts))
         return replaced(tokens, rows, self.reference().encode(texts.take(pa.array(rows)))) if rows.size else tokens
+
+    def _tangled(self, texts: pa.LargeStringArray) -> np.ndarray:
+        """The numbers of the texts that contain a tangle, int64, ascending."""
+        if not self.tangles:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(_matches(texts, self._any_tangle))
 
     def _suspicious(self, texts: pa.LargeStringArray) -> np.ndarray:
         """The numbers of the texts that contain a suspect, int64, ascending."""
@@ -62,8 +72,7 @@ class ExactEncoder:
         content = np.frombuffer(characters, np.uint8)[bounds[0] : bounds[-1]]
         high = content >= self._lowest_lead_byte
         if np.count_nonzero(high) > len(content) / SPARSE:
-            matches = compute.call_function("match_substring_regex", [texts], self._any_suspect)
-            return np.flatnonzero(matches.to_numpy(zero_copy_only=False))
+            return np.flatnonzero(_matches(texts, self._any_suspect))
         leads = np.flatnonzero(high)
         places = leads[self._is_suspect[_code_points(content, leads)]]
         return np.unique(np.searchsorted(bounds - bounds[0], places, side="right") - 1)
@@ -80,6 +89,10 @@ class ExactEncoder:
         return compute.MatchSubstringOptions(f"[{characters}]")
 
     @cached_property
+    def _any_tangle(self) -> compute.MatchSubstringOptions:
+        return compute.MatchSubstringOptions("|".join(map(re.escape, self.tangles)))
+
+    @cached_property
     def _is_suspect(self) -> np.ndarray:
         """By code point. Characters outside the sweep are suspect, except ASCII, which the gate tests."""
         table = np.ones(sys.maxunicode + 1, np.bool_)
@@ -87,6 +100,11 @@ class ExactEncoder:
             table[known.start : known.stop] = False
         table[np.asarray(self.suspects, np.int64)] = True
         return table
+
+
+def _matches(texts: pa.LargeStringArray, pattern: compute.MatchSubstringOptions) -> np.ndarray:
+    """Whether each text matches a regular expression, bool."""
+    return compute.call_function("match_substring_regex", [texts], pattern).to_numpy(zero_copy_only=False)
 
 
 def _code_points(content: np.ndarray, leads: np.ndarray) -> np.ndarray:
@@ -128,7 +146,8 @@ def exact_encoder(vocabulary: Vocabulary, engine: Engine, *, literal: bool) -> E
     Raises ValueError if the engine does not support the vocabulary, or differs in ways not explained by single characters.
     """
     fast = RenewedEncoder(partial(vocabulary.fast, engine, literal))
-    return ExactEncoder(fast, lambda: vocabulary.reference(literal), _suspects_of(vocabulary, engine))
+    tangles = vocabulary.added.tangles(literal=literal)
+    return ExactEncoder(fast, lambda: vocabulary.reference(literal), _suspects_of(vocabulary, engine), tangles)
 
 
 def forget_encoders() -> None:
@@ -141,7 +160,7 @@ def _suspects_of(vocabulary: Vocabulary, engine: Engine) -> list[int]:
     """The suspects, cached per user for all tokenizers with the same splitting."""
     splitting = vocabulary.splitting(engine)
     cutting = splitting.key if splitting else vocabulary.fingerprint
-    key = [engine, cutting, SWEEP_VERSION, [version(library) for library in LIBRARIES]]
+    key = [engine, cutting, *vocabulary.added.stripping(), SWEEP_VERSION, [version(library) for library in LIBRARIES]]
     name = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
     return remembered(
         user_cache("characters", f"{name}.json"), list[int], lambda: suspect_characters(vocabulary, engine)

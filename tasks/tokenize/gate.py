@@ -29,6 +29,7 @@ from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.storage import join
 
+from .added import SPACES
 from .encoders import Encoder
 from .engines import ENGINES
 from .exact import LIBRARIES, exact_encoder
@@ -169,7 +170,7 @@ def texts_of(text_field: str, part: Slice) -> Iterator[str]:
 def nasty_strings(vocabulary: Vocabulary) -> list[str]:
     """Strings that break tokenizers, with the control strings and other added tokens of this vocabulary.
 
-    Tokenizers differ in whether they match added tokens within words or in another normal form.
+    Tokenizers differ in whether they match added tokens within words or in another normal form, and in how they strip.
     """
     added = list(dict.fromkeys([*vocabulary.special_tokens, *vocabulary.controls]))[:ADDED_TOKENS_TRIED]
     forms = dict.fromkeys(form for token in added for form in (token, normalize("NFC", token), normalize("NFD", token)))
@@ -178,15 +179,13 @@ def nasty_strings(vocabulary: Vocabulary) -> list[str]:
         *forms,
         *(f"before{form}after {form} {form}{form}\n" for form in forms),
         *(token[:-1] for token in added),
+        *vocabulary.added.neighbors(),
     ]
 
 
 def _repeated(pieces: str, times: Sequence[int]) -> list[str]:
     return [piece * count for piece in pieces for count in times]
 
-
-WHITE_SPACE = "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f\x85\u00a0\u1680\u2000\u2007\u2028\u2029\u202f\u205f\u3000\u2581"
-"""Characters that some libraries strip from the ends of a text; the last is SentencePiece's own space."""
 
 NASTY: list[str] = [
     "",
@@ -230,7 +229,7 @@ NASTY: list[str] = [
     *_repeated("a \n\t=-0.*#_/中あ한ก\u0301😀\u200d\u00a0", (2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129, 513)),
     *(" " * count + "word" for count in range(1, 20)),
     *("\n" * count + " word" for count in range(1, 9)),
-    *(f"{edge}{word}{edge}" for edge in WHITE_SPACE for word in ("", "word", " ")),
+    *(f"{edge}{word}{edge}" for edge in SPACES for word in ("", "word", " ")),
     *(f"{mark}{mark}" for mark in "\u0340\u0341\u0343\u0344"), *"\x01\x0b\x1b\x1f\x7f\x8f\x9f",
     *(f"{space}{mark}" for space in ("", " ", "  ", "\n", "\t") for mark in "aA1.中é'😀"),
 ]  # fmt: skip

@@ -8,6 +8,7 @@ checks their SHA-256). tiktoken downloads other encodings. Code from a repositor
 import gzip
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -26,6 +27,7 @@ from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.strict import parse
 
+from .rank_files import tekken_file, tiktoken_file, tiktoken_ranks
 from .settings import TokenizerSettings, TokenizerSource
 from .vocabulary import (
     Definition,
@@ -33,7 +35,9 @@ from .vocabulary import (
     Vocabulary,
     huggingface_fingerprint,
     huggingface_vocabulary,
+    merges_definition,
     named_tokens,
+    ranks_vocabulary,
     sentencepiece_vocabulary,
     tiktoken_vocabulary,
 )
@@ -70,6 +74,20 @@ OTHER_FORMATS = (
     "config.json", "generation_config.json",
 )  # fmt: skip
 """Files of a tokenizer without a tokenizer.json, and those that say which tokens are special."""
+
+ADDED_TOKENS = "added_tokens.json"
+"""The added tokens of older models, with their ids."""
+
+MODEL_NAME = re.compile(r".+\.model(\.v\d+(m\d+)?)?|.+\.tiktoken")
+"""SentencePiece models, also Mistral's (tokenizer.model.v3), and tiktoken's ranks."""
+
+TEKKEN_NAME = re.compile(r"tekken.*\.json")
+
+RENUMBERED = frozenset(
+    ("BigBirdPegasus", "Barthez", "Camembert", "M2M100", "MBart", "MBart50", "Nllb", "PLBart", "Pegasus", "Speech2Text", "XGLM",
+     "XLMProphetNet", "XLMRoberta")
+)  # fmt: skip
+"""Tokenizers of transformers whose ids aren't those of their SentencePiece model."""
 
 
 def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
@@ -154,7 +172,7 @@ def _stamps(model: str) -> Stamps:
     """Name, size and modification time of every local file of a tokenizer, which may change while a worker runs."""
     path = Path(model).expanduser()
     folder = path if path.is_dir() else path.parent
-    beside = [folder / name for name in (*CONFIGS, *TEMPLATES, OLD_TEMPLATE)]
+    beside = [folder / name for name in (*CONFIGS, *TEMPLATES, OLD_TEMPLATE, ADDED_TOKENS, "merges.txt")]
     files = [*sorted(path.iterdir()), *beside] if path.is_dir() else [path, *beside]
     return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
 
@@ -171,43 +189,125 @@ def _find(model: str, revision: str | None) -> Vocabulary:
 
 
 def _from_folder(folder: Path) -> Vocabulary:
-    definition = folder / "tokenizer.json"
-    if definition.is_file():
+    """The vocabulary of the file that transformers' `AutoTokenizer` would take, if the folder has several."""
+    if (definition := folder / "tokenizer.json").is_file():
         return _from_json(definition)
-    models = sorted(folder.glob("*.model"))
-    if len(models) == 1:
-        return _from_file(models[0])
-    raise InputError(f"tokenizer.model: {folder} holds neither a tokenizer.json nor exactly one .model file")
+    names = sorted(file.name for file in folder.iterdir() if file.is_file())
+    models = [name for name in names if MODEL_NAME.fullmatch(name)]
+    usual = [name for name in ("tokenizer.model", "tiktoken.model") if name in models]
+    tekken = [name for name in names if TEKKEN_NAME.fullmatch(name)]
+    merges = ["vocab.json"] if {"vocab.json", "merges.txt"}.issubset(names) else []
+    chosen = next((found for found in (usual, tekken, models, merges) if found), [])
+    if len(chosen) == 1:
+        return _from_file(folder / chosen[0], in_folder=True)
+    found = f"several: {', '.join(chosen)}; name one of them" if chosen else f"none, but {_some(names)}"
+    raise InputError(
+        f"tokenizer.model: {folder} should hold one tokenizer.json, SentencePiece or tiktoken .model, .tiktoken, tekken.json, or "
+        f"vocab.json with merges.txt; it holds {found}{_code_of(_config(folder))}"
+    )
 
 
-def _from_file(path: Path) -> Vocabulary:
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:6])}{' …' if len(names) > 6 else ''}" if names else "nothing"  # noqa: PLR2004 - enough to see
+
+
+def _code_of(config: Mapping[str, Any]) -> str:
+    """What to do about a tokenizer that is code in its repository."""
+    code = (config.get("auto_map") or {}).get("AutoTokenizer")
+    if not code:
+        return ""
+    name = next(filter(None, code), "") if isinstance(code, list) else code
+    return (
+        f"; its tokenizer is code from its repository ({name}), which isn't run: save it as a tokenizer.json, with "
+        "AutoTokenizer.from_pretrained(…, trust_remote_code=True).save_pretrained(…) where it has a fast one"
+    )
+
+
+def _from_file(path: Path, *, in_folder: bool = False) -> Vocabulary:
+    """The vocabulary of a file, by its content; `in_folder` if only its folder was named."""
     if path.suffix == ".json":
         return _from_json(path)
-    if path.suffix != ".model":
-        raise InputError(f"tokenizer.model: {path} is neither a tokenizer.json nor a SentencePiece .model")
-    model = path.read_bytes()
+    config = _slow_config(path.parent)
+    content = path.read_bytes()
     try:
-        return sentencepiece_vocabulary(model)
-    except RuntimeError as error:
-        raise InputError(f"tokenizer.model: {path} is not a SentencePiece model: {error}") from error
+        if ranks := tiktoken_file(content, config):
+            return ranks_vocabulary(ranks, config)
+        vocabulary = sentencepiece_vocabulary(content, config)
+    except ValueError as error:
+        if _is_rank_line(content):
+            raise InputError(f"tokenizer.model: {path} {error}{_code_of(config)}") from error
+        raise InputError(
+            f"tokenizer.model: {path} is neither a tokenizer.json, a tekken.json, nor a SentencePiece or tiktoken model; "
+            "give the folder or file of a tokenizer"
+        ) from error
+    if in_folder and (code := _code_of(config)):
+        raise InputError(
+            f"tokenizer.model: {path.parent} holds {path.name}{code}, or name {path.name} itself to take its ids as they are"
+        )
+    name = str(config.get("tokenizer_class")).removesuffix("Fast")
+    if name.removesuffix("Tokenizer") in RENUMBERED:
+        raise InputError(
+            f"tokenizer.model: {path} is a SentencePiece model whose pieces {name} numbers anew; save it as a tokenizer.json: "
+            f"AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained(…)"
+        )
+    return vocabulary
+
+
+def _is_rank_line(content: bytes) -> bool:
+    return tiktoken_ranks(content) is not None
 
 
 def _from_json(path: Path) -> Vocabulary:
     content, config = path.read_bytes(), _config(path.parent)
-    fingerprint = huggingface_fingerprint(content)
     try:
         definition = Definition.of(content)
-        facts = _remembered_facts(definition, config, fingerprint)
+    except KeyError:
+        return _from_other_json(path, content)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"tokenizer.model: {path} is not a tokenizer.json with a model and a vocab") from error
+    return _from_definition(path, definition, config)
+
+
+def _from_other_json(path: Path, content: bytes) -> Vocabulary:
+    """The vocabulary of a tekken.json, or of a vocab.json with the merges.txt beside it."""
+    parsed, config = orjson.loads(content), _slow_config(path.parent)
+    merges = path.parent / "merges.txt"
+    try:
+        if {"config", "vocab"} <= parsed.keys():
+            return ranks_vocabulary(tekken_file(content, parsed), config)
+        if merges.is_file() and all(isinstance(number, int) for number in parsed.values()):
+            definition, config = merges_definition(parsed, merges.read_text("utf-8"), config)
+            return _from_definition(path, definition, config)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"tokenizer.model: {path} {error}{_code_of(config)}") from error
+    raise InputError(
+        f"tokenizer.model: {path} is not a tokenizer.json with a model and a vocab, nor a tekken.json, nor a vocab.json with "
+        "merges.txt beside it"
+    )
+
+
+def _from_definition(path: Path, definition: Definition, config: dict[str, Any]) -> Vocabulary:
+    try:
+        facts = _remembered_facts(definition, config)
+        names = zip(named_tokens(config), (facts.bos, facts.eos), strict=True)
+        if facts.size and any(name and number is None for name, number in names):
+            definition = definition.with_tokens_of(_slow_config(path.parent))
+            facts = _remembered_facts(definition, config)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"tokenizer.model: {path} is not a tokenizer.json with a model and a vocab") from error
     if not facts.size:
         raise InputError(f"tokenizer.model: {path} has an empty vocabulary")
-    return huggingface_vocabulary(definition, config, facts, fingerprint)
+    if facts.dropout:
+        raise InputError(
+            f"tokenizer.model: {path} has BPE dropout ({facts.dropout:g}), so no two runs give the same ids; "
+            "set model.dropout to null in it"
+        )
+    return huggingface_vocabulary(definition, config, facts, huggingface_fingerprint(definition))
 
 
-def _remembered_facts(definition: Definition, config: Mapping[str, Any], fingerprint: str) -> Facts:
+def _remembered_facts(definition: Definition, config: Mapping[str, Any]) -> Facts:
     """The facts of a tokenizer.json, cached, because they take as long as its model takes to parse."""
-    question = orjson.dumps([fingerprint, named_tokens(config)])
+    question = orjson.dumps([huggingface_fingerprint(definition), named_tokens(config)])
     place = user_cache("vocabularies", f"{hashlib.sha256(question).hexdigest()[:32]}.json")
     return remembered(place, Facts, lambda: definition.facts(config))
 
@@ -224,6 +324,20 @@ def _config(folder: Path) -> dict[str, Any]:
         return merged | {"chat_template": template.read_text("utf-8")}
     old = folder / OLD_TEMPLATE
     return {"chat_template": _object(old).get("chat_template")} | merged if old.is_file() else merged
+
+
+def _slow_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a folder without a tokenizer.json, as transformers reads it: unless tokenizer_config.json lists the added
+    tokens, special_tokens_map.json comes first, and added_tokens.json lists them.
+    """
+    config = _config(folder)
+    if config.get("added_tokens_decoder"):
+        return config
+    if (file := folder / CONFIGS[0]).is_file():
+        config |= {key: value for key, value in _object(file).items() if value is not None}
+    if (file := folder / ADDED_TOKENS).is_file():
+        config["added_tokens_decoder"] = {number: {"content": name} for name, number in _object(file).items()}
+    return config
 
 
 def _object(file: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ itself a token. Bytes are written as the 256 printable characters of GPT-2 (Radf
 import base64
 import re
 import tempfile
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.storage import join
 
+from .added import FLAGS
 from .encoders import Encoder, ReferenceEncoder
 from .engines import Loader, Ranks, pattern_of
 
@@ -36,6 +38,8 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": Fa
 
 BYTE_LEVEL_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The default expression of Hugging Face's ByteLevel, from GPT-2 (Radford et al. 2019)."""
+
+NFC = {"type": "NFC"}
 
 NormalForm = Callable[[str], str]
 """Normalizes a text."""
@@ -69,14 +73,9 @@ def huggingface_splitting(definition: Mapping[str, Any], engine: Loader) -> Spli
         made = _definition(ranks, cutting, None)
         return engine.from_definition(made), _reference(made)
 
-    def normal_forms() -> tuple[NormalForm, NormalForm]:
-        made = _definition(BYTES, BYTE_LEVEL, normalizer)
-        fast = engine.from_definition(made)
-        reference: normalizers.Normalizer = tokenizers.Tokenizer.from_buffer(made).normalizer
-        return partial(_decoded, fast), reference.normalize_str
-
     key = [cutting, normalizer if normalizes else None]
-    return Splitting(key, lambda: list(_patterns(steps)), encoders, normal_forms if normalizes else None)
+    normal_forms = partial(_normal_forms, engine, normalizer) if normalizes else None
+    return Splitting(key, lambda: list(_patterns(steps)), encoders, normal_forms)
 
 
 def tiktoken_splitting(name: str, pretokenizer: str | None, engine: Loader) -> Splitting:
@@ -94,6 +93,33 @@ def tiktoken_splitting(name: str, pretokenizer: str | None, engine: Loader) -> S
         return fast, ReferenceEncoder(lambda texts: list(map(reference.encode_ordinary, texts)))
 
     return Splitting([name, pretokenizer], lambda: [pattern_of(name)], encoders)
+
+
+def ranks_splitting(pattern: str, engine: Loader, *, nfc: bool) -> Splitting:
+    """The splitting of a file of ranks by an engine, which reads it as a tokenizer.json."""
+
+    def encoders(ranks: Mapping[bytes, int]) -> tuple[Encoder, Encoder]:
+        encoding = tiktoken.Encoding("artificial", pat_str=pattern, mergeable_ranks=dict(ranks), special_tokens={})
+        fast = engine.from_definition(tiktoken_definition(encoding))
+        return fast, ReferenceEncoder(lambda texts: list(map(encoding.encode_ordinary, texts)))
+
+    def normal_forms() -> tuple[NormalForm, NormalForm]:
+        fast, _ = _normal_forms(engine, NFC)
+        return fast, partial(unicodedata.normalize, "NFC")
+
+    return Splitting(
+        ["ranks", pattern, nfc and unicodedata.unidata_version],
+        lambda: [pattern],
+        encoders,
+        normal_forms if nfc else None,
+    )
+
+
+def _normal_forms(engine: Loader, normalizer: Mapping[str, Any]) -> tuple[NormalForm, NormalForm]:
+    """A normalizer of a tokenizer.json by an engine and by the reference."""
+    made = _definition(BYTES, BYTE_LEVEL, normalizer)
+    reference: normalizers.Normalizer = tokenizers.Tokenizer.from_buffer(made).normalizer
+    return partial(_decoded, engine.from_definition(made)), reference.normalize_str
 
 
 def _steps(part: Mapping[str, Any], children: str) -> Iterator[Mapping[str, Any]]:
@@ -140,8 +166,8 @@ POSSESSIVE = re.compile(r"(\\p\{\w+\}\{\d+,\d+\})\+")
 """A possessive bounded repetition. Oniguruma, which reads a tokenizer.json, would take the `+` as another repetition."""
 
 
-def tiktoken_definition(encoding: tiktoken.Encoding) -> bytes:
-    """The tokenizer.json that encodes like `encoding`; its control strings are special tokens."""
+def tiktoken_definition(encoding: tiktoken.Encoding, *, nfc: bool = False) -> bytes:
+    """The tokenizer.json that encodes like `encoding`, after NFC if asked; its control strings are special tokens."""
     ranks: Mapping[bytes, int] = encoding._mergeable_ranks  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     pattern = POSSESSIVE.sub(r"(?>\1)", encoding._pat_str)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     tokenizer = byte_level_bpe(ranks)
@@ -155,10 +181,10 @@ def tiktoken_definition(encoding: tiktoken.Encoding) -> bytes:
     # A tokenizer.json has one string per id: of aliases, the one that the id decodes to.
     numbers = sorted({encoding.encode_single_token(token) for token in encoding.special_tokens_set})
     control = {encoding.decode([number]): number for number in numbers}
-    definition = orjson.loads(tokenizer.to_str())
+    definition = orjson.loads(tokenizer.to_str()) | ({"normalizer": NFC} if nfc else {})
     definition["model"]["vocab"] |= control  # else each would get the first free id, and encodings have gaps
     definition["added_tokens"] = [
-        {"id": number, "content": token, "special": True, **dict.fromkeys(FLAGS, False)}
+        {"id": number, "content": token, **dict.fromkeys(FLAGS, False), "special": True}
         for token, number in control.items()
     ]
     return orjson.dumps(definition)
@@ -174,9 +200,6 @@ def byte_level_bpe(ranks: Mapping[bytes, int]) -> tokenizers.Tokenizer:
     merges = [(text(left), text(right)) for left, right in _merges(ranks)]
     vocabulary = {text(token): rank for token, rank in ranks.items()}
     return tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
-
-
-FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 def byte_letters() -> dict[int, int]:

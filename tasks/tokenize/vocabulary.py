@@ -9,6 +9,7 @@ Control strings are those flagged as special by the tokenizer.
 import hashlib
 import itertools
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,10 +23,15 @@ import tokenizers
 from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json  # private in the pinned version
 from tokenmill.tasks.errors import InputError
 
+from .added import Added, AddedTokens, folder_tokens
 from .encoders import Encoder, ReferenceEncoder
 from .engines import ENGINES, Ranks
+from .pieces import CONTROL, USER_DEFINED, with_pieces
+from .rank_files import QWEN_PATTERN, RankFile
 from .settings import Engine
-from .splitting import Splitting, huggingface_splitting, tiktoken_definition, tiktoken_splitting
+from .splitting import NFC, Splitting, huggingface_splitting, ranks_splitting, tiktoken_definition, tiktoken_splitting
+
+NONE_ADDED = AddedTokens()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +46,8 @@ class Vocabulary:
     `controls` maps control strings and other added tokens to ids; `literal` treats `special_tokens` as ordinary text.
     `guarding(tokens)` is the same vocabulary with more added tokens among these. `splitting(engine)` says how text is cut
     into pieces; None if not by regular expressions. `decode` writes ids as text, with control strings. `definition` is the
-    vocabulary as a tokenizer.json, `chat_template` the model's own template, if any; `commit` that of the hub's repository that it
-    was loaded from.
+    vocabulary as a tokenizer.json, `added` its added tokens where they are matched in text with flags, `chat_template` the model's
+    own template, if any; `commit` that of the hub's repository that it was loaded from.
     """
 
     fingerprint: str
@@ -56,6 +62,7 @@ class Vocabulary:
     decode: Callable[[Sequence[int]], str]
     guarding: "Callable[[frozenset[str]], Vocabulary]"
     definition: Callable[[], bytes]
+    added: AddedTokens = NONE_ADDED
     chat_template: str | None = None
     commit: str | None = None
 
@@ -70,9 +77,10 @@ def _digest(*parts: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What only the model of a tokenizer.json tells: its type, the size of the vocabulary, and the ids of BOS and EOS."""
+    """What only the model of a tokenizer.json tells: its type, BPE dropout, the size of the vocabulary, and the ids of BOS and EOS."""
 
     model: str
+    dropout: float
     size: int
     bos: int | None
     eos: int | None
@@ -101,6 +109,8 @@ class Definition:
             if found and others.keys() >= BEFORE_MODEL:
                 return cls(content, others, content[found.end() : content.rindex(b"}")])
         others = orjson.loads(content)
+        if not isinstance(others["model"], dict):
+            raise KeyError("model")
         return cls(content, others, orjson.dumps(others.pop("model")))
 
     def changed(self, **changes: Any) -> "Definition":  # noqa: ANN401 - JSON
@@ -113,16 +123,31 @@ class Definition:
         """The added tokens."""
         return self.others.get("added_tokens") or []
 
-    def facts(self, config: Mapping[str, Any]) -> Facts:
-        """The facts of its model. Raises ValueError, TypeError or KeyError for one without a vocabulary."""
-        model = orjson.loads(self.model)
+    def with_tokens_of(self, config: Mapping[str, Any]) -> "Definition":
+        """The same with the tokens of its folder that it lacks, as `AutoTokenizer` adds them."""
+        ids = self._ids(orjson.loads(self.model))
+        new = [token for token in folder_tokens(config, ids) if token["content"] not in ids]
+        return self.changed(added_tokens=[*self.added, *new])
+
+    def _ids(self, model: Mapping[str, Any]) -> dict[str, int]:
         listed = model["vocab"]
         pieces: dict[str, int] = (
             listed if isinstance(listed, dict) else {piece: place for place, (piece, _) in enumerate(listed)}
         )
-        ids = pieces | {token["content"]: token["id"] for token in self.added}
-        bos, eos = (ids.get(name) for name in named_tokens(config))
-        return Facts(model.get("type", "BPE"), 1 + max(ids.values()) if listed else 0, bos, eos)
+        return pieces | {token["content"]: token["id"] for token in self.added}
+
+    @property
+    def matching(self) -> AddedTokens:
+        """The added tokens and how they are matched."""
+        return AddedTokens([Added.of(token) for token in self.added], bool(self.others.get("normalizer")))
+
+    def facts(self, config: Mapping[str, Any]) -> Facts:
+        """The facts of its model. Raises ValueError, TypeError or KeyError for one without a vocabulary."""
+        model = orjson.loads(self.model)
+        ids = self._ids(model)
+        bos, eos = (ids.get(name) if name else None for name in named_tokens(config))
+        dropout = float(model.get("dropout") or 0)
+        return Facts(model.get("type", "BPE"), dropout, 1 + max(ids.values()) if model["vocab"] else 0, bos, eos)
 
 
 def named_tokens(config: Mapping[str, Any]) -> list[str | None]:
@@ -167,14 +192,57 @@ def huggingface_vocabulary(
         decode=lambda ids: loaded().decode(list(ids), skip_special_tokens=False),
         guarding=cache(guarding),
         definition=lambda: definition.content,
+        added=definition.matching,
         chat_template=_chat_template(config),
     )
     return vocabulary
 
 
-def huggingface_fingerprint(content: bytes) -> str:
-    """The fingerprint of a tokenizer.json."""
-    return _digest(b"huggingface", content)
+def merges_definition(
+    vocab: Mapping[str, int], merges: str, config: Mapping[str, Any]
+) -> tuple[Definition, dict[str, Any]]:
+    """The tokenizer.json of a vocab.json and the merges.txt beside it, and its configuration with the names that its class adds.
+
+    Raises ValueError for a class that isn't known to cut text as GPT-2 or Qwen 2 do.
+    """
+    name = str(config.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")
+    if name not in MERGED:
+        raise ValueError(
+            f"is a vocabulary of {name}, which is read from a tokenizer.json only; make one: "
+            "AutoTokenizer.from_pretrained(…).save_pretrained(…)"
+        )
+    pattern, defaults = MERGED[name]
+    named = {**dict.fromkeys(defaults, END_OF_TEXT), **config}
+    spaced = bool(config.get("add_prefix_space"))
+    level = {"type": "ByteLevel", "add_prefix_space": spaced, "trim_offsets": True, "use_regex": pattern is None}
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    model = {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": "",
+        "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": vocab,
+        "merges": [line for line in merges.split("\n") if line and not line.startswith("#version")],
+    }  # fmt: skip
+    definition = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": folder_tokens(named, vocab),
+        "normalizer": NFC if pattern else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]} if pattern else level,
+        "post_processor": None, "decoder": {**level, "use_regex": True}, "model": model,
+    }  # fmt: skip
+    return Definition.of(orjson.dumps(definition)), named
+
+
+MERGED: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
+    "GPT2Tokenizer": (None, ("bos_token", "eos_token", "unk_token")),
+    "Qwen2Tokenizer": (QWEN_PATTERN, ("eos_token", "pad_token", "unk_token")),
+}
+"""By class of transformers that reads vocab.json and merges.txt: the expression, if not GPT-2's, and what is END_OF_TEXT by default."""
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+def huggingface_fingerprint(definition: Definition) -> str:
+    """The fingerprint of a tokenizer.json. Where added tokens compete, ids of earlier versions may be wrong, and aren't reused."""
+    revised = [b"tangles"] if definition.matching.changes_identity() else []
+    return _digest(b"huggingface", definition.content, *revised)
 
 
 def _without_special(definition: Definition) -> bytes:
@@ -251,29 +319,124 @@ def tiktoken_vocabulary(
     return vocabulary
 
 
-def sentencepiece_vocabulary(model: bytes) -> Vocabulary:
-    """The vocabulary of a SentencePiece `.model`. Its control pieces never match text, so `literal` has no effect."""
-    processor: Any = sentencepiece.SentencePieceProcessor()  # ships no types
-    processor.LoadFromSerializedProto(model)
-    size: int = processor.GetPieceSize()
-    controls = {processor.IdToPiece(number): number for number in range(size) if processor.IsControl(number)}
+def ranks_vocabulary(file: RankFile, config: Mapping[str, Any]) -> Vocabulary:
+    """The vocabulary of a file of ranks; `config` is that of its folder."""
+    normal = partial(unicodedata.normalize, "NFC") if file.nfc else str
+
+    @cache
+    def encoding() -> tiktoken.Encoding:
+        return tiktoken.Encoding(
+            "ranks", pat_str=file.pattern, mergeable_ranks=dict(file.ranks), special_tokens=dict(file.special)
+        )
+
+    @cache
+    def definition() -> Definition:
+        return Definition.of(tiktoken_definition(encoding(), nfc=file.nfc))
+
+    def reference(literal: bool) -> Encoder:
+        if literal or not file.matched:
+            return ReferenceEncoder(lambda texts: [encoding().encode_ordinary(normal(text)) for text in texts])
+        return ReferenceEncoder(
+            lambda texts: [encoding().encode(normal(text), allowed_special="all") for text in texts]
+        )
+
+    tables = unicodedata.unidata_version if file.nfc else None  # Python's, which Qwen's own code normalizes by
+    described = [file.pattern, dict(file.special), file.matched, tables]
     vocabulary = Vocabulary(
-        fingerprint=_digest(b"sentencepiece", model),
-        size=size,
-        special_tokens=list(controls),
-        bos=_existing(processor.bos_id()),
-        eos=_existing(processor.eos_id()),
-        fast=lambda engine, _: ENGINES[engine].from_definition(
-            _without_special(Definition.of(sentencepiece_to_tokenizer_json(model).encode()))
+        fingerprint=_digest(b"ranks", file.content, orjson.dumps(described)),
+        size=1 + max(*file.ranks.values(), *file.special.values(), 0),
+        special_tokens=list(file.special),
+        bos=file.bos,
+        eos=file.eos,
+        fast=lambda engine, literal: ENGINES[engine].from_definition(
+            _without_special(definition()) if literal or not file.matched else definition().content
         ),
-        reference=lambda _: ReferenceEncoder(lambda texts: processor.Encode(texts, out_type=int)),
-        splitting=lambda _: None,
-        controls=controls,
-        decode=lambda ids: _spelled(processor, controls, ids),
-        guarding=lambda _: vocabulary,
-        definition=lambda: sentencepiece_to_tokenizer_json(model).encode(),
+        reference=cache(reference),
+        splitting=lambda engine: ranks_splitting(file.pattern, ENGINES[engine], nfc=file.nfc),
+        controls=file.special,
+        decode=lambda ids: encoding().decode(ids),
+        guarding=lambda _: vocabulary,  # every control string is special already
+        definition=lambda: definition().content,
+        chat_template=_chat_template(config),
     )
     return vocabulary
+
+
+def sentencepiece_vocabulary(
+    model: bytes, config: Mapping[str, Any] | None = None, guarded: frozenset[str] = frozenset()
+) -> Vocabulary:
+    """The vocabulary of a SentencePiece model.
+
+    `config` is that of its folder (see `folder_tokens`): its tokens are matched in text, special ones only without `literal`. The
+    model's own control pieces never match text. `guarded` tokens of the folder count as special.
+
+    Raises ValueError for what is no model.
+    """
+    own = _processor(model)
+    pieces = {own.IdToPiece(number): number for number in range(own.GetPieceSize())}
+    tokens = folder_tokens(config or {}, pieces)
+    matched = [token for token in tokens if not _is_fixed(own, token["id"])]
+    special = {token["content"] for token in matched if token["special"] or token["content"] in guarded}
+
+    def guarding(more: frozenset[str]) -> Vocabulary:
+        """A model that the folder doesn't change stays as it is: its data keep their keys."""
+        unguarded = more.intersection(token["content"] for token in matched) - special
+        return sentencepiece_vocabulary(model, config, more) if unguarded and variant(False) != model else vocabulary
+
+    @cache
+    def variant(literal: bool) -> bytes:
+        kinds = {
+            token["content"]: CONTROL if literal and token["content"] in special else USER_DEFINED for token in matched
+        }
+        new = [(name, kind) for name, kind in kinds.items() if name not in pieces]
+        return with_pieces(model, kinds, new) if kinds else model
+
+    @cache
+    def definition(literal: bool) -> Definition:
+        return Definition.of(sentencepiece_to_tokenizer_json(variant(literal)).encode())
+
+    processors = cache(lambda literal: _processor(variant(literal)))
+    named = {token["content"]: token["id"] for token in tokens}
+    controls = {name: number for name, number in pieces.items() if own.IsControl(number)}
+    controls |= {token["content"]: token["id"] for token in matched}
+    bos, eos = (named.get(name) if name else None for name in named_tokens(config or {}))
+    revised = [variant(True)] if variant(True) != variant(False) else []
+    vocabulary = Vocabulary(
+        fingerprint=_digest(b"sentencepiece", variant(False), *revised),
+        size=len(pieces) + len([token for token in tokens if token["id"] >= len(pieces)]),
+        special_tokens=[name for name, number in controls.items() if name in special or _is_control(own, number)],
+        bos=_existing(own.bos_id()) if bos is None else bos,
+        eos=_existing(own.eos_id()) if eos is None else eos,
+        fast=lambda engine, literal: ENGINES[engine].from_definition(_without_special(definition(literal))),
+        reference=lambda literal: ReferenceEncoder(lambda texts: processors(literal).Encode(texts, out_type=int)),
+        splitting=lambda _: None,
+        controls=controls,
+        decode=lambda ids: _spelled(processors(True), controls, ids),
+        guarding=cache(guarding),
+        definition=lambda: definition(False).content,
+        chat_template=_chat_template(config or {}),
+    )
+    return vocabulary
+
+
+def _processor(model: bytes) -> Any:  # noqa: ANN401 - ships no types
+    processor: Any = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+    return processor
+
+
+def _is_control(processor: Any, number: int) -> bool:  # noqa: ANN401
+    return number < processor.GetPieceSize() and processor.IsControl(number)
+
+
+def _is_fixed(processor: Any, number: int) -> bool:  # noqa: ANN401
+    """Whether a piece never matches text as it is."""
+    return number < processor.GetPieceSize() and any(
+        (processor.IsControl(number), processor.IsUnknown(number), processor.IsByte(number), processor.IsUnused(number))
+    )
 
 
 def _spelled(processor: Any, controls: Mapping[str, int], ids: Sequence[int]) -> str:  # noqa: ANN401 - ships no types

@@ -157,11 +157,6 @@ def test_gigatoken_reads_any_text_as_sentencepiece_does(both, text):
     assert encoded(fast, [text]) == [processor.encode(text)]
 
 
-def test_a_folder_with_one_sentencepiece_model_will_do(model, tmp_path):
-    shutil.copy(model, tmp_path)
-    assert described(load(tmp_path)) == described(load(model))
-
-
 def refusal(model, **settings):
     with pytest.raises(InputError) as refused:
         load(model, **settings)
@@ -172,34 +167,6 @@ def test_a_missing_file_is_named(tmp_path):
     assert refusal(tmp_path / "tokenizer.json").endswith(
         f"no file or folder '{tmp_path}/tokenizer.json'; check the path"
     )
-
-
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    assert f"{tmp_path} holds neither a tokenizer.json nor exactly one .model file" in refusal(tmp_path)
-
-
-def test_a_folder_with_two_models_is_refused(model, tmp_path):
-    shutil.copy(model, tmp_path / "one.model")
-    shutil.copy(model, tmp_path / "two.model")
-    assert "exactly one .model file" in refusal(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "complaint"),
-    [
-        ("tokenizer.json", b"{", "is not a tokenizer.json"),
-        ("tokenizer.json", b"[]", "is not a tokenizer.json"),
-        ("tokenizer.json", b'{"model": {"type": "BPE"}}', "is not a tokenizer.json"),
-        ("tokenizer.json", b'{"model": {"vocab": {}}}', "has an empty vocabulary"),
-        ("tokenizer.model", b"no model at all", "is not a SentencePiece model"),
-        ("tokenizer.txt", b"words", "is neither a tokenizer.json nor a SentencePiece .model"),
-    ],
-)
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, name, content, complaint):
-    (tmp_path / name).write_bytes(content)
-    message = refusal(tmp_path / name)
-    assert complaint in message
-    assert str(tmp_path / name) in message
 
 
 def test_a_definition_that_hugging_face_cannot_read_is_refused(tmp_path):

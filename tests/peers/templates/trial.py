@@ -96,7 +96,7 @@ class Trial:
         whole = {**definition, "added_tokens": added}
         definition, config = Definition.of(orjson.dumps(whole)), {"bos_token": bos, "eos_token": eos}
         self.vocabulary: Vocabulary = huggingface_vocabulary(
-            definition, config, definition.facts(config), huggingface_fingerprint(definition.content)
+            definition, config, definition.facts(config), huggingface_fingerprint(definition)
         )
         self.tokenizer = Tokenizer.from_str(json.dumps(whole))
         self.pattern = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))

@@ -1,0 +1,183 @@
+"""Added tokens, and the texts around them that engines and the reference may match differently.
+
+Hugging Face `tokenizers` finds added tokens in three steps: those that are not `normalized`, in the text as it is; then, in what is
+left, the others, in normalized text; each step takes the leftmost token, of those the longest. A token that strips takes the
+whitespace beside it. A match that is rejected (a special token where control strings are text, or a `single_word` within a word)
+still hides the tokens that overlap it. Engines take fewer steps. Their ids equal the reference's unless two tokens compete
+for the same characters:
+
+*   a token that strips whitespace, if whitespace itself begins or ends an added token;
+*   two tokens that overlap, if one of them can be rejected, or only one of them is normalized.
+
+Such texts are `tangles`: documents that contain one are encoded by the reference. All else is tried by the gate (`neighbors`).
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from string import ascii_letters
+from typing import Any
+
+SPACES = "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f\x85\u00a0\u1680\u2000\u2007\u2028\u2029\u202f\u205f\u3000\u2581"
+"""Characters that some libraries strip; the last is SentencePiece's own space."""
+
+RUNS = [
+    *(space * count for space in " \t\n" for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 23, 24, 25, 31, 32)),
+    *("\t  ", "  \t", " \n", "\n ", "\r\n", "\n\n  ", "    \n", "\n\t", " \t \t ", "\u00a0 ", " \u3000", "\u2028\n"),
+    *SPACES,
+    "",
+]
+"""Whitespace beside an added token."""
+
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+TRIED = 24
+"""Added tokens of each kind that are tried beside whitespace and each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """An added token of a tokenizer.json, with its flags."""
+
+    content: str
+    special: bool = False
+    normalized: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+    @classmethod
+    def of(cls, token: Mapping[str, Any]) -> "Added":
+        """The token, as a tokenizer.json writes it."""
+        return cls(token["content"], **{name: bool(token.get(name)) for name in FLAGS})
+
+    @property
+    def flags(self) -> tuple[bool, ...]:
+        """What decides how it is matched."""
+        return (self.special, self.normalized, self.lstrip, self.rstrip, self.single_word)
+
+    @property
+    def is_spaced(self) -> bool:
+        """Whether whitespace begins or ends it."""
+        return bool(self.content) and not {self.content[0], self.content[-1]}.isdisjoint(f" {SPACES}")
+
+
+@dataclass(frozen=True, slots=True)
+class AddedTokens:
+    """The added tokens of a tokenizer; `normalizes` says whether it changes text before it looks for normalized ones."""
+
+    tokens: Sequence[Added] = ()
+    normalizes: bool = False
+
+    def tangles(self, *, literal: bool) -> list[str]:
+        """Texts for whose documents no engine is trusted. With `literal`, special tokens are text.
+
+        Raises ValueError if they cannot be found, because the tokenizer changes text first.
+        """
+        found = [*self._stripping(literal), *self._competing(literal)]
+        if self.normalizes and any(token.normalized for _, tokens in found for token in tokens):
+            raise ValueError(
+                "isn't trusted with added tokens that compete for whitespace or characters in normalized text"
+            )
+        texts = sorted({text for text, _ in found}, key=lambda text: (len(text), text))
+        return [text for number, text in enumerate(texts) if not any(other in text for other in texts[:number])]
+
+    def changes_identity(self) -> bool:
+        """Whether ids of data with earlier fingerprints may be wrong."""
+        return any(self._stripping(literal=False)) or any(self._competing(literal=True))
+
+    def _stripping(self, literal: bool) -> Iterator[tuple[str, tuple[Added, ...]]]:
+        if any(token.is_spaced for token in self.tokens):
+            stripping = (token for token in self.tokens if token.lstrip or token.rstrip)
+            yield from ((token.content, (token,)) for token in stripping if not (literal and token.special))
+
+    def _competing(self, literal: bool) -> Iterator[tuple[str, tuple[Added, ...]]]:
+        """Texts that two overlapping tokens write together."""
+        for one, other, text in overlaps(self.tokens):
+            rejected = any(token.single_word or (literal and token.special) for token in (one, other))
+            if rejected or one.normalized != other.normalized:
+                yield text, (one, other)
+
+    def stripping(self) -> list[str]:
+        """A token of each kind that looks at the characters beside it, of those that are no tangles."""
+        spaced = any(token.is_spaced for token in self.tokens)
+        looking: dict[tuple[bool, ...], str] = {}
+        for token in reversed(self.tokens):
+            strips = token.lstrip or token.rstrip
+            if (strips and not spaced) or (token.single_word and not strips):
+                looking[token.flags] = token.content
+        return list(looking.values())
+
+    def neighbors(self) -> list[str]:
+        """Texts for the gate: a few tokens of each kind beside whitespace, beside each other, and overlapping.
+
+        Between them stand letters of no added token: a text with a tangle would be the reference's, and show nothing.
+        """
+        kinds: dict[tuple[bool, ...], list[Added]] = {}
+        for token in self.tokens:
+            kinds.setdefault((*token.flags, token.is_spaced), []).append(token)
+        tried = [
+            token.content
+            for tokens in kinds.values()
+            for token in (*tokens[: TRIED // 2], *tokens[TRIED // 2 :][-TRIED // 2 :])
+        ]
+        flagged = [token.content for token in self.tokens if token.lstrip or token.rstrip or token.single_word]
+        spaced = [token.content for token in self.tokens if token.is_spaced][:TRIED]
+        few = list(dict.fromkeys([*flagged[:TRIED], *(tokens[0].content for tokens in kinds.values())]))
+        known = "".join(token.content for token in self.tokens)
+        a, b = [*(letter for letter in ascii_letters if letter not in known), "a", "b"][:2]
+        return [
+            *(f"{a}{run}{token}{run}{b}{token}{run}{token}" for token in few for run in (*RUNS, *spaced)),
+            *(f"{a}{one}{other} {one} {other}\n{one}" for one in few for other in tried),
+            *(f"{a} {text} {b}{text}" for _, _, text in itertools.islice(overlaps(self.tokens), TRIED * TRIED)),
+        ]
+
+
+def overlaps(tokens: Sequence[Added]) -> Iterator[tuple[Added, Added, str]]:
+    """Pairs of tokens that share characters, with the text that both write together: one ends as the other begins, or holds it."""
+    beginnings: dict[str, list[Added]] = {}
+    for token in tokens:
+        for end in range(1, len(token.content) + 1):
+            beginnings.setdefault(token.content[:end], []).append(token)
+    whole = {token.content: token for token in tokens}
+    for one in tokens:
+        text = one.content
+        for start in range(len(text)):
+            for other in beginnings.get(text[start:], ()):
+                if other is not one or start:
+                    yield one, other, text + other.content[len(text) - start :]
+            for end in range(start + 1, len(text)):
+                if text[start:end] in whole:
+                    yield one, whole[text[start:end]], text
+
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Keys of a configuration that name special tokens, in the order in which transformers adds them."""
+
+
+def folder_tokens(config: Mapping[str, Any], ids: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The added tokens that transformers' `AutoTokenizer` makes of a folder without a tokenizer.json, as such a file lists them.
+
+    `config` is its configuration, `ids` the vocabulary: tokens of the vocabulary keep their ids, the others follow in order.
+    """
+    listed = config.get("added_tokens_decoder") or {}
+    more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    special = [*(config.get(key) for key in NAMED), *(more.values() if isinstance(more, dict) else more)]
+    tokens: dict[str, dict[str, Any]] = {}
+    for token, is_special in [
+        *((listed[key], False) for key in sorted(listed, key=int)),
+        *((each, True) for each in special),
+    ]:
+        if token:
+            flags: dict[str, Any] = token if isinstance(token, dict) else {"content": token}
+            written = tokens.setdefault(flags["content"], {**dict.fromkeys(FLAGS, False), **flags})
+            written["special"] = written["special"] or is_special
+    numbers = itertools.count(1 + max(ids.values()))
+    return [
+        {
+            "id": ids[name] if name in ids else next(numbers),
+            "content": name,
+            **{flag: bool(token[flag]) for flag in FLAGS},
+        }
+        for name, token in tokens.items()
+    ]

