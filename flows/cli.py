@@ -83,6 +83,9 @@ def nightly(
 def doctor(
     output_dir: Annotated[str, Parameter(help="Folder that outputs would be written to.")] = ".",
     *,
+    tokenizer: Annotated[
+        str | None, Parameter(help="A tokenizer: compare its ids with those of transformers' AutoTokenizer.")
+    ] = None,
     format: Format = "table",  # noqa: A002 - the name of the option
 ) -> None:
     """Check what this environment has for tokenmill, and say what is missing, what needs it, and what to do."""
@@ -90,7 +93,7 @@ def doctor(
 
     from .direct import server_address
 
-    checks = examine(output_dir, server_address())
+    checks = examine(output_dir, server_address(), tokenizer)
     if format == "json":
         print_json(doctor_record(checks))
     else:

@@ -97,22 +97,28 @@ def mix(
 def compare_tokenizers(
     blend: BlendPath,
     *tokenizers: Annotated[
-        str, Parameter(help="Hub ids, folders, tokenizer.json, SentencePiece .model, or names of tiktoken encodings.")
+        str, Parameter(help="Hub ids, folders, files of tokenizers, or names of tiktoken encodings.")
     ],
     sample: Annotated[int, Parameter(help="Leading rows of each data set.", validator=Number(gte=1))] = 1_000,
     html: Annotated[str | None, Parameter(help="Also write a page with bars to this path.")] = None,
     format: Format = "table",  # noqa: A002 - the name of the option
 ) -> None:
     """Compare tokenizers on a blend: tokens per byte, character and word, byte fallback, long tokens, speed."""
-    from tokenmill.tasks.report.tokenizers import compared, comparison_record, print_comparison, publish_comparison
+    from tokenmill.tasks.report.tokenizers import (
+        autotokenizers,
+        compared,
+        comparison_record,
+        print_comparison,
+        publish_comparison,
+    )
 
-    found = compared(preparation("pretrain").read_blend(blend), tokenizers, sample)
+    found, checks = compared(preparation("pretrain").read_blend(blend), tokenizers, sample), autotokenizers(tokenizers)
     if html is not None:
         terminal.print(f"written to {publish_comparison(found, html).path}", markup=False)
     if format == "json":
-        print_json(comparison_record(found))
+        print_json(comparison_record(found, checks))
     else:
-        print_comparison(found, Console(), tables=format == "table")
+        print_comparison(found, Console(), tables=format == "table", checks=checks)
 
 
 def preparation_command(name: str) -> Callable[..., dict[str, Any]]:

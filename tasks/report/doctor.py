@@ -22,6 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from tokenmill.tasks.storage import absolute, is_local
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+
+from .autotokenizer import check_autotokenizer
 
 State = Literal["ok", "missing", "broken"]
 
@@ -59,8 +63,11 @@ class Check:
     remedy: str = ""
 
 
-def examine(place: str, server: str | None) -> list[Check]:
-    """Check everything. Outputs would go to `place`; `server` is the URL of the configured Prefect server, None without one."""
+def examine(place: str, server: str | None, tokenizer: str | None = None) -> list[Check]:
+    """Check everything. Outputs would go to `place`; `server` is the URL of the configured Prefect server, None without one.
+
+    Raises InputError for a `tokenizer` that can't be found.
+    """
     return [
         _python(),
         _memory(),
@@ -70,6 +77,7 @@ def examine(place: str, server: str | None) -> list[Check]:
         _hub_token(),
         _cuda(),
         *_packages(),
+        *([_tokenizer(tokenizer)] if tokenizer else []),
     ]
 
 
@@ -144,6 +152,18 @@ def _packages() -> Iterator[Check]:
             yield Check(name, "ok", version(name), needed)
         except PackageNotFoundError:
             yield Check(name, "missing", "not installed", needed, f"pip install -c constraints.txt '.[{extra}]'")
+
+
+def _tokenizer(model: str) -> Check:
+    found = check_autotokenizer(model, None, find_vocabulary(TokenizerSource(model=model)))
+    state: State = "missing" if found.not_compared else "broken" if found.differences else "ok"
+    remedy = {
+        "ok": "",
+        "missing": "compare it where transformers can load it",
+        "broken": "data are prepared with the ids of its own files; train and serve with a transformers that reads them alike, or "
+        "save what AutoTokenizer makes of it with save_pretrained, and prepare the data with that folder",
+    }[state]
+    return Check("tokenizer", state, found.line, "trainers and vLLM, which load it by AutoTokenizer", remedy)
 
 
 def print_checks(checks: Sequence[Check], console: Console) -> None:

@@ -40,6 +40,7 @@ from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
+from .autotokenizer import AutoTokenizerCheck, check_autotokenizer
 from .columns import print_columns
 from .figures import Part, Picture, Table, Text, bars
 from .style import document
@@ -174,7 +175,13 @@ FIGURES = (
 )  # fmt: skip
 
 
-def comparison_record(samples: Sequence[Sample]) -> dict[str, Any]:
+def autotokenizers(models: Sequence[str]) -> dict[str, AutoTokenizerCheck]:
+    """Whether transformers' `AutoTokenizer` gives the same ids, by the short name of each tokenizer."""
+    found = (check_autotokenizer(model, None, find_vocabulary(TokenizerSource(model=model))) for model in models)
+    return dict(zip(_short(models), found, strict=True))
+
+
+def comparison_record(samples: Sequence[Sample], checks: Mapping[str, AutoTokenizerCheck]) -> dict[str, Any]:
     """The comparison as a JSON line."""
     return {
         "compare-tokenizers": {
@@ -182,6 +189,7 @@ def comparison_record(samples: Sequence[Sample]) -> dict[str, Any]:
             "long_bytes": LONG_BYTES,
             "datasets": {each.name: _record(each) for each in samples},
             "languages": {each.name: _record(each) for each in by_language(samples)},
+            "autotokenizer": {name: asdict(check) for name, check in checks.items()},
         }
     }
 
@@ -199,13 +207,15 @@ def _record(sample: Sample) -> dict[str, Any]:
 WORDS = {"data set", "languages", "tokenizer"}
 
 
-def print_comparison(samples: Sequence[Sample], console: Console, *, tables: bool) -> None:
-    """Print a row for each data set and tokenizer, and for each language that the blend states."""
+def print_comparison(
+    samples: Sequence[Sample], console: Console, *, tables: bool, checks: Mapping[str, AutoTokenizerCheck]
+) -> None:
+    """Print a row for each data set and tokenizer, and for each language that the blend states, then how AutoTokenizer differs."""
     for table in _tables(samples):
         print_columns(
             console, table.caption, table.columns, [list(map(str, row)) for row in table.rows], WORDS, tables=tables
         )
-    for line in _notes(samples):
+    for line in [*_notes(samples), *(f"{name}: {check.line}" for name, check in checks.items())]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -89,7 +89,7 @@ def test_data_sets_that_state_the_same_languages_are_added_up(samples):
 
 
 def test_the_record_has_counts_and_what_follows_from_them(samples):
-    record = comparison_record(samples)["compare-tokenizers"]
+    record = comparison_record(samples, {})["compare-tokenizers"]
     german = record["datasets"]["german"]
     text = "".join(GERMAN)
     assert (german["size"], german["characters"], german["words"]) == (len(text.encode()), len(text), 10)
@@ -131,7 +131,7 @@ def test_the_command_prints_each_form_and_writes_the_page(blend, models, folder,
 def test_a_table_too_wide_for_the_terminal_is_lines(samples):
     shown = {width: io.StringIO() for width in (80, 120)}
     for width, out in shown.items():
-        print_comparison(samples, Console(file=out, width=width), tables=True)
+        print_comparison(samples, Console(file=out, width=width), tables=True, checks={})
     assert "data set english, tokenizer small, tokens" in shown[80].getvalue()
     assert re.search(r"^ english +small .* \d+ $", shown[120].getvalue(), re.MULTILINE)
 

@@ -1,0 +1,91 @@
+"""Where transformers' `AutoTokenizer` gives other ids than a preparation: trainers and vLLM load a tokenizer by it.
+
+transformers 5 makes some tokenizers anew instead of reading their tokenizer.json, with other splitting, prefixes or added tokens. So a
+fixed set of telling texts, with the tokenizer's own control tokens, is encoded both ways.
+"""
+
+import contextlib
+import io
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tiktoken.registry
+from tokenmill.tasks.tokenize.gate import NASTY
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
+
+CONTROLS_TRIED = 20
+
+SHOWN = 3
+"""Texts that are shown of those that differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutoTokenizerCheck:
+    """What `AutoTokenizer` makes of a tokenizer: how many texts were tried, how it differs, and why it wasn't compared."""
+
+    texts: int
+    differences: Sequence[str]
+    not_compared: str | None = None
+
+    @property
+    def line(self) -> str:
+        """The outcome in a sentence."""
+        if self.not_compared:
+            return f"not compared: {self.not_compared}"
+        if not self.differences:
+            return f"AutoTokenizer gives the same ids for {self.texts} telling texts"
+        return "; ".join(self.differences)
+
+
+def check_autotokenizer(model: str, revision: str | None, vocabulary: Vocabulary) -> AutoTokenizerCheck:
+    """Compare the tokenizer `model`, already loaded as `vocabulary`, with what `AutoTokenizer` makes of it."""
+    path = Path(model).expanduser()
+    place = str(path.parent if path.is_file() else path if path.is_dir() else model)
+    if model in tiktoken.registry.list_encoding_names():
+        return AutoTokenizerCheck(0, [], f"{model} is an encoding of tiktoken's, which AutoTokenizer doesn't load")
+    try:
+        auto = _autotokenizer(place, revision)
+    except ImportError:
+        return AutoTokenizerCheck(0, [], "transformers isn't installed: pip install 'transformers>=4.57'")
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RuntimeError,
+    ) as error:  # transformers raises any of them
+        reason = str(error).strip().partition("\n")[0][:200]
+        return AutoTokenizerCheck(0, [f"AutoTokenizer can't load {place}: {reason}"])
+    return AutoTokenizerCheck(len(telling_texts(vocabulary)), _differences(auto, vocabulary))
+
+
+def _autotokenizer(place: str, revision: str | None) -> Any:  # noqa: ANN401 - any class of transformers
+    from transformers import AutoTokenizer  # takes seconds, and is an extra
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    with contextlib.redirect_stderr(io.StringIO()):
+        return AutoTokenizer.from_pretrained(place, revision=revision or "main", trust_remote_code=False)
+
+
+def telling_texts(vocabulary: Vocabulary) -> list[str]:
+    """Texts on which tokenizers differ, and the first control tokens of this one beside words and blanks."""
+    controls = list(vocabulary.controls)[:CONTROLS_TRIED]
+    return [text for text in NASTY if text] + [f"a {control} b{control}" for control in controls]
+
+
+def _differences(auto: Any, vocabulary: Vocabulary) -> list[str]:  # noqa: ANN401
+    names = (("EOS", vocabulary.eos, auto.eos_token_id), ("BOS", vocabulary.bos, auto.bos_token_id))
+    found = [f"{name} is {own}, AutoTokenizer's {other}" for name, own, other in names if own != other]
+    texts = telling_texts(vocabulary)
+    encoded = vocabulary.reference(False).encode(pa.array(texts, pa.large_string()))
+    own = [ids.tolist() for ids in np.split(encoded.ids, encoded.offsets[1:-1])]
+    others = [auto.encode(text, add_special_tokens=False) for text in texts]
+    wrong = [(text, one, other) for text, one, other in zip(texts, own, others, strict=True) if one != other]
+    shown = [f"{text[:40]!r} gives {one[:8]}, AutoTokenizer {other[:8]}" for text, one, other in wrong[:SHOWN]]
+    return [*found, *([f"{len(wrong)} of {len(texts)} texts get other ids", *shown] if wrong else [])]
