@@ -27,7 +27,7 @@ from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 from .controls import Controls
 from .conversation import Conversation, Rejected
 from .encoding import Batch, Piece, Sequences
-from .loss import LossPolicy, completions
+from .loss import LossPolicy, completions, ended
 from .probes import PROBES, TemplateProfile, is_reply, profile_template
 from .sequences import Pieces, Renderer, SplitTurns
 from .template import ChatTemplate, compiled
@@ -149,6 +149,7 @@ def _require_prompted(renderer: Renderer) -> None:
         rendering = renderer.template.render(probe.messages, probe.tools)
         if isinstance(rendering, Rejected) or any(kind == "generated" for _, _, (_, kind) in rendering.spans):
             continue
+        rendering = ended(rendering, probe.messages, renderer.openings)
         learned = renderer.policy.learned(probe.messages)
         found = completions(rendering, probe.messages, learned, renderer.openings, renderer.controls)
         starts = {} if isinstance(found, Rejected) else {number: each.start for number, each in found.items()}

@@ -41,13 +41,16 @@ Reason = Literal[
 
 
 class Arguments(dict[str, Any]):
-    """The arguments of a tool call; `text` is their JSON, the source's own if it gave a string."""
+    """The arguments of a tool call; `text` is their JSON, the source's own if it gave a string. In a rendering, `message` is the
+    number of the message; else -1.
+    """
 
-    __slots__ = ("text",)
+    __slots__ = ("message", "text")
 
-    def __init__(self, values: dict[str, Any], text: str) -> None:
+    def __init__(self, values: dict[str, Any], text: str, message: int = -1) -> None:
         super().__init__(values)
         self.text = text
+        self.message = message
 
 
 class Function(TypedDict):

@@ -22,7 +22,7 @@ from jinja2.utils import pass_environment
 from tokenmill.tasks.sources.exact_json import with_placeholders
 
 from .conversation import Arguments
-from .traced import ToolCallRecord, Traced, joined
+from .traced import Traced, caller, joined
 
 MOST_STEPS = 1_000_000
 MOST_SECONDS = 20.0
@@ -168,10 +168,8 @@ def tojson(
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     plain, restored = with_placeholders(value)
     text = restored(encoder.encode(plain) if indent is None else _indented(encoder, plain, indent))
-    calls = value if isinstance(value, list) else [value]
-    if calls and isinstance(calls[0], ToolCallRecord):
-        return Traced(text, ((0, len(text), (calls[0].message, "call")),))
-    return text
+    origin = caller(value)
+    return text if origin is None else Traced(text, ((0, len(text), origin),))
 
 
 def _indented(encoder: json.JSONEncoder, value: Any, indent: int) -> str:  # noqa: ANN401 - same

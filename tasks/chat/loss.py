@@ -13,6 +13,7 @@ no end of turn; then the control token of the next header ends it.
 Template text is trained on only if probes showed that it follows a generation prompt (`Openings`).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -107,13 +108,15 @@ class Openings:
 
     `prompts` are the generation prompts, those of the template's own variables first, long ones first. `unprompted` are
     roles whose messages are followed by none. `leads` are texts seen between a prompt and the message. `ends_in_next`:
-    answers have no end token; the first token of what follows ends them. `inline`: how thinking inside of contents is read.
+    answers have no end token; the first token of what follows ends them: these tokens, after an answer and after calls. `stops`
+    are the tokens that end the last answer of a conversation. `inline`: how thinking inside of contents is read.
     """
 
     prompts: tuple[str, ...]
     unprompted: frozenset[str] = frozenset()
     leads: frozenset[str] = frozenset({""})
-    ends_in_next: bool = False
+    ends_in_next: tuple[str, ...] = ()
+    stops: frozenset[str] = frozenset()
     inline: Inline = "content"
 
     def prompts_after(self, before: Sequence[Message]) -> tuple[str, ...]:
@@ -181,11 +184,23 @@ def completions(
             return Rejected(*_unprompted(number, messages[number], rendering))
         if _mixed(rendering.text, start, written):
             return Rejected("parts_mixed", f"message {number + 1} has its content between its tool calls")
+        if _goes_on(rendering.text[slice(*end)], messages[number], written, openings, controls):
+            end = (end[0], end[0])
         completion = _completion(rendering.text, start, end, written, controls)
         if "reasoning_content" not in messages[number]:
             completion = _without_reasoning(rendering.text, completion)
         found[number] = completion
     return found
+
+
+def ended(rendering: Rendering, messages: Sequence[Message], openings: Openings) -> Rendering:
+    """The rendering, with the token that would follow it if nothing else ends its last answer."""
+    last = len(messages) - 1
+    stop = rendering.extents.get(last, (0, 0))[1]
+    if not openings.ends_in_next or messages[last]["role"] != "assistant" or stop != len(rendering.text):
+        return rendering
+    answer, calls = openings.ends_in_next
+    return replace(rendering, text=rendering.text + (calls if messages[last].get("tool_calls") else answer))
 
 
 def _end(rendering: Rendering, number: int, written: Parts, openings: Openings, controls: Controls) -> Range | None:
@@ -200,9 +215,16 @@ def _end(rendering: Rendering, number: int, written: Parts, openings: Openings, 
         return (found[0], stop) if found else (last, stop) if text[last:stop].strip() else None
     if openings.ends_in_next:
         following = controls.pattern.match(text, stop)
-        return (stop, following.end()) if following else (stop, stop) if stop == len(text) else None
+        return (stop, following.end()) if following else None
     found = controls.last(text, last, stop)
     return found or ((last, stop) if text[last:stop].strip() else None)
+
+
+def _goes_on(ending: str, message: Message, written: Parts, openings: Openings, controls: Controls) -> bool:
+    """Whether an answer within the history ends with a token that the model would not write: its last answer never does."""
+    if written.generated or message.get("tool_calls") or not openings.stops or openings.ends_in_next:
+        return False
+    return ending in controls.ids and ending not in openings.stops
 
 
 def parts_of(rendering: Rendering, learned: Sequence[int]) -> dict[int, Parts]:
@@ -222,10 +244,10 @@ def parts_of(rendering: Rendering, learned: Sequence[int]) -> dict[int, Parts]:
             current.reasoning = _enclosing(current.reasoning, (start, stop))
         elif kind in {"content", "reasoning", "result"}:
             current.of_others = current.of_others or start < stop
-        elif kind == "call" or (kind == "end" and current.call and start < end):
+        elif (kind == "call" and number == turn) or (kind == "end" and current.call and start < end):
             first, last = current.call or (start, stop)
             current.call = min(first, start), max(last, stop)
-        elif kind != "end":
+        elif kind in {"generated", "end_generated"}:
             current.gap = current.gap or (kind == "generated" and (current.generated or (0, start))[1] < start)
             current.generated = _enclosing(current.generated, (start, stop))
     return parts
@@ -253,11 +275,20 @@ def _left_out(
     in_part = CLOSE in content and written.characters < len(content)
     if content and (written.characters == 0 or in_part):
         return "content_left_out", f"the chat template does not write the content of message {number + 1} as it is"
-    if message.get("tool_calls") and written.call is None:
+    if message.get("tool_calls") and (written.call is None or _lacks_calls(number, message, rendering)):
         return "tool_calls_left_out", f"the chat template does not write the tool calls of message {number + 1}"
     if written.of_others and not written.generated:
         return "messages_mixed", f"the chat template writes the text of another message into message {number + 1}"
     return None
+
+
+def _lacks_calls(number: int, message: Message, rendering: Rendering) -> bool:
+    """Whether a template wrote fewer calls than a message has."""
+    names = Counter(call["function"]["name"] for call in message.get("tool_calls", ()))
+    if names.total() < 2:  # noqa: PLR2004 - a single call is written or is not
+        return False
+    written = "\0".join(rendering.text[start:stop] for start, stop, of in rendering.spans if of == (number, "call"))
+    return any(written.count(name) < count for name, count in names.items())
 
 
 def _not_generated(number: int, written: Parts) -> tuple[str, str] | None:

@@ -243,8 +243,10 @@ def _openings(template: ChatTemplate, answers: Sequence[_Answer], controls: Cont
     unprompted = frozenset(answer.role_before for answer in answers if answer.opening == "")
     ordered = [prompt for _, prompt in sorted(prompts, key=lambda each: (each[0], -len(each[1]), each[1]))]
     outside = _ends_in_next(template, controls)
-    leads = frozenset(lead for answer in answers for lead in _leads(answer, controls, outside=outside))
-    return Openings(tuple(dict.fromkeys(ordered)), unprompted, leads | {""}, outside, inline)
+    leads = frozenset(lead for answer in answers for lead in _leads(answer, controls, outside=bool(outside)))
+    return Openings(
+        tuple(dict.fromkeys(ordered)), unprompted, leads | {""}, outside, _stops(template, controls), inline
+    )
 
 
 def _leads(answer: _Answer, controls: Controls, *, outside: bool) -> Iterator[str]:
@@ -258,12 +260,26 @@ def _leads(answer: _Answer, controls: Controls, *, outside: bool) -> Iterator[st
     yield rendering.text[start : parts_of(rendering, [number])[number].begin(start, ending)]
 
 
-def _ends_in_next(template: ChatTemplate, controls: Controls) -> bool:
-    """Whether an answer has no end token and ends with the first token of the following text."""
+def _ends_in_next(template: ChatTemplate, controls: Controls) -> tuple[str, ...]:
+    """The tokens that follow an answer, and calls, if an answer has no end token; else none."""
     rendering = template.render(PROBES["several turns"].messages, [])
     if not isinstance(rendering, Rendering) or not controls.ids or 1 not in rendering.extents:
-        return False
+        return ()
     content, stop = parts_of(rendering, [1])[1].content, rendering.extents[1][1]
-    if content is None or content[1] != stop:
-        return False
-    return controls.pattern.match(rendering.text, stop) is not None
+    following = controls.pattern.match(rendering.text, stop)
+    if content is None or content[1] != stop or following is None:
+        return ()
+    calling = template.render(PROBES["a tool call"].messages, PROBES["a tool call"].tools)
+    place = calling.extents.get(1, (0, 0))[1] if isinstance(calling, Rendering) else 0
+    called = controls.pattern.match(calling.text, place) if isinstance(calling, Rendering) else None
+    return following.group(), (called or following).group()
+
+
+def _stops(template: ChatTemplate, controls: Controls) -> frozenset[str]:
+    """The control tokens behind the last answer of a conversation."""
+    rendering = template.render(PROBES["one turn"].messages, [])
+    if not isinstance(rendering, Rendering) or 1 not in rendering.extents:
+        return frozenset()
+    written = parts_of(rendering, [1])[1].content
+    stop = rendering.extents[1][1]
+    return frozenset(controls.pattern.findall(rendering.text[written[1] if written else stop : stop]))

@@ -16,7 +16,7 @@ from typing import Literal
 from .controls import Controls, escape_controls, unused_noncharacter
 from .conversation import Conversation, Message, Range, Rejected
 from .encoding import ROLE_NUMBERS, Passage, Piece, connected, cut
-from .loss import Completion, LossPolicy, Openings, completions
+from .loss import Completion, LossPolicy, Openings, completions, ended
 from .template import ChatTemplate, Rendering
 from .thinking import CLOSE, OPEN, Inline, has_tag
 
@@ -139,6 +139,7 @@ class Renderer:
         rendering = self.template.render(messages, conversation.tools)
         if isinstance(rendering, Rejected):
             return rendering
+        rendering = ended(rendering, messages, self.openings)
         learned = [number for number in self.policy.learned(messages) if number >= first_learned]
         found = completions(rendering, messages, learned, self.openings, self.controls)
         if isinstance(found, Rejected):

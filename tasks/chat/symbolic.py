@@ -26,7 +26,7 @@ from .conversation import Arguments, Message
 from .filters import MOST_STEPS, text_of, tojson
 from .sandbox import LOCAL_VARIABLES, RECORDS, Sandbox
 from .template import ChatTemplate
-from .traced import Origin, Span, ToolCallRecord, Traced, joined, records
+from .traced import Origin, Span, Traced, caller, joined, records
 
 FIRST, LAST = "\ue000", "\ue001"
 """The ends of stand-ins, from a private use area of Unicode. A template that contains them is not run on symbols."""
@@ -408,7 +408,7 @@ class SymbolicSandbox(Sandbox):
                 return tojson(value, ensure_ascii, **options)
             if ensure_ascii:
                 _unprovable("JSON in ASCII")
-            return _json(tojson(plain, **options), symbols, _caller(value))
+            return _json(tojson(plain, **options), symbols, caller(value))
 
         own = {"tojson": symbolic_json, "join": _join, "__written__": lambda values: together(map(_text, values))}
         kept = {name for name in self.filters if name.startswith("__")} | own.keys()
@@ -448,12 +448,6 @@ class SymbolicSandbox(Sandbox):
         if isinstance(obj, Symbol) or isinstance(argument, Symbol):
             _unprovable("an item of a content, or one that a content names")
         return super().getitem(obj, argument)
-
-
-def _caller(value: Any) -> Origin | None:  # noqa: ANN401 - any JSON
-    """The origin of JSON of tool calls."""
-    first = value[0] if isinstance(value, list) and value else value
-    return (first.message, "call") if isinstance(first, ToolCallRecord) else None
 
 
 def _json(text: str, symbols: Sequence[Symbol], origin: Origin | None) -> str | Symbol:
@@ -528,7 +522,7 @@ class SymbolicTemplate(ChatTemplate):
             origin = value.spans[0][2] if found and isinstance(value, Traced) else None
             return Symbol((Hole(int(found[1]), (), origin),), self.tags) if found else value
         if isinstance(value, Arguments):
-            made = Arguments({key: self._symbolic(inner) for key, inner in value.items()}, "")
+            made = Arguments({key: self._symbolic(inner) for key, inner in value.items()}, "", value.message)
             made.text = self._symbolic(value.text)
             return made
         if isinstance(value, dict):

@@ -9,11 +9,11 @@ Templates get messages and tool calls as dicts that carry their number. An assis
 instead of None, because templates that print contents would print `None`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Literal, Self, SupportsIndex
+from typing import Any, Literal, Self, SupportsIndex, cast
 
-from .conversation import Message
+from .conversation import Arguments, Message, ToolCall
 
 Kind = Literal["content", "reasoning", "call", "result", "message", "loop", "end", "generated", "end_generated"]
 
@@ -165,7 +165,24 @@ def _record(number: int, message: Message) -> MessageRecord:
     return record
 
 
-def _call(number: int, call: Mapping[str, Any]) -> ToolCallRecord:
-    record = ToolCallRecord(call)
+def _call(number: int, call: ToolCall) -> ToolCallRecord:
+    """A call whose name and arguments keep their origin, however a template comes to them."""
+    record, function = ToolCallRecord(call), call["function"]
     record.message = number
+    name, arguments = _called(function["name"], number), function["arguments"]
+    traced = Arguments(arguments, _called(arguments.text, number), number)
+    record["function"] = {**function, "name": name, "arguments": traced}
     return record
+
+
+def _called(text: str, number: int) -> Traced:
+    return Traced(text, ((0, len(text), (number, "call")),))
+
+
+def caller(value: object) -> Origin | None:
+    """The origin of the JSON of a value: of calls, or of a name or the arguments of one."""
+    first = cast("list[object]", value)[0] if isinstance(value, list) and value else value
+    if isinstance(first, (ToolCallRecord, Arguments)):
+        return (first.message, "call") if first.message >= 0 else None
+    origin = first.spans[0][2] if isinstance(first, Traced) and first.spans else None
+    return origin if origin is not None and origin[1] == "call" else None

@@ -402,7 +402,9 @@ def test_generation_tags_behind_the_loop(marked):
 
 def test_a_turn_that_the_next_header_ends(marked):
     found = marked(NEXT_ENDS, [user("q"), says("yes"), user("r"), says("no")])
-    assert found == ("<|im_start|>user\nq<|im_start|>assistant\n«yes<|im_start|>»user\nr<|im_start|>assistant\n«no»")
+    assert found == (
+        "<|im_start|>user\nq<|im_start|>assistant\n«yes<|im_start|>»user\nr<|im_start|>assistant\n«no<|im_start|>»"
+    )
 
 
 def test_empty_reasoning_behind_the_prompt_is_a_policy(marked):

@@ -174,7 +174,7 @@ def test_calls_are_known_by_their_loop_or_by_their_json():
         "{% for m in messages %}<m>{% for c in m.tool_calls %}<c>{{ c.function.name }}</c>{% endfor %}</m>{% endfor %}",
         message,
     )
-    assert [first for first, _, (_, kind) in loop.spans if kind == "call"] == [3, 11]
+    assert [first for first, _, (_, kind) in loop.spans if kind == "call"] == [3, 6, 11, 14]
     text = render("{% for m in messages %}<m>{{ m.tool_calls | tojson }}</m>{% endfor %}", message)
     ((number, written),) = said(text, "call")
     assert (number, f"<m>{written}</m>") == (0, text.text)

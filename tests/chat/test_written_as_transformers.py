@@ -1,5 +1,6 @@
 """What a conversation is rendered to is what transformers renders of its row, or the row is counted."""
 
+import itertools
 import json
 import re
 from importlib.metadata import distribution
@@ -16,7 +17,7 @@ from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.pack.formats import ChatRows
 
 from tests.peers.templates.packages import Template
-from tests.peers.templates.trial import Trial, base
+from tests.peers.templates.trial import Trial, base, flags_of
 
 TRL = Path(str(distribution("trl").locate_file("trl/chat_templates")))
 TEMPLATES = {path.stem: path.read_text("utf-8") for path in sorted([*TRL.glob("*.jinja"), *BUNDLED.glob("*.jinja")])}
@@ -86,7 +87,8 @@ def test_inline_thinking(rows_of, name, title):
         thoughts, _, rest = content.removeprefix("<think>").partition("</think>")
         reasoning = {"reasoning_content": thoughts.strip()} if thoughts.strip() else {}
         answer = {"role": "assistant", "content": rest.lstrip(), **reasoning}
-    assert found == [reference.render([question, answer], None)]
+    stop = "<|user|>" if name == "glm4moe" else ""
+    assert found == [reference.render([question, answer], None) + stop]
     assert all(word in found[0] for word in re.findall(r"\w{3,}", content) if word != "think")
 
 
@@ -139,3 +141,43 @@ def test_variables_of_rows(rows_of, name, messages, kwargs, unread):
     given = {key: value for key, value in given.items() if value is not None}
     assert written(rows, row) == [reference.render(messages, None, **given)]
     assert rows.unread(rows.read(row)) == unread
+
+
+def trained(rows, row):
+    """The characters that are trained on, of each sequence."""
+    found, names = rows.sequences(rows.read(row)), {number: token for token, number in rows.maker.controls.ids.items()}
+    assert not isinstance(found, Rejected), found
+    given = [each.pieces() if isinstance(each, Filled) else each for each in found]
+    texts = [[names[piece.token] if piece.text is None else piece.text for piece in pieces] for pieces in given]
+    flags = [[flags_of(*pair) for pair in zip(*each, strict=True)] for each in zip(given, texts, strict=True)]
+    return [
+        "".join(char for char, flag in zip("".join(text), itertools.chain(*each), strict=True) if flag)
+        for text, each in zip(texts, flags, strict=True)
+    ]
+
+
+CALL = {**CALLS, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
+RESULT = {"role": "tool", "content": "R1", "name": "f"}
+LLAMA_CALL = '{"name": "f", "parameters": {"x": 1}}<|eot_id|>'
+RETURN, GPTOSS = "<|return|>", "<|channel|>final<|message|>A1"
+TRAINED = [
+    ("glm4moe", [U1, SAYS], "\n<think></think>\nA1<|user|>"),
+    ("glm4moe", [U1, THINKS, U1, THINKS], ["\n<think>WHY</think>\nA1<|user|>"] * 2),
+    ("glm4moe", [U1, CALL], "\n<think></think>\n<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call><|observation|>"),
+    ("llama3_1", [U1, CALL, RESULT, SAYS], LLAMA_CALL + "A1<|eot_id|>"),
+    ("llama3_2", [U1, CALL], LLAMA_CALL),
+    ("gptoss", [U1, SAYS, U1, SAYS], GPTOSS + GPTOSS + RETURN),
+    ("gptoss", [U1, CALL, RESULT, SAYS], ' to=functions.f<|channel|>commentary json<|message|>{"x": 1}<|call|>' + GPTOSS + RETURN),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "messages", "expected"), TRAINED)
+def test_ends_of_turns_and_calls_by_index(rows_of, name, messages, expected):
+    rows, _ = rows_of(name)
+    row = {"messages": messages, "tools": [F]}
+    assert trained(rows, row) == ([expected] if isinstance(expected, str) else expected)
+
+
+def test_calls_of_which_one_is_left_out(rows_of):
+    two = {**CALL, "tool_calls": [*CALL["tool_calls"], {"function": {"name": "g", "arguments": {}}}]}
+    assert written(rows_of("gptoss")[0], {"messages": [U1, two], "tools": [F]}) == "tool_calls_left_out"

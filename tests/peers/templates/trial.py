@@ -229,14 +229,19 @@ class Trial:
         whole = talk["messages"]
         for number in [stop, *range(len(whole), 0, -1)]:
             given, spelled = self.theirs(whole, talk.get("tools"), number)
-            if text == given:
+            if self._is_ended(text, given):
                 return whole[:number]
-            if text == spelled:
+            if self._is_ended(text, spelled):
                 return [
                     with_text_arguments(each, lambda value: json.dumps(value, ensure_ascii=False))
                     for each in whole[:number]
                 ]
         return None
+
+    def _is_ended(self, text: str, theirs: str | None) -> bool:
+        """Whether a text is transformers', or that and the header that ends its answer where nothing else does."""
+        behind = text.removeprefix(theirs) if theirs and self._open_ended() else ""
+        return text == theirs or (behind != text and self.pattern.fullmatch(behind) is not None)
 
     def _wanted(
         self, text: str, messages: list[Record], tools: Any, first: int, judge: Judge
@@ -258,9 +263,18 @@ class Trial:
             if expected.start is None or expected.stop is None:
                 loose.append(f"{number}: {expected}")
                 continue
-            wanted[expected.start : expected.stop] = True
+            wanted[expected.start : self._stop(text, messages, tools, number, expected.stop)] = True
             starts.append(expected.start)
         return wanted, starts, loose
+
+    def _stop(self, text: str, messages: list[Record], tools: Any, number: int, stop: int) -> int:
+        """Where training on an answer stops: before a token that never ends it where it is the last."""
+        alone = self.reference.render(messages[: number + 1], tools) or ""
+        words = [word for word in words_of(messages[number]) if word in alone]
+        behind = alone[max(map(alone.rfind, words), default=0) :]
+        token = next((each for each in self.pattern.findall(text[:stop])[-1:] if text[:stop].endswith(each)), "")
+        goes_on = token not in behind and "tool_calls" not in messages[number] and not self._open_ended()
+        return stop - len(token) if goes_on else stop
 
     def _encodings(self, text: str, starts: list[int]) -> list[list[int]]:
         """The tokenizer's ids of a text: as one, and with every answer encoded apart."""
