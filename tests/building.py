@@ -2,7 +2,6 @@
 
 import time
 
-from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.pack.preparation import pack_sequences
 from tokenmill.tasks.shards.build import build_batch
 from tokenmill.tasks.shards.kinds import preparation
@@ -20,7 +19,7 @@ def build_here(step, pending, store, arguments, *, rebuild=False):
 def plan_here(kind, blend, output_dir, **settings):
     """The plan of `blend` for a kind of preparation."""
     chosen = parse(preparation(kind).settings, settings, "settings")
-    return preparation(kind).plan(load_blend(blend), chosen, str(output_dir))
+    return preparation(kind).plan(preparation(kind).read_blend(blend), chosen, str(output_dir))
 
 
 def build_shards(kind, planned, shards):

@@ -42,6 +42,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tokenmill.tasks.shards import publish as publish_module
 
@@ -56,10 +57,10 @@ class PowerOff(BaseException):
 
 @dataclass(frozen=True)
 class Operation:
-    """One call: its name, and the path or the descriptor it was made on."""
+    """One call: its name, and the path that it was made on; where there are two, as in a rename, the second."""
 
     name: str
-    subject: object
+    subject: str
 
 
 @dataclass
@@ -86,7 +87,9 @@ class FaultyOs:
             return original
 
         def operation(*arguments, **keywords):
-            self._log.operations.append(Operation(name, arguments[0]))
+            place = arguments[1] if name in {"replace", "link"} else arguments[0]
+            path = str(Path(f"/proc/self/fd/{place}").readlink() if isinstance(place, int) else place)
+            self._log.operations.append(Operation(name, path))
             self._before(next(self._numbers), name, arguments)
             return original(*arguments, **keywords)
 

@@ -4,8 +4,11 @@ Tests that run commands pass `prefect_server.environment` to them. Tests that ca
 `prefect_api`, and then a flow run costs about a second instead of a server of its own.
 """
 
+import os
+from unittest.mock import patch
+
 import pytest
-from distributed import Security
+from distributed import LocalCluster, Security
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_HOME, temporary_settings
@@ -39,6 +42,16 @@ def prefect_api(prefect_server, prefect_home, monkeypatch):
     }
     with temporary_settings(settings):
         yield prefect_server
+
+
+@pytest.fixture(scope="session")
+def dask_cluster(prefect_server):
+    """The address of a Dask scheduler with two workers that reach the test server, for tests that kill none of them."""
+    with (
+        patch.dict(os.environ, prefect_server.environment),
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1") as cluster,
+    ):
+        yield cluster.scheduler_address
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import time
 
 import pytest
 import yaml
-from tokenmill.flows.harmony import harmony_normalize
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.shards.verify import verify
 
@@ -53,14 +52,6 @@ def expected(folder, tmp_path_factory):
     _, manifest = prepare(str(folder / "blend.json"), out, **settings_of(folder))
     assert left_behind(manifest) == {"contaminated": 5, "exact_duplicate": 20}
     return tree(out)
-
-
-def test_two_workers_give_the_same_bytes(prefect_api, folder, expected, tmp_path):
-    out = tmp_path / "out"
-    record = harmony_normalize(str(folder / "blend.json"), str(out), workers=2, **settings_of(folder))
-    assert record["harmony"]["shards"]["built"] > 10
-    assert record["harmony"]["documents"] == 135
-    assert tree(out) == expected
 
 
 def start(folder, out, server):

@@ -6,8 +6,9 @@ import pytest
 from tokenmill.flows.dedup import deduplicate_blend
 from tokenmill.flows.pretrain import pretrain_data_prep
 
-from tests.faults.test_object_storage import Stored, assert_never_half, assert_none_pending, assert_proven, resolved
 from tests.flaky_storage import flaky_server, used_here
+from tests.kinds.preparations import sample
+from tests.kinds.test_object_storage import Stored, assert_never_half, assert_none_pending, assert_proven, resolved
 from tests.preparing import tree
 
 pytestmark = pytest.mark.slow
@@ -19,25 +20,23 @@ def server():
         yield server
 
 
-def pretrain(preparation, out):
-    settings = preparation.settings().model_dump(exclude={"workers"})
-    return pretrain_data_prep(preparation.blend, out, **settings, workers=2)["pretrain"]
-
-
-def dedup(preparation, out):
-    return deduplicate_blend(preparation.blend, out, **preparation.settings, bad_row_ceiling=1.0, workers=2)["dedup"]
-
-
-FLOWS = {"pretrain": pretrain, "dedup": dedup}
+FLOWS = {"pretrain": pretrain_data_prep, "dedup": deduplicate_blend}
 
 
 @pytest.mark.parametrize("kind", FLOWS)
 def test_a_flow_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_run(kind, server, prefect_api, tmp_path):
-    stored = Stored(kind, tmp_path, server)
+    with sample(kind, tmp_path) as preparation:
+        prepared_in_a_bucket(kind, Stored(preparation, tmp_path, server), server, tmp_path)
+
+
+def prepared_in_a_bucket(kind, stored, server, tmp_path):
+    def run():
+        return FLOWS[kind](stored.preparation.blend, out, **stored.preparation.settings, workers=2)[kind]
+
     out = f"{stored.place}/out"
     stored.run(tmp_path / "local")
     server.faults.clear(rate=0.1, seed=2)  # workers wait before they try again, half a second at first
-    record = FLOWS[kind](stored.preparation, out)
+    record = run()
     assert record["shards"]["built"] == record["shards"]["total"] > 1
     assert sum(server.faults.counts[each] > 0 for each in ("slow", "cut", "unsaid", "torn")) >= 3
     assert_none_pending(stored, "out")
@@ -45,5 +44,5 @@ def test_a_flow_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_run(kind, ser
     assert resolved(stored.tree("out", tmp_path / "fetched")) == resolved(tree(tmp_path / "local"))
     assert_never_half(stored.versions("out"))
     assert_proven(out)
-    again = FLOWS[kind](stored.preparation, out)
+    again = run()
     assert again["shards"]["built"] == 0

@@ -3,11 +3,9 @@ import os
 import random
 import signal
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from distributed import LocalCluster
 from prefect import flow
 from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterFlowRunId
 from prefect.client.schemas.objects import StateType
@@ -93,19 +91,6 @@ def test_two_runs_of_one_folder_at_once_make_one_result(blend, expected, tmp_pat
     for process in both:
         finish(process)
     assert tree(out) == expected
-
-
-def test_a_changed_weight_tokenizes_nothing_and_a_standing_cluster_is_used(blend, tmp_path, prefect_api):
-    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1") as cluster:
-        address = cluster.scheduler_address
-        first = pretrain_data_prep(str(blend), str(tmp_path / "out"), cluster=address, **SETTINGS)["pretrain"]
-        changed = json.loads(blend.read_text())
-        changed["datasets"][0]["weight"] = 7.0
-        second = pretrain_data_prep(changed, str(tmp_path / "out"), cluster=address, **SETTINGS)["pretrain"]
-    assert first["shards"]["built"] == first["shards"]["total"]
-    assert second["shards"]["built"] == 0
-    weights = json.loads((tmp_path / "out" / "blend.json").read_text())["train"][0::2]
-    assert sum(map(float, weights)) == pytest.approx(9.0)
 
 
 def test_a_profile_names_any_cluster_class(blend, expected, tmp_path, prefect_api):
@@ -196,11 +181,3 @@ def test_storage_errors_are_tried_again_and_defects_are_not(blend, tmp_path, pre
     assert state.type == StateType.FAILED
     assert (tmp_path / "broken").read_text() == "x"
     assert "a defect" in str(state.result(raise_on_failure=False))
-
-
-def test_a_run_with_gaps_cannot_end_completed(blend, tmp_path, prefect_api, monkeypatch):
-    monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: None))
-    state = pretrain_data_prep(str(blend), str(tmp_path / "out"), **SETTINGS, return_state=True)
-    assert state.type == StateType.FAILED
-    assert "have no receipt" in str(state.result(raise_on_failure=False))
-    assert not (tmp_path / "out" / "blend.json").exists()

@@ -1,24 +1,18 @@
 """The RL flow on a real Prefect server and real Dask workers: the same bytes whatever happens to it on the way."""
 
 import json
-import os
 import random
-from contextlib import nullcontext
 from itertools import cycle
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import yaml
 import zstandard
-from prefect.client.schemas.objects import StateType
 from tokenizers import Tokenizer
 from tokenmill.flows.rl import rl_data_prep
-from tokenmill.tasks.rl.inspect import inspect_rl_shard
-from tokenmill.tasks.shards.verify import verify
 
 from tests.flows import preparation_runs
-from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts, workers_of
+from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
 from tests.peers.placeholder_fill import fill, read_rows
 from tests.preparing import tree
 from tests.preparing_rl import prepare, write_rows
@@ -104,16 +98,6 @@ def start(folder, out, server, *arguments):
     return preparation_runs.start("rl", folder / "blend.json", out, server, "--workers", "1", *arguments)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_any_number_of_workers_completes_with_the_same_bytes(workers, folder, expected, tmp_path, prefect_api):
-    out = tmp_path / "out"
-    state = run(folder, out, workers=workers)
-    assert state.is_completed()
-    assert tree(out) == expected
-    assert state.result()["rl"]["shards"]["reused"] == 0
-    assert verify(str(out), inspect_rl_shard).problems == []
-
-
 def rows_of(path):
     """The rows of a file of several frames."""
     content = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(Path(path).read_bytes())
@@ -152,24 +136,6 @@ def test_every_row_is_published_once_as_it_should_be_and_the_record_says_so(fold
     assert {split: (part["documents"], part["tokens"]) for split, part in record["splits"].items()} == books
 
 
-def test_a_killed_worker_costs_nothing_but_time(folder, expected, tmp_path, prefect_api):
-    out, killed = tmp_path / "out", []
-
-    def kill_one():
-        wait_for_receipts(out, 3, lambda: True)
-        killed.append(workers_of(os.getpid())[0])
-        killed[0].kill()
-
-    killer = Thread(target=kill_one)
-    killer.start()
-    state = run(folder, out, workers=2)
-    killer.join()
-    assert killed
-    assert state.is_completed()
-    assert state.result()["rl"]["shards"]["reused"] == 0
-    assert tree(out) == expected
-
-
 def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(folder, expected, tmp_path, prefect_server):
     """Of the two, one has its transforms from the command line and one from a file."""
     out, file = tmp_path / "out", tmp_path / "settings.yaml"
@@ -186,22 +152,3 @@ def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(folder,
         assert record["documents"] == ASKED + PLAIN
         assert 3 <= record["shards"]["reused"] <= record["shards"]["total"]
     assert tree(out) == expected
-
-
-def test_a_changed_weight_builds_nothing(folder, expected, tmp_path, prefect_api):
-    out, blend = tmp_path / "out", json.loads((folder / "blend.json").read_text())
-    undisturbed(folder, out)
-    blend["datasets"][0]["weight"] = 7.0
-    record = rl_data_prep(blend, str(out), **settings_of(folder))["rl"]
-    assert record["shards"]["built"] == 0
-    weights = json.loads((out / "blend.json").read_bytes())["train"][0::2]
-    assert sum(map(float, weights)) == pytest.approx(8.0)
-
-
-def test_a_run_with_gaps_cannot_end_completed(folder, tmp_path, prefect_api, monkeypatch):
-    monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: None))
-    state = run(folder, tmp_path / "out")
-    assert state.type == StateType.FAILED
-    assert "have no receipt" in str(state.result(raise_on_failure=False))
-    for name in ("blend.json", "manifest.json", "splits", "train"):
-        assert not (tmp_path / "out" / name).exists()

@@ -75,18 +75,6 @@ def expected(folder, tmp_path_factory):
     return found
 
 
-@pytest.mark.slow
-def test_a_worker_gives_the_bytes_of_this_process(prefect_api, folder, expected, tmp_path):
-    out = tmp_path / "out"
-    record = score_candidates(str(folder / "out"), str(out), "embed", workers=1, **settings(folder, "embed"))
-    ((kind, found),) = record.items()
-    assert kind == found["type"] == FOLDERS["embed"]
-    assert found["shards"]["reused"] == 0
-    assert found["shards"]["total"] > 8
-    assert (found["rows"], found["documents"], found["dropped"]) == (48, 48, {})
-    assert tree(out) == expected("embed")
-
-
 def start(folder, what, out, server, *arguments, model="random", workers=1):
     """The flow as a command."""
     chosen = [f"{name}={value}" for name, value in settings(folder, what, model).items()]

@@ -2,16 +2,12 @@
 
 import json
 import random
-from contextlib import nullcontext
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from prefect.client.schemas.objects import StateType
 from tokenmill.flows.sft import sft_data_prep
 
-from tests.flows import preparation_runs
-from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
 from tests.peers.conversations import CLOCK, assistant, call, talk, thinking, tool, user
 from tests.preparing import tree
 from tests.preparing_sft import CHATML, chat_vocabulary, prepare, write_rows
@@ -82,12 +78,6 @@ def run(folder, out, workers):
     return sft_data_prep(str(folder / "blend.json"), str(out), workers=workers, return_state=True, **settings)
 
 
-def start(folder, out, server, workers):
-    """The flow as a command."""
-    arguments = ["--config", str(folder / "settings.yaml"), "--workers", str(workers)]
-    return preparation_runs.start("sft", folder / "blend.json", out, server, *arguments)
-
-
 def test_two_workers_complete_with_the_same_bytes_and_a_record_of_them(folder, expected, tmp_path, prefect_api):
     out = tmp_path / "out"
     state = run(folder, out, workers=2)
@@ -118,43 +108,3 @@ def real_tokens(row):
     ends = [*row["role_start"][1:], len(row["input_ids"])]
     runs = zip(row["role_start"], ends, row["role"], strict=True)
     return sum(end - start for start, end, role in runs if role != PADDING_ROLE)
-
-
-def test_a_killed_run_is_finished_by_the_same_command(folder, expected, tmp_path, prefect_api):
-    out = tmp_path / "out"
-    process = start(folder, out, prefect_api, workers=1)
-    wait_for_receipts(out, 3, lambda: process.poll() is None)
-    process.kill()
-    process.communicate(timeout=DEADLINE)
-    assert not (out / "blend.json").exists()
-    shards = run(folder, out, workers=1).result()["sft"]["shards"]
-    assert 3 <= shards["reused"] < shards["total"]
-    assert tree(out) == expected
-
-
-def test_two_runs_of_one_folder_at_once_make_one_result(folder, expected, tmp_path, prefect_server):
-    out = tmp_path / "out"
-    both = [start(folder, out, prefect_server, 1) for _ in range(2)]
-    for process in both:
-        finish(process)
-    assert tree(out) == expected
-
-
-def test_a_changed_weight_packs_nothing(folder, tmp_path, prefect_api):
-    out, blend = tmp_path / "out", json.loads((folder / "blend.json").read_text())
-    prepare(blend, out, bad_row_ceiling=0.001, **settings_of(folder))
-    blend["datasets"][0]["weight"] = 7.0
-    record = sft_data_prep(blend, str(out), **settings_of(folder))["sft"]
-    assert record["shards"]["built"] == 0
-    weights = json.loads((out / "blend.json").read_bytes())["train"][0::2]
-    assert sum(map(float, weights)) == pytest.approx(9.0)
-
-
-def test_a_run_with_gaps_cannot_end_completed(folder, tmp_path, prefect_api, monkeypatch):
-    monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: None))
-    blend = str(folder / "blend.json")
-    state = sft_data_prep(blend, str(tmp_path / "out"), return_state=True, **settings_of(folder))
-    assert state.type == StateType.FAILED
-    assert "have no receipt" in str(state.result(raise_on_failure=False))
-    assert not (tmp_path / "out" / "blend.json").exists()
-    assert not (tmp_path / "out" / "splits").exists()

@@ -2,7 +2,7 @@
 into a local folder, nothing ever seen half-written, and receipts that prove.
 
 Every fourth request fails, in the four ways of `flaky_storage`, and what is longer than 4 kB is uploaded in parts. The
-sources are those of the other fault tests.
+sources are those of `preparations`.
 """
 
 import json
@@ -15,31 +15,11 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.verify import verify
 from xxhash import xxh3_128_hexdigest
 
-from tests.faults import (
-    test_dedup_faults,
-    test_harmony_faults,
-    test_preparation_faults,
-    test_rl_faults,
-    test_score_faults,
-    test_sft_faults,
-)
 from tests.flaky_storage import KINDS, flaky_server, small_parts, used_here
+from tests.kinds.preparations import PREPARATIONS, sample
 from tests.preparing import tree
-from tests.preparing_scores import harmony_model
-from tests.preparing_sft import probing_once
 
 pytestmark = pytest.mark.slow
-
-PREPARATIONS = {
-    "pretrain": test_preparation_faults.Preparation,
-    "sft": test_sft_faults.Preparation,
-    "rl": test_rl_faults.Preparation,
-    "harmony": test_harmony_faults.Preparation,
-    "dedup": test_dedup_faults.Preparation,
-    "embed": lambda folder: test_score_faults.Scoring(folder, "embed", dimensions=4),
-    "nll": lambda folder: test_score_faults.Scoring(folder, "nll", model=harmony_model(folder / "model")),
-}
-"""Makes the sources of a preparation in a local folder; `run` runs it, into `out`."""
 
 STAYS = ("out", "folder", "model")
 
@@ -50,27 +30,20 @@ def server():
         yield server
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quickly():
-    with probing_once():
-        yield
-
-
 @pytest.fixture
-def kind(request, monkeypatch):
-    """A kind of preparations; deduplication has two partitions."""
-    if request.param == "dedup":
-        monkeypatch.setattr("tokenmill.tasks.dedup.rounds.PARTITION_BYTES", 5_000)
-    return request.param
+def stored(request, server, tmp_path):
+    """A preparation of a kind from a bucket to a bucket."""
+    with sample(request.param, tmp_path) as preparation:
+        yield Stored(preparation, tmp_path, server)
 
 
 class Stored:
     """A preparation whose sources lie in a bucket, into a folder of that bucket or another place."""
 
-    def __init__(self, kind, folder, server):
+    def __init__(self, preparation, folder, server):
         self.server, self.bucket, self.place = server, f"bucket-{folder.name}".replace("_", "-"), None
         self.place = server.bucket(self.bucket)
-        self.preparation = PREPARATIONS[kind](folder)
+        self.preparation = preparation
         server.upload(folder, f"{self.place}/in")
         for name, value in vars(self.preparation).items():
             if name not in STAYS and isinstance(value, str | dict):
@@ -152,9 +125,8 @@ def assert_proven(out):
     assert verification.problems == []
 
 
-@pytest.mark.parametrize("kind", PREPARATIONS, indirect=True)
-def test_every_preparation_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_run(kind, server, tmp_path):
-    stored = Stored(kind, tmp_path, server)
+@pytest.mark.parametrize("stored", PREPARATIONS, indirect=True)
+def test_every_preparation_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_run(stored, server, tmp_path):
     out = f"{stored.place}/out"
     server.faults.clear()
     stored.run(tmp_path / "local")
@@ -174,13 +146,9 @@ def test_every_preparation_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_ru
     }
 
 
-@pytest.mark.parametrize(
-    ("kind", "failing"),
-    [("pretrain", "slow"), ("pretrain", "cut"), ("pretrain", "unsaid")],
-    indirect=["kind"],
-)
-def test_a_store_that_goes_down_anywhere_fails_the_run_and_the_next_one_mends_it(kind, failing, server, tmp_path):
-    stored = Stored(kind, tmp_path, server)
+@pytest.mark.parametrize("failing", ["slow", "cut", "unsaid"])
+@pytest.mark.parametrize("stored", ["pretrain"], indirect=True)
+def test_a_store_that_goes_down_anywhere_fails_the_run_and_the_next_one_mends_it(stored, failing, server, tmp_path):
     server.faults.clear()
     stored.run(tmp_path / "local")
     expected = resolved(tree(tmp_path / "local"))

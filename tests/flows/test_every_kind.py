@@ -1,0 +1,81 @@
+"""The flow and the command of every kind: on Dask workers with a Prefect server, and in this process without, the same bytes."""
+
+import json
+from contextlib import nullcontext
+
+import pytest
+import yaml
+from prefect.client.schemas.objects import StateType
+from tokenmill.flows.preparation import preparation_flow
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.shards.kinds import KINDS
+from tokenmill.tasks.shards.verify import verify
+
+from tests.flows.preparation_runs import called
+from tests.kinds.preparations import sample
+from tests.preparing import tree
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def prepared(request, tmp_path_factory):
+    """A sample of each kind, prepared in this process: `whole` is what is in `out`."""
+    with sample(request.param, tmp_path_factory.mktemp(request.param)) as found:
+        found.run()
+        found.whole = tree(found.out)
+        yield found
+
+
+def run(prepared, blend, out, **more):
+    return preparation_flow(prepared.kind)(blend, str(out), return_state=True, **prepared.settings, **more)
+
+
+def reweighted(blend):
+    """The blend with another weight; a folder of rows has none."""
+    changed = json.loads(json.dumps(blend))
+    if isinstance(changed, dict):
+        changed["datasets"][0]["weight"] = 7.0
+    return changed
+
+
+def test_workers_make_the_same_bytes_and_a_changed_weight_builds_nothing(prepared, dask_cluster, tmp_path, prefect_api):
+    out = tmp_path / "out"
+    state = run(prepared, prepared.blend, out, cluster=dask_cluster)
+    assert state.is_completed()
+    assert tree(out) == prepared.whole
+    ((kind, record),) = state.result().items()
+    assert (kind, record["type"], record["path"]) == (prepared.kind, prepared.kind, str(out))
+    assert record["shards"]["built"] == record["shards"]["total"] > 1
+    assert record["rows"] == record["documents"] + sum(record["dropped"].values())
+    assert verify(str(out), inspector_of(str(out))).problems == []
+    again = run(prepared, reweighted(prepared.blend), out, cluster=dask_cluster).result()[kind]
+    assert again["shards"] == {**record["shards"], "built": 0, "reused": record["shards"]["total"]}
+
+
+def test_a_run_with_gaps_cannot_end_completed(prepared, tmp_path, prefect_api, monkeypatch):
+    monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: None))
+    state = run(prepared, prepared.blend, tmp_path / "out")
+    assert state.type == StateType.FAILED
+    assert "have no receipt" in str(state.result(raise_on_failure=False))
+    assert not (tmp_path / "out/blend.json").exists()
+
+
+def test_the_command_plans_and_prepares_without_prefect(prepared, tmp_path):
+    out, blend = tmp_path / "out", prepared.blend
+    if isinstance(blend, dict):
+        (tmp_path / "blend.json").write_text(json.dumps(blend))
+        blend = tmp_path / "blend.json"
+    (tmp_path / "settings.yaml").write_text(yaml.safe_dump(prepared.settings))
+    words = [*KINDS[prepared.kind].command.split(), blend, "--output-dir", out, "--config", tmp_path / "settings.yaml"]
+
+    def pending():
+        planned = called(*words, "--dry-run")
+        assert planned.returncode == 0, planned.stderr
+        return json.loads(planned.stdout)["plan"]["shards"]["pending"]
+
+    assert pending() > 1
+    done = called(*words)
+    assert done.returncode == 0, done.stderr
+    assert tree(out) == prepared.whole
+    assert pending() == 0

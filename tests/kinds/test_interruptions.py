@@ -1,0 +1,189 @@
+"""Every kind of preparation, interrupted anywhere, run again, in another order, several times at once, or on another day:
+the bytes of an undisturbed run, and nothing left behind.
+
+Pretraining is hit at each of its file-system operations, the other kinds at each distinct point; the faults take turns.
+"""
+
+import json
+import os
+import random
+import shutil
+import time
+
+import pytest
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.shards.kinds import preparation
+from tokenmill.tasks.shards.verify import verify
+
+from tests.building import build_here
+from tests.faults.injection import count_operations, killed_at
+from tests.forking import fork
+from tests.kinds.interruptions import FAULTS, THREADED, by_fault, points, survive, survive_a_kill, temporaries
+from tests.kinds.preparations import LONG_AGO
+from tests.preparing import tree
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_anywhere(prepared, fault):
+    log = prepared.log
+    everywhere = range(1, len(log.operations) + 1)
+    hit = everywhere if prepared.kind == "pretrain" else points(log, prepared.out).values()
+    faults = [each for each in FAULTS if each != "a kill" or prepared.kind not in THREADED]
+    for number in by_fault(log, hit, faults).get(fault, []):
+        if FAULTS[fault] is None:
+            survive_a_kill(prepared, prepared.whole, number)
+        else:
+            survive(prepared, prepared.whole, number, FAULTS[fault])
+
+
+def published(found):
+    return {name: content for name, content in found.items() if not name.startswith("shards/")}
+
+
+def shown(out, found):
+    """The files that blend.json names, itself or by the start of their names; each name leads to some."""
+    strings = json.dumps(json.loads((out / "blend.json").read_bytes())).split('"')
+    names = [text.removeprefix(f"{out}/") for text in strings if text.startswith(f"{out}/")]
+    temporary = {str(path.relative_to(out)) for path in temporaries(out)}
+    files = {name: [file for file in found.keys() - temporary if file.startswith(name)] for name in names}
+    assert names
+    assert all(files.values())
+    return {file for listed in files.values() for file in listed}
+
+
+def test_a_kill_while_an_earlier_output_is_replaced(forking):
+    """What a reader is shown meanwhile is whole: names mean what they meant, before and after."""
+    prepared = forking
+    out, whole = prepared.out, prepared.whole
+    prepared.run(**prepared.earlier)
+    earlier, kept = tree(out), out.with_name("earlier")
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(out, kept)
+    with count_operations() as log:
+        prepared.run()
+    replacing = [number for (_, stage, _), number in points(log, out).items() if stage[:1] != ("shards",)]
+    assert len(replacing) > 5
+    for number in replacing:
+        prepared.clear()
+        shutil.copytree(kept, out)
+        assert killed_at(number, prepared.run)
+        found = tree(out)
+        meant = whole | earlier if found["blend.json"] == earlier["blend.json"] else earlier | whole
+        for name in shown(out, found):
+            assert found[name] == meant[name], f"operation {number}: {name}"
+        for file in json.loads(found["manifest.json"])["files"]:
+            name = file["path"]
+            if name in earlier.keys() | whole.keys():
+                assert found[name] in (earlier.get(name), whole.get(name)), f"operation {number}"
+        prepared.run()
+        assert temporaries(prepared.out) == []
+        assert published(tree(out)) == published(whole), f"operation {number}"
+
+
+class Disorder:
+    """Builds the shards of every stage in any order, some of them twice, in batches of any size."""
+
+    def __init__(self, seed):
+        self.shuffle, self.reused = random.Random(seed), 0
+
+    def __call__(self, step, pending, store, arguments, *, rebuild):
+        again = self.shuffle.sample(pending, len(pending) // 2)
+        work, done = [*pending, *again], []
+        self.shuffle.shuffle(work)
+        while work:
+            size = self.shuffle.randint(1, 4)
+            done += build_here(step, work[:size], store, arguments, rebuild=rebuild)
+            work = work[size:]
+        self.reused += sum(shard.reused for shard in done)
+        return done
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_order_batches_and_duplicates_change_no_byte(prepared, seed):
+    prepared.run(shard_size=prepared.slices)
+    expected, disorder = tree(prepared.out), Disorder(seed)
+    prepared.clear()
+    prepared.run(build=disorder, shard_size=prepared.slices)
+    assert disorder.reused > 1
+    assert tree(prepared.out) == expected
+
+
+def test_a_run_that_stops_publishes_nothing_and_the_next_goes_on_from_there(prepared):
+    prepared.run(shard_size=prepared.slices)
+    expected = tree(prepared.out)
+    prepared.clear()
+    planned = prepared.plan(shard_size=prepared.slices)
+    total, built = len(planned.plan.pending), []
+
+    def stopping(step, pending, store, arguments, *, rebuild):
+        return build_here(step, random.Random(0).sample(pending, len(pending) // 2), store, arguments, rebuild=rebuild)
+
+    with pytest.raises(RunError, match="have no receipt"):
+        prepared.run(build=stopping, shard_size=prepared.slices)
+    assert not published(tree(prepared.out)).keys() & {"blend.json"}
+
+    def noting(step, pending, store, arguments, *, rebuild):
+        built.extend(shard.key for shard in pending)
+        return build_here(step, pending, store, arguments, rebuild=rebuild)
+
+    prepared.run(build=noting, shard_size=prepared.slices)
+    assert len({shard.key for shard in planned.plan.pending} & set(built)) == total - total // 2
+    assert tree(prepared.out) == expected
+
+
+def no_shards(step, pending, store, arguments, *, rebuild):
+    assert list(pending) == [], step.name
+    return []
+
+
+def test_a_second_run_builds_nothing_whatever_the_clock_says(prepared, monkeypatch):
+    prepared.run()
+    real, real_ns = time.time, time.time_ns
+    for days in (0, 1, -1):
+        monkeypatch.setattr(time, "time", lambda days=days: real() + days * 86_400)
+        monkeypatch.setattr(time, "time_ns", lambda days=days: real_ns() + days * 86_400 * 10**9)
+        with count_operations() as log:
+            prepared.run(build=no_shards)
+        assert not [each for each in log.operations if each.name == "write" and "/shards/" in each.subject]
+        assert tree(prepared.out) == prepared.whole
+    prepared.clear()
+    prepared.run()
+    assert tree(prepared.out) == prepared.whole
+    assert verify(str(prepared.out), inspector_of(str(prepared.out))).problems == []
+
+
+def test_shards_that_are_built_again_have_the_same_bytes(prepared):
+    prepared.run()
+    prepared.run(force=True)
+    assert tree(prepared.out) == prepared.whole
+
+
+def test_three_processes_that_prepare_the_same_at_once_agree(forking):
+    children = [fork(forking.run) for _ in range(3)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+    assert temporaries(forking.out) == []
+    assert tree(forking.out) == forking.whole
+
+
+def test_planning_alone_publishes_nothing(prepared):
+    planned = prepared.plan()
+    assert [*planned.plan.pending] == [*planned.plan.shards]
+    assert not prepared.out.exists() or {path.name for path in prepared.out.iterdir()} <= {"shards"}
+    assert not list(prepared.out.rglob("receipt.json"))
+
+
+def test_a_source_that_changes_after_planning_proves_nothing(prepared):
+    """Nothing of its slices; the next run finds it as it was."""
+    named = [path for path in sorted(prepared.folder.rglob("*.jsonl")) if not path.is_relative_to(prepared.out)]
+    source = next(path for path in named if path.stem != "exam")
+    content, planned = source.read_bytes(), prepared.plan()
+    source.write_bytes(content[: len(content) // 2] + content)
+    with pytest.raises(RunError, match=rf"{source.name}: changed"):
+        preparation(prepared.kind).build(planned, build_here)
+    source.write_bytes(content)
+    os.utime(source, LONG_AGO)
+    prepared.run()
+    assert tree(prepared.out) == prepared.whole
