@@ -23,6 +23,29 @@ start() { # NAME COMMAND…: in a new session, unless it is already running
     echo $! >"$RUN/$name.pid"
 }
 
+current() { # NAME COMMAND…: start it, and stop one first that was started with other code
+    if [ "$(cat "$RUN/$1.code" 2>/dev/null)" != "$CODE" ]; then
+        stop "$1"
+    fi
+    start "$@"
+    echo "$CODE" >"$RUN/$1.code"
+}
+
+stop() { # NAME
+    if running "$1"; then
+        pid=$(cat "$RUN/$1.pid")
+        tries=0
+        while kill -s 0 -- "-$pid" 2>/dev/null && [ $tries -lt 60 ]; do
+            # To the whole session, as workers have children; repeatedly, as a Prefect worker ends at the second signal.
+            [ $((tries % 10)) -ne 0 ] || kill -s TERM -- "-$pid"
+            tries=$((tries + 1))
+            sleep 0.5
+        done
+        kill -s KILL -- "-$pid" 2>/dev/null || true
+    fi
+    rm -f "$RUN/$1.pid" "$RUN/$1.code"
+}
+
 running() {
     [ -f "$RUN/$1.pid" ] && kill -0 "$(cat "$RUN/$1.pid")" 2>/dev/null
 }
@@ -44,19 +67,21 @@ wait_for() { # NAME COMMAND…: until the command succeeds, for up to two minute
 
 up() {
     mkdir -p "$RUN"
+    # The code and the libraries' versions, which name folders.
+    CODE="$("$BIN/python" -P -m tokenmill.tasks.shards.code) $(ls "$BIN"/../lib/python*/site-packages | cksum)"
     start server "$BIN/prefect" server start --host 127.0.0.1
     wait_for server "$BIN/python" -c "import urllib.request; urllib.request.urlopen('$PREFECT_API_URL/health', timeout=2)"
     start scheduler "$BIN/dask" scheduler --host 127.0.0.1 --port "$DASK_PORT" --dashboard-address "127.0.0.1:$DASHBOARD_PORT"
     # Only commands need Prefect's plugins, and plugins cannot start where workers import Prefect.
-    start workers env PREFECT_PLUGINS_ENABLED=false "$BIN/dask" worker "tcp://127.0.0.1:$DASK_PORT" --host 127.0.0.1 --nworkers "${WORKERS:-auto}" \
+    current workers env PREFECT_PLUGINS_ENABLED=false "$BIN/dask" worker "tcp://127.0.0.1:$DASK_PORT" --host 127.0.0.1 --nworkers "${WORKERS:-auto}" \
         --nthreads 1 --dashboard-address 127.0.0.1:0
     if ! "$BIN/tokenmill" deploy >"$RUN/deploy.log" 2>&1; then
         cat "$RUN/deploy.log" >&2
         exit 1
     fi
-    start worker "$BIN/prefect" worker start --pool tokenmill
-    start gpu-worker "$BIN/prefect" worker start --pool gpu --limit 1
-    start page "$BIN/python" -P -m tokenmill.tasks.report.address "$PAGE_PORT" "$PREFECT_API_URL" "http://127.0.0.1:$DASHBOARD_PORT"
+    current worker "$BIN/prefect" worker start --pool tokenmill
+    current gpu-worker "$BIN/prefect" worker start --pool gpu --limit 1
+    current page "$BIN/python" -P -m tokenmill.tasks.report.address "$PAGE_PORT" "$PREFECT_API_URL" "http://127.0.0.1:$DASHBOARD_PORT"
     wait_for page "$BIN/python" -c "import urllib.request; urllib.request.urlopen('http://127.0.0.1:$PAGE_PORT', timeout=9)"
     cat <<END
 
@@ -70,18 +95,7 @@ END
 
 down() {
     for name in page gpu-worker worker workers scheduler server; do
-        if running $name; then
-            pid=$(cat "$RUN/$name.pid")
-            tries=0
-            while kill -s 0 -- "-$pid" 2>/dev/null && [ $tries -lt 60 ]; do
-                # To the whole session, as workers have children; repeatedly, as a Prefect worker ends at the second signal.
-                [ $((tries % 10)) -ne 0 ] || kill -s TERM -- "-$pid"
-                tries=$((tries + 1))
-                sleep 0.5
-            done
-            kill -s KILL -- "-$pid" 2>/dev/null || true
-        fi
-        rm -f "$RUN/$name.pid"
+        stop $name
     done
 }
 

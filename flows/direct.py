@@ -118,7 +118,7 @@ def _workers(_settings: ClusterSettings, needs: Needs) -> Generator[BuildShards]
             step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
         ) -> None:
             if is_little(step, pending, needs):
-                build_here(step, pending, store, arguments, rebuild=rebuild)
+                build_here(step, pending, store, arguments, rebuild=rebuild, libraries=needs.libraries)
             elif pending:
                 on_workers()(step, pending, store, arguments, rebuild=rebuild)
 

@@ -8,7 +8,7 @@ A Prefect flow runs them as tasks (`preparation`). A command runs them directly 
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tokenmill.tasks.blend.models import Blend
@@ -45,7 +45,7 @@ def run_steps(
     planned = steps.call("plan", kind.plan, blend, settings, output_dir)
     record_failure = failure_recorded(planned.output_dir, kind.header(planned), planned.plan.store.place)
     with record_failure if kind.records_failure else nullcontext():
-        with steps.workers(settings, kind.needs(planned)) as build_shards:
+        with steps.workers(settings, replace(kind.needs(planned), libraries=tuple(kind.libraries))) as build_shards:
             planned = kind.build(planned, build_shards)
         manifest = steps.call(PUBLISH, kind.publish, planned, started)
     record = steps.report(manifest, planned.output_dir)

@@ -11,10 +11,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from multiprocessing import resource_tracker
+from pkgutil import resolve_name
 from types import TracebackType
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
@@ -26,6 +27,8 @@ from tokenmill.tasks.console import log_errors_as_sentences, never_end_by_printi
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.threads import cores
 
+from . import code
+from .code import require_same_there
 from .worker import CALLED_WHILE_IMPORTED
 
 # In workers, too: they import this module with their first task.
@@ -174,6 +177,26 @@ def listed(resources: Mapping[str, float]) -> str:
 def declares(worker: Mapping[str, Any], resources: Mapping[str, float]) -> bool:
     """Whether a worker, as recorded by the scheduler, has enough of all `resources`."""
     return all(worker["resources"].get(name, 0) >= amount for name, amount in resources.items())
+
+
+def require_tokenmill(client: Client) -> None:
+    """Raises InputError for workers that lack tokenmill, or have one without the check of its code.
+
+    Nothing of tokenmill is sent: a worker process without it would end by the first message.
+    """
+    if client.status == "running":  # without a scheduler, workers cannot be asked
+        answers = cast("dict[str, object]", client.run(resolve_name, f"{code.__name__}:DIGESTS", on_error="return"))
+        version = code.built_with(__name__, ())
+        require_same_there(
+            version, {one: each if isinstance(each, Exception) else version for one, each in answers.items()}
+        )
+
+
+def workers_built_with(client: Client, module: str, libraries: Iterable[str]) -> dict[str, object]:
+    """What each worker builds a step of the `module` with (see `built_with`), by address, or the exception that it raised."""
+    if client.status != "running":
+        return {}
+    return cast("dict[str, object]", client.run(code.built_with, module, tuple(libraries), on_error="return"))
 
 
 def require_reached(client: Client, server: str) -> None:

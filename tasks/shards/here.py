@@ -38,13 +38,19 @@ def is_little(step: Step, pending: Sequence[PlannedShard], needs: Needs) -> bool
 
 
 def build_here(
-    step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
+    step: Step,
+    pending: Sequence[PlannedShard],
+    store: Store,
+    arguments: Mapping[str, Any],
+    *,
+    rebuild: bool,
+    libraries: tuple[str, ...] = (),
 ) -> None:
-    """See BuildShards."""
+    """See BuildShards, and `building_on`."""
     slots = min(cores(), MOST_THREADS) if step.in_threads else 1
     threads = ThreadPoolExecutor(slots)
     try:
-        building_on(lambda _: _Here(threads, slots))(step, pending, store, arguments, rebuild=rebuild)
+        building_on(lambda _: _Here(threads, slots), libraries)(step, pending, store, arguments, rebuild=rebuild)
     finally:
         threads.shutdown(cancel_futures=True)  # after Ctrl-C, no other shard begins
 

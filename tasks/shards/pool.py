@@ -6,13 +6,14 @@ that their receipts are kept.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any, Protocol
 
 from tokenmill.tasks.errors import RunError
 
 from .build import Announce, batches
+from .code import built_with
 from .plan import PlannedShard, shard_record
 from .preparation import BuildShards, Step
 from .progress import ProgressBar, ProgressDisplay, Tally
@@ -72,14 +73,18 @@ class Pool(Protocol):
         ...
 
 
-def building_on(pool: Callable[[int], Pool]) -> BuildShards:
-    """Builds shards on a pool, which is asked for when there are shards to build; it takes their number."""
+def building_on(pool: Callable[[int], Pool], libraries: tuple[str, ...]) -> BuildShards:
+    """Builds shards on a pool, which is asked for when there are shards to build; it takes their number.
+
+    Receipts record the code and the versions of the `libraries`.
+    """
 
     def build_shards(
         step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
     ) -> None:
         if pending:
-            common = {"step": step, "store": store, "arguments": arguments, "rebuild": rebuild}
+            made = replace(store, built_with=built_with(step.build.__module__, libraries))
+            common = {"step": step, "store": made, "arguments": arguments, "rebuild": rebuild}
             _build(pool(len(pending)), step.name, pending, common)
 
     return build_shards

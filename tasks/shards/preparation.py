@@ -79,12 +79,14 @@ class BuildShards(Protocol):
 @dataclass(frozen=True, slots=True)
 class Needs:
     """Requirements for building: the number of workers of a local cluster (None: one per core), the resources of each
-    worker, such as `{"GPU": 1}`, and the Prefect concurrency limit that a batch holds, if that limit exists.
+    worker, such as `{"GPU": 1}`, and the Prefect concurrency limit that a batch holds, if that limit exists. Workers must have
+    the same versions of the `libraries`.
     """
 
     workers: int | None
     resources: Mapping[str, float] = field(default_factory=dict[str, float])
     limit: str | None = None
+    libraries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.storage import absolute
 
 from .build import build_batch, may_pass
-from .cluster import asking_for, require_reached, started
+from .cluster import asking_for, require_reached, require_tokenmill, started
+from .code import require_same_here
 from .input_checks import data_sets
 from .plan import PlannedShard
 from .pool import Submitted, building_on, failures_of, some
@@ -128,6 +129,7 @@ def _build_batch(
     rebuild: bool,
 ) -> State[Any]:
     """Build shards without a receipt, report each to the run, and end as `Cached` if nothing was built."""
+    require_same_here(step.build.__module__, store.built_with)
     with holding(limit):
         done = build_batch(batch, store, step.building(arguments), partial(announce, topic), rebuild=rebuild)
     built = sum(not shard.reused for shard in done)
@@ -146,10 +148,11 @@ def shard_workers(settings: ClusterSettings, needs: Needs) -> Generator[BuildSha
         def pool() -> _Tasks:
             stack.enter_context(_one_server())
             runner = stack.enter_context(started(task_runner(settings.cluster, needs.workers, needs.resources)))
+            require_tokenmill(runner.client)
             require_reached(runner.client, str(PREFECT_API_URL.value()))
             return _Tasks(runner, needs, settings.cluster_timeout)
 
-        build_on_pool = building_on(lambda _: pool())
+        build_on_pool = building_on(lambda _: pool(), needs.libraries)
 
         def build_shards(
             step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
@@ -173,6 +176,7 @@ class _Tasks(WorkerPool):
         self._runner, self._limit = runner, needs.limit
 
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:
+        self.require_same_code(calls)
         build = _retried(name, f"{name}-{{number}}")(_build_batch)
         with asking_for(self.client, self.resources):
             return [
@@ -200,6 +204,7 @@ def function_workers(settings: ClusterSettings) -> Generator[RunAll]:
     """A context that runs functions on one cluster, each call as a Prefect task."""
     with _one_server(), started(task_runner(settings.cluster, settings.workers, {})) as runner:
         client = runner.client
+        require_tokenmill(client)
         require_reached(client, str(PREFECT_API_URL.value()))
 
         def run_all(name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -11,7 +11,7 @@ in its shard's folder: one file per 32 GB of tokens.
 import itertools
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from tokenmill.tasks.errors import RunError
@@ -44,6 +44,8 @@ class Store:
 
     place: str
     kind: str
+    built_with: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+    """What builds its shards in this run, for their receipts."""
 
     def folder(self, key: str) -> str:
         """The folder of a shard."""
@@ -94,7 +96,7 @@ class Store:
             quarantined=quarantined,
             truncated=truncated,
             facts=dict(facts or {}),
-            volatile=dict(volatile or {}),
+            volatile={**(volatile or {}), **({"built_with": dict(self.built_with)} if self.built_with else {})},
         )
         publish_bytes(self.path(receipt.key, RECEIPT), receipt.dump())
         return receipt

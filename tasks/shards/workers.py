@@ -15,7 +15,8 @@ from distributed import Future as DaskFuture
 from tokenmill.tasks.threads import cores
 
 from .build import Announce
-from .cluster import asking_for, listen, local_arguments, local_cluster, slots, started
+from .cluster import asking_for, listen, local_arguments, local_cluster, slots, started, workers_built_with
+from .code import require_same_here, require_same_there
 from .here import build_patiently, failure_of
 from .pool import Submitted, building_on
 from .preparation import BuildShards, Needs, Step
@@ -48,9 +49,15 @@ class WorkerPool:
 
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:  # noqa: ARG002 - a name in Prefect
         """See Pool."""
+        self.require_same_code(calls)
         with asking_for(self.client, self.resources):
             futures: list[DaskFuture[Any]] = [self.client.submit(_build_batch, **call, pure=False) for call in calls]
         return [Submitted(future, partial(failure_of, future)) for future in futures]
+
+    def require_same_code(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        """Raises InputError if a worker would build other shards than this process."""
+        step, store = cast("Step", calls[0]["step"]), cast("Store", calls[0]["store"])
+        require_same_there(store.built_with, workers_built_with(self.client, step.build.__module__, store.built_with))
 
     def watch(self) -> Callable[[], None]:
         """See Pool."""
@@ -77,6 +84,7 @@ def _build_batch(
     *,
     rebuild: bool,
 ) -> None:
+    require_same_here(step.build.__module__, store.built_with)
     build_patiently(batch, store, step.building(arguments), partial(announce, topic), rebuild=rebuild)
 
 
@@ -94,7 +102,7 @@ def local_workers(needs: Needs) -> Generator[BuildShards]:
             _grow(client, workers)
             return WorkerPool(client, needs.resources, workers)
 
-        yield building_on(pool)
+        yield building_on(pool, needs.libraries)
 
 
 @contextmanager
