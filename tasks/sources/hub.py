@@ -8,33 +8,26 @@ subset, the default configuration is used; a repository with several configurati
 without a split is `train`, and what stays unread is counted. Of the same files in several formats, one is read.
 """
 
-import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from posixpath import normpath
 from typing import Any, cast
 from urllib.parse import unquote
 
-from httpx2 import ConnectError, Timeout, TimeoutException
 from huggingface_hub import HfApi
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNotFoundError
 from huggingface_hub.hf_api import DatasetInfo, RepoSibling
+from huggingface_hub.utils import validate_repo_id
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
 
 from .files import Found, InputWarning, SourceFile
 from .formats import describe
-from .hub_requests import failure, patiently
+from .hub_client import HubUnreachableError, endpoint, information, reason
+from .hub_requests import PASSING, failure, patiently
 from .selection import (
     MissingSplitError,
     all_splits,
@@ -61,8 +54,8 @@ CONVERTED = "refs/convert/"
 
 OTHER_KINDS = {"models": "model", "spaces": "Space", "buckets": "bucket"}
 
-TIMEOUT = Timeout(120, connect=5)
-"""Seconds. A listing of 100,000 files takes the hub some ten."""
+LISTING_SECONDS = 120
+"""How long the hub may take for a listing; one of 100,000 files takes it some ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,58 +149,38 @@ def _revision(written: str) -> str:
 
 def _information(reference: Reference) -> tuple[DatasetInfo, str | None]:
     """Commit, files and card of the repository, and the path inside it. One request, two for a gated repository."""
-    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    missing: list[InputError] = []
     for revision, inside in reference.readings:
-        with suppress(RevisionNotFoundError):
-            return _listed_at(api, reference.repository, revision), inside
-    revision = reference.readings[0][0]
-    raise InputError(
-        f"hf://{reference.repository}@{revision}: it has no branch, tag or commit {revision!r}; check the revision, or "
-        "leave it out"
-    )
+        try:
+            return _listed_at(reference.repository, revision), inside
+        except MissingRevisionError as error:
+            missing.append(error)
+    raise missing[0]
 
 
-def _listed_at(api: HfApi, repository: str, revision: str | None) -> DatasetInfo:
-    """What the hub has of a repository at a revision. Raises RevisionNotFoundError, and what the module says."""
+class MissingRevisionError(InputError):
+    """A dataset lacks the requested branch, tag or commit."""
+
+
+def _listed_at(repository: str, revision: str | None) -> DatasetInfo:
+    """What the hub has of a repository at a revision. Raises an error in a line, with the cause and a remedy."""
     where = f"hf://{repository}" + (f"@{revision}" if revision else "")
     try:
-        # The stubs of the client want seconds; it passes on any timeout that httpx takes.
-        info = patiently(
-            lambda: api.dataset_info(repository, revision=revision, timeout=cast("float", TIMEOUT), files_metadata=True)
-        )
+        validate_repo_id(repository)
+        asked = partial(information, "datasets", repository, revision, sizes=True, tries=0, seconds=LISTING_SECONDS)
+        info = DatasetInfo(**patiently(asked))
         if info.gated:
             # The metadata of a gated repository is public; this request checks access to its files.
-            patiently(lambda: api.auth_check(repository, repo_type="dataset"))
-    except RevisionNotFoundError:
-        raise
+            patiently(lambda: HfApi(endpoint=endpoint()).auth_check(info.id, repo_type="dataset"))
+    except HubUnreachableError as error:
+        raise InputError(f"{where}: {error}, or use a local copy of the data") from error
+    except RevisionNotFoundError as error:
+        raise MissingRevisionError(f"{where}: {reason(error, 'datasets', repository, revision)}") from error
     except (HfHubHTTPError, HFValidationError) as error:
-        raise _explained(error, where) from error
-    except (ConnectError, TimeoutException) as error:
-        raise InputError(
-            f"{where}: {api.endpoint} cannot be reached ({error}); check the network, or name a mirror in HF_ENDPOINT"
-        ) from error
-    except OfflineModeIsEnabled as error:
-        raise InputError(f"{where}: HF_HUB_OFFLINE is set; unset it, or use a local copy of the data") from error
+        if isinstance(error, HfHubHTTPError) and error.response.status_code in PASSING:
+            raise failure(error, where) from error
+        raise InputError(f"{where}: {reason(error, 'datasets', repository, revision)}") from error
     return info
-
-
-def _explained(error: HfHubHTTPError | HFValidationError, where: str) -> Exception:
-    """The error to raise, in a line with the cause and a remedy."""
-    said = str(error).partition("\n")[0]
-    if isinstance(error, GatedRepoError):
-        return InputError(
-            f"{where}: access is restricted; accept the terms on its hub page, then set HF_TOKEN to a token of that account"
-        )
-    if isinstance(error, HFValidationError):
-        return InputError(f"{where}: not a valid name of a dataset: {said}")
-    status = error.response.status_code
-    if status in {401, 403} and "Invalid credentials" in str(error):
-        return InputError(f"{where}: the hub rejected HF_TOKEN (or the saved login); renew it")
-    if status in {401, 403} or isinstance(error, RepositoryNotFoundError):
-        return InputError(
-            f"{where}: no such dataset, or it is private; check the spelling, or set HF_TOKEN to a token with access"
-        )
-    return failure(error, where)
 
 
 def _file(root: str, sibling: RepoSibling) -> SourceFile:

@@ -5,7 +5,6 @@ anything: a read is one range request. For a large file, the hub answers with th
 time; later reads of any stream in this process go there directly, and the hub is asked again only when that place refuses.
 """
 
-import os
 import time
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -19,6 +18,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from tokenmill.tasks.errors import RunError
 
 from .files import SourceFile
+from .hub_client import endpoint
 
 WAITS = (1, 2, 4, 8)
 """Seconds before the hub is asked again, unless it says when."""
@@ -98,8 +98,7 @@ class HubStream(AbstractBufferedFile):
     def __init__(self, file: SourceFile, block_size: int, cache: str) -> None:
         repository, _, rest = file.uri.removeprefix("hf://datasets/").partition("@")
         commit, _, name = rest.partition("/")
-        endpoint = os.environ.get("HF_ENDPOINT") or None
-        self._url = hf_hub_url(repository, name, repo_type="dataset", revision=commit, endpoint=endpoint)
+        self._url = hf_hub_url(repository, name, repo_type="dataset", revision=commit, endpoint=endpoint())
         super().__init__(None, file.uri, "rb", cast("str", block_size), cache_type=cache, size=file.size)
 
     def _fetch_range(self, start: int, end: int) -> bytes:

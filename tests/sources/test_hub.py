@@ -397,11 +397,11 @@ def test_a_gated_repository_needs_a_token_that_was_let_in(hub, publish, monkeypa
 
 def test_an_unknown_repository_revision_or_name_is_refused_with_the_remedy(publish, monkeypatch):
     publish("data/x.jsonl")
-    assert "hf://org/nmae: no such dataset" in refusal("hf://org/nmae")
+    assert "hf://org/nmae: no such dataset on the hub" in refusal("hf://org/nmae")
     monkeypatch.setenv("HF_TOKEN", "hf_member")
-    assert "hf://org/nmae: no such dataset" in refusal("hf://org/nmae")
+    assert "hf://org/nmae: no such dataset on the hub" in refusal("hf://org/nmae")
     monkeypatch.setenv("HF_TOKEN", EXPIRED)
-    assert "rejected HF_TOKEN" in refusal()
+    assert "refused HF_TOKEN" in refusal()
     monkeypatch.delenv("HF_TOKEN")
     assert "'v2'" in refusal(revision="v2")
     assert "is a model, and sources are datasets" in refusal("hf://models/org/name")
