@@ -212,7 +212,8 @@ def _declared(names: list[str], info: DatasetInfo, source: DataSource) -> tuple[
         if configuration.name == source.subset:
             splits = configuration.splits(names)
             return [name for files in splits.values() for name in files], splits
-    found = of_subset(names, source, [configuration.name for configuration in declared])
+    known = [configuration.name for configuration in declared] if declared != [Configuration()] else []
+    found = of_subset(names, source, known)
     return found, all_splits(found)
 
 
@@ -287,8 +288,8 @@ def configurations(card: dict[str, Any]) -> list[Configuration]:
     `data_files` is a path, a list of paths, `{split: path}`, or a list of `{"split": …, "path": path or paths}`; paths
     are globs below `data_dir` (https://huggingface.co/docs/hub/datasets-manual-configuration).
     """
-    entries = cast("list[dict[str, Any]]", card.get("configs") or [])
-    return [_configuration(entry) for entry in entries] or [Configuration()]
+    entries = _listed(card.get("configs") or [])
+    return [_configuration(entry) for entry in entries if isinstance(entry, dict)] or [Configuration()]
 
 
 def _configuration(entry: dict[str, Any]) -> Configuration:

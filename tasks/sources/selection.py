@@ -237,11 +237,11 @@ def choose(names: list[str], source: DataSource) -> list[str]:
 
 
 def of_subset(names: list[str], source: DataSource, subsets: Iterable[str] = ()) -> list[str]:
-    """The paths that have the subset of `source` as a component. Raises as `choose` does; `subsets` are others to list."""
+    """The paths that have the subset of `source` as a component. Raises as `choose` does; `subsets` are those to list instead."""
     subset = source.subset or ""
     if found := [name for name in names if in_subset(name, subset)]:
         return found
-    known = {*subsets, *(part for name in names for part in without_ending(name).split("/"))}
+    known = {*subsets} or {part for name in names for part in without_ending(name).split("/")}
     raise missing(source, "subset", subset, known)
 
 

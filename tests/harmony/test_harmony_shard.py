@@ -12,12 +12,14 @@ import pytest
 import yaml
 from tokenmill.flows.cli import run
 from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony import shard
 from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.harmony.grammar import Fault
 from tokenmill.tasks.harmony.inspect import inspect_harmony_shard
 from tokenmill.tasks.harmony.inventory import strictest
+from tokenmill.tasks.harmony.planning import splits_of
 from tokenmill.tasks.harmony.vocabulary import encoding
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.shards.verify import verify
@@ -322,6 +324,23 @@ def test_a_wrong_choice_is_refused_before_anything_is_read(tmp_path, keys, setti
         plan({"datasets": [one]}, tmp_path / "out", **settings)
 
 
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        ("data/chat-00000-of-00003.parquet data/code-00001-of-00002.parquet", ["chat", "code"]),
+        ("chat-00000-of-00003.parquet chat-00001-of-00003.parquet", ["chat", "chat"]),
+        ("train_0001.jsonl dev.jsonl.gz other.jsonl", ["train", "validation", "other"]),
+        ("en/training/x.jsonl en/eval/x.jsonl", ["train", "test"]),
+        ("chat_if.jsonl high.part_00.jsonl high.part_01.jsonl medium.jsonl", ["chat_if", "high", "high", "medium"]),
+    ],
+)
+def test_splits_of_files(names, splits):
+    source = DataSource(name="rows", path="/nowhere")
+    assert splits_of(source, names.split()) == dict(zip(names.split(), splits, strict=True))
+    named = source.model_copy(update={"split": "held_out"})
+    assert {*splits_of(named, names.split()).values()} == {"held_out"}
+
+
 def test_no_two_rows_have_one_name_though_files_do(tmp_path):
     for folder in ("x", "y"):
         write_rows(tmp_path / "chats" / folder / "train.jsonl", rows_of_messages(3))
@@ -350,7 +369,7 @@ def test_splits_of_a_blend_stay_apart(tmp_path):
     }
 
 
-@pytest.mark.parametrize("name", ["a b.jsonl", "x[1].jsonl", "_é.jsonl"])
+@pytest.mark.parametrize("name", ["a b.jsonl", "x[1].jsonl", "-é.jsonl"])
 def test_a_file_of_any_name_becomes_a_blend_that_can_be_read(tmp_path, name):
     path = str(write_rows(tmp_path / "rows" / name, rows_of_messages(3)))
     prepare(

@@ -189,6 +189,12 @@ def test_what_the_card_does_not_declare_is_refused_with_what_it_does(publish):
     assert "no readable file is in 'train'" in refusal(subset="elsewhere")
 
 
+@pytest.mark.parametrize("configs", ["foo", "[foo, 3]", "{a: b}", "[{config_name: x}]", "[]", "[{data_files: }]"])
+def test_a_card_that_declares_no_files(publish, configs):
+    publish("train.jsonl", "test.jsonl", card=f"configs: {configs}")
+    assert found(split="train") == ["train.jsonl"]
+
+
 def test_one_of_several_configurations_is_named(publish):
     card = "configs:\n" + "".join(
         f"- config_name: {name}\n  data_files: {name}/*.parquet\n" for name in ("4plus", "4plus_MIND")
