@@ -6,17 +6,22 @@ From Python, a kind of preparation is a function, named as in its manifest:
 
     record = pretrain("blends/tiny.json", "output/pretrain", shard_size="64MB")
 
-It takes a blend (a path, a URI, or the JSON itself as a dict) or an iterable of rows, and returns the artifact record.
+It takes a blend (a path, a URI, or the JSON itself as a dict), an iterable of rows or a table (of pandas, polars, pyarrow, DuckDB,
+`datasets`), and returns the artifact record. `dataframe("output/pretrain", "documents")` gives the results back as pandas.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 
-def __getattr__(name: str) -> Callable[..., dict[str, Any]]:
-    """The function of a kind of preparation; what it needs is imported when it is asked for."""
+def __getattr__(name: str) -> Callable[..., Any]:
+    """The function of a kind of preparation, or `dataframe`; what it needs is imported when it is asked for."""
     if name.startswith("_"):
         raise AttributeError(name)
+    if name == "dataframe":
+        from tokenmill.tasks.report.dataframe import dataframe
+
+        return dataframe
     from tokenmill.tasks.shards.kinds import KINDS
 
     if name not in KINDS:

@@ -3,33 +3,44 @@
 import json
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike, fspath
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.input_checks import check_inputs
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.publish import publish
+from tokenmill.tasks.sources.forms import with_keys
 from tokenmill.tasks.storage import absolute
 
 from .direct import run_preparation
+from .options import source_keys
+
+ROW_GROUP_BYTES = 64 << 20
+"""Bytes of a table that are in memory while it is written."""
 
 
 def function_of(name: str) -> Callable[..., dict[str, Any]]:
     """The function that prepares a blend or rows from Python. Raises InputError and RunError as the command does."""
 
     def prepare_data(
-        data: Blend | dict[str, Any] | str | PathLike[str] | Iterable[Mapping[str, Any]],
+        data: Blend | dict[str, Any] | str | PathLike[str] | Iterable[Mapping[str, Any]] | ArrowStream,
         output_dir: str | PathLike[str],
         **settings: object,
     ) -> dict[str, Any]:
         output_dir, named = fspath(output_dir), _text_of(data)
         settings = {name: _text_of(value) for name, value in settings.items()}
-        if not isinstance(named, (str, Blend, dict)):
-            named = blend_of_rows(cast("Iterable[object]", named), output_dir)
-        blend = preparation(name).read_blend(cast("Blend | Mapping[str, Any] | str", named))
+        kind = preparation(name)
+        keys = {key: settings.pop(key) for key in source_keys(kind.settings, settings)}
+        if isinstance(named, (str, Blend, dict)):
+            blend = kind.read_blend(cast("Blend | Mapping[str, Any] | str", named))
+        else:
+            blend = kind.read_blend(blend_of_rows(named, output_dir))
+        blend = with_keys(blend, cast("object", named), keys)
         check_inputs(blend, cast("str | None", settings.get("store")), output_dir)
         return run_preparation(name, blend, output_dir, settings)
 
@@ -41,15 +52,46 @@ def _text_of(value: object) -> object:
     return fspath(value) if isinstance(value, PathLike) else value
 
 
-def blend_of_rows(rows: Iterable[object], output_dir: str) -> dict[str, Any]:
-    """A blend of one data set, `rows`, which are written beside the output folder: OUT.rows.jsonl.
+class ArrowStream(Protocol):
+    """A table that other libraries can read: of pandas, polars, pyarrow, DuckDB, `datasets`."""
 
-    Raises InputError for a row that is not a JSON object.
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """See https://arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html."""
+        ...
+
+
+def blend_of_rows(rows: object, output_dir: str) -> dict[str, Any]:
+    """A blend of one dataset, `rows`, which are written beside the output folder: OUT.rows.jsonl, or .parquet for a table.
+
+    Raises InputError for a row that is not a JSON object, and for a table that Parquet can't hold.
     """
+    if hasattr(rows, "__arrow_c_stream__"):
+        return _blend_of_table(rows, f"{absolute(output_dir)}.rows.parquet")
+    if not isinstance(rows, Iterable):
+        raise InputError(f"data: {type(rows).__name__} holds no rows; give a blend, rows as dicts, or a table")
     place = f"{absolute(output_dir)}.rows.jsonl"
     with publish(place) as file:
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(cast("Iterable[object]", rows), 1):
             file.write(_line(row, number))
+    return {"datasets": [{"name": "rows", "path": place}]}
+
+
+def _blend_of_table(table: object, place: str) -> dict[str, Any]:
+    try:
+        reader = pa.RecordBatchReader.from_stream(table)
+        with publish(place) as file, pq.ParquetWriter(file, reader.schema) as writer:
+            held: list[pa.RecordBatch] = []
+            for batch in reader:
+                held.append(batch)
+                if sum(each.nbytes for each in held) >= ROW_GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(held))
+                    held.clear()
+            writer.write_table(pa.Table.from_batches(held, reader.schema))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"data: {type(table).__name__} can't be read as a table with a row for each text: {reason}"
+        ) from error
     return {"datasets": [{"name": "rows", "path": place}]}
 
 

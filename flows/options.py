@@ -3,12 +3,14 @@
 All of it is parsed by the same model as a flow's parameters, so a misspelt key is an error wherever it is written.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter
+from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.described import describe, example_of
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.settings import PreparationSettings, Scale
@@ -59,6 +61,23 @@ def choices_of(
     for override in overrides:
         merged = _merge(merged, _override(override, kind))
     return parse(kind, merged, f"{where} and the command line" if overrides and where != GIVEN else where)
+
+
+def source_keys(kind: type[Strict], names: Iterable[str]) -> list[str]:
+    """Those of `names` that are keys of a dataset, and no settings: `text_field` and others."""
+    return [
+        name for name in names if name in DataSource.model_fields and name not in {*kind.model_fields, "name", "path"}
+    ]
+
+
+def sorted_overrides(kind: type[Strict], overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The overrides of settings, and what others say of the dataset that a file of rows is."""
+    keys = {text: source_keys(kind, [re.split("[.=]", text, maxsplit=1)[0]]) for text in overrides}
+    of_rows: dict[str, Any] = {}
+    for text in overrides:
+        if keys[text]:
+            of_rows = _merge(of_rows, _override(text, DataSource))
+    return [text for text in overrides if not keys[text]], of_rows
 
 
 def config_settings(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Prefect and Dask are imported only to run a flow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.strict import Strict, parse
 
-from .options import CommonOptions, choices_of, settings_of
+from .options import CommonOptions, choices_of, settings_of, sorted_overrides
 from .settings_help import settings_parameter
 from .terminal import Format, OutputDir, be_quiet, print_json, terminal
 
@@ -41,8 +41,8 @@ def plan(
     the first rows of each data set.
     """
     chosen = preparation(kind)
-    settings = settings_of(chosen.settings, options or CommonOptions(), overrides)
-    planned = _planned(chosen, chosen.read_blend(blend), settings, output_dir)
+    asked, settings = _read(chosen, blend, options, overrides)
+    planned = _planned(chosen, asked, settings, output_dir)
     record = _shown(chosen, planned, None if format == "json" else Console(), tables=format == "table")
     if format == "json":
         print_json(record)
@@ -71,8 +71,7 @@ def mix(
     from tokenmill.tasks.report.plan import training_tokens
 
     chosen = preparation(kind)
-    settings = settings_of(chosen.settings, options or CommonOptions(), overrides)
-    asked = chosen.read_blend(blend)
+    asked, settings = _read(chosen, blend, options, overrides)
     if tokens is not None:
         asked = parse(Blend, {**asked.model_dump(exclude_unset=True), "tokens": tokens}, f"{blend} with --tokens")
     planned = _planned(chosen, asked, settings, output_dir)
@@ -132,13 +131,24 @@ def preparation_command(name: str) -> Callable[..., dict[str, Any]]:
         options: CommonOptions | None = None,
     ) -> dict[str, Any]:
         kind = preparation(name)
-        settings = settings_of(kind.settings, options or CommonOptions(), overrides)
+        asked, settings = _read(kind, blend, options, overrides)
         if not dry_run:
-            return _prepared(kind, kind.read_blend(blend), settings, output_dir)
-        return _shown(kind, _planned(kind, kind.read_blend(blend), settings, output_dir), terminal)
+            return _prepared(kind, asked, settings, output_dir)
+        return _shown(kind, _planned(kind, asked, settings, output_dir), terminal)
 
     command.__doc__ = KINDS[name].summary
     return command
+
+
+def _read(
+    kind: "Preparation[Any, Any]", blend: str, options: CommonOptions | None, overrides: Sequence[str]
+) -> "tuple[Blend, PreparationSettings]":
+    """The blend and the settings; some overrides are keys of the dataset that a file of rows is."""
+    from tokenmill.tasks.sources.forms import with_keys
+
+    overrides, keys = sorted_overrides(kind.settings, overrides)
+    settings = settings_of(kind.settings, options or CommonOptions(), overrides)
+    return with_keys(kind.read_blend(blend), blend, keys), settings
 
 
 def _planned(

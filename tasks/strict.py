@@ -8,6 +8,7 @@ JSON schema allows them too, so that Prefect's server accepts the same blends as
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from reprlib import Repr
 from typing import Annotated, Any, TypeVar, Union, cast, get_args
 
 from pydantic import (
@@ -89,6 +90,13 @@ Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
 """A seed of 64 bits, the most that JSON encoders accept."""
 
 
+SHOWN = Repr()
+"""Values in messages, shortened."""
+SHOWN.maxlevel, SHOWN.maxlist, SHOWN.maxdict, SHOWN.maxstring, SHOWN.maxother = 3, 4, 4, 100, 100
+
+MOST_CHARACTERS = 200
+MOST_LINES = 20
+
 Place = Annotated[str, AfterValidator(require_place), WithJsonSchema({"type": "string", "pattern": r"\S"})]
 """A path or URI: not blank, and with `~` only for an existing home folder."""
 
@@ -101,8 +109,9 @@ def parse(model: type[Model], data: object, where: str) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        lines = [_sentence(model, detail) for detail in error.errors()]
-        raise InputError("\n".join(f"{where}: {line}" for line in dict.fromkeys(lines))) from error
+        lines = [*dict.fromkeys(_sentence(model, detail) for detail in error.errors())]
+        more = [f"and {len(lines) - MOST_LINES:,} more mistakes"] if len(lines) > MOST_LINES else []
+        raise InputError("\n".join(f"{where}: {line}" for line in [*lines[:MOST_LINES], *more])) from error
 
 
 def with_parameters_of(*kinds: type[Strict], without: Collection[str] = ()) -> Callable[[Function], Function]:
@@ -151,7 +160,7 @@ def _sentence(model: type[Strict], detail: ErrorDetails) -> str:
     if detail["type"] == "missing":
         return f"{place}: missing; give it a value"
     message = "make it an object" if detail["type"] == "model_type" else detail["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(detail["input"], Mapping) else f" (got {detail['input']!r})"
+    given = "" if isinstance(detail["input"], Mapping) else f" (got {SHOWN.repr(detail['input'])[:MOST_CHARACTERS]})"
     return f"{place}: {message}{given}" if place else f"{message}{given}"
 
 

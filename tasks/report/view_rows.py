@@ -6,7 +6,7 @@ document becomes one sequence of `text`, or if it was rearranged to fill in the 
 """
 
 import itertools
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, cast
@@ -66,6 +66,23 @@ def read_row(part: Part, number: int, tokens: Tokens | None = None) -> Row:
     return _pack(part, number, tokens or {}) if part.packed else _document(part, number)
 
 
+def rows_of(part: Part) -> Iterator[Row]:
+    """Every row of a part, in order; the tokens of a `.bin` are read at once. Raises RunError as `read_row` does."""
+    if part.packed:
+        with _opened(part) as file:
+            pack_size = _pack_size(part, file)
+            for number, batch in enumerate(file.iter_batches(batch_size=1, columns=SCHEMA.names)):
+                columns = {name: batch.column(name).flatten().to_numpy() for name in SCHEMA.names}
+                yield _parsed(part, number, columns, pack_size)
+        return
+    index = _index(part)
+    system, path = filesystem(part.stored)
+    stored = cast("bytes", system.cat_file(path, start=part.tokens.start, end=part.tokens.stop))
+    borders = np.cumsum(index.lengths[:-1], dtype=np.int64)
+    for number, ids in enumerate(np.split(np.frombuffer(stored, index.dtype), borders)):
+        yield _row(part, number, ids)
+
+
 def rows_with(part: Part, documents: Collection[int]) -> list[int]:
     """The rows of a part with tokens of any of these documents, ascending. Raises RunError as `read_row` does."""
     if part.packed:
@@ -80,6 +97,10 @@ def _pack(part: Part, number: int, tokens: Tokens) -> Row:
     columns = {
         name: tokens[name] if name in tokens else batch.column(name).flatten().to_numpy() for name in SCHEMA.names
     }
+    return _parsed(part, number, columns, pack_size)
+
+
+def _parsed(part: Part, number: int, columns: dict[str, np.ndarray], pack_size: int) -> Row:
     ids, mask, starts, documents, role_starts, roles = columns.values()
     problem = _problem(columns)
     if problem:
@@ -169,7 +190,11 @@ def _document(part: Part, number: int) -> Row:
     start = part.tokens.start + int(index.lengths[:number].sum(dtype=np.int64)) * index.dtype.itemsize
     stop = start + int(index.lengths[number]) * index.dtype.itemsize
     system, path = filesystem(part.stored)
-    ids = np.frombuffer(cast("bytes", system.cat_file(path, start=start, end=stop)), index.dtype)
+    return _row(part, number, np.frombuffer(cast("bytes", system.cat_file(path, start=start, end=stop)), index.dtype))
+
+
+def _row(part: Part, number: int, ids: np.ndarray) -> Row:
+    """Document `number` of a part."""
     roles = np.zeros(len(ids), np.int8) if part.fim is None else part.fim.roles(ids)
     return Row(ids, np.ones(len(ids), np.bool_), roles, FIM_ROLES, np.array([0]), np.array([number]), None)
 

@@ -7,16 +7,20 @@ are read if the file is local; others are left to the check of bad rows.
 
 import re
 from collections.abc import Mapping, Sequence
+from glob import has_magic
 from itertools import islice
-from typing import Any, Literal
+from json import JSONDecoder
+from typing import Any, Literal, cast
 
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import Blend, DataSource
-from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.storage import is_local
+from tokenmill.tasks.errors import InputError, closest
+from tokenmill.tasks.storage import absolute, filesystem, is_local
+from tokenmill.tasks.strict import parse
 
 from .files import Record, Slice
 from .formats import describe, read_records, without_ending
+from .json_rows import BYTE_ORDER_MARK
 
 Form = Literal["documents", "conversations"]
 
@@ -38,13 +42,63 @@ FIRST_BATCHES = 2
 BLENDS = ".json"
 """The ending of blends, which files of rows may have too."""
 
+HEAD_BYTES = 1 << 20
+"""Bytes of a file in which its first row most likely ends."""
+
+BLEND_KEY = re.compile(r'\A\{\s*"(?:_[^"]*|datasets|train|valid|test)"')
+
 
 def read_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
     """The blend, as `load_blend` reads it; a file of rows, such as `a.jsonl`, is a blend of that data set."""
-    if not isinstance(blend, str) or blend.endswith(BLENDS) or describe(blend) is None:
+    if not isinstance(blend, str) or not is_rows(blend):
         return load_blend(blend)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", without_ending(blend.rpartition("/")[2])).strip("-._")
     return load_blend({"datasets": [{"name": name[:100] or "rows", "path": blend}]})
+
+
+def is_rows(place: str) -> bool:
+    """Whether a path or URI is that of a file of rows, not of a blend; only a `.json` file is opened."""
+    if not place.endswith(BLENDS):
+        return describe(place) is not None
+    system, path = filesystem(absolute(place))
+    if has_magic(path) and not system.exists(path):
+        return True
+    if not system.isfile(path):
+        return False
+    with system.open(path, "rb") as file:
+        head = cast("bytes", file.read(HEAD_BYTES))
+    text = head.removeprefix(BYTE_ORDER_MARK).decode(errors="replace").lstrip()
+    try:
+        first, end = JSONDecoder().raw_decode(text)
+    except ValueError:  # cut off, or not JSON
+        return text.startswith("[") or (len(head) == HEAD_BYTES and not BLEND_KEY.search(text))
+    return isinstance(first, list) or text[end:].lstrip().startswith("{") or _is_row(first)
+
+
+def _is_row(content: object) -> bool:
+    """Whether the only object in a file is a row; a blend may have misspelled keys."""
+    if not isinstance(content, dict):
+        return False
+    keys = cast("dict[str, object]", content)
+    if not QUESTIONS.union(TURNS, ("text",)).isdisjoint(keys):
+        return True
+    return bool(keys) and not any(key.startswith("_") or closest(key, Blend.model_fields) for key in keys)
+
+
+def with_keys(blend: Blend, named: object, keys: Mapping[str, Any]) -> Blend:
+    """The blend of a file of rows or of rows from Python, with these keys of its dataset.
+
+    `named` is what the blend was read from. Raises InputError if that is a blend.
+    """
+    if not keys:
+        return blend
+    if isinstance(named, Blend | Mapping) or (isinstance(named, str) and not is_rows(named)):
+        where = named if isinstance(named, str) else "the blend"
+        raise InputError(
+            f"{next(iter(keys))}: is a key of a dataset, not a setting; write it into its entry in {where}"
+        )
+    (source,) = blend.training()
+    return parse(Blend, {"datasets": [{**source.model_dump(exclude_unset=True), **keys}]}, "settings")
 
 
 def require_form(source: DataSource, form: Form | None, part: Slice) -> None:

@@ -161,14 +161,16 @@ def _all_texts(
     rows: Sequence[Row], path: Sequence[str], chosen: RowFilter
 ) -> tuple[pa.LargeStringArray, np.ndarray] | None:
     """The texts that are kept, and the numbers of their rows (int64), if all rows are good, otherwise None."""
-    key, *deeper = path
     try:
         values = [orjson.loads(cast("bytes", row)) for row in rows]
         kept = _all_kept(values, chosen)
         if kept is None:
             return None
-        values = [values[row][key] for row in kept.tolist()] if chosen else [value[key] for value in values]
-        for key in deeper:
+        if chosen:
+            values = [values[row] for row in kept.tolist()]
+        if len(path) > 1 and all(path[0] not in value for value in values):
+            path = [".".join(path)]
+        for key in path:
             values = [value[key] for value in values]
         texts = pa.array(values, pa.large_string())
     except (ValueError, KeyError, TypeError):  # not JSON, no such field, or not an object or string
@@ -290,6 +292,19 @@ def text_of(row: Row, path: Sequence[str]) -> str | Refused | None:
 
 
 def _text_at(value: object, path: Sequence[str]) -> str | tuple[str, str]:
+    """The string at `path`, else at the field that is called by all its keys with dots between them; or reason and detail."""
+    found = _nested_text(value, path)
+    if (
+        not isinstance(found, tuple)
+        or found[0] not in {"missing_field", "not_an_object"}
+        or not isinstance(value, dict)
+    ):
+        return found
+    dotted = ".".join(path)
+    return _nested_text(cast("object", value), [dotted]) if dotted in value else found
+
+
+def _nested_text(value: object, path: Sequence[str]) -> str | tuple[str, str]:
     """The string at `path`, or reason and detail. A null anywhere on the path is null_text."""
     place = "the row"
     for key in path:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
-from typing import BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 import orjson
@@ -232,7 +232,7 @@ def require_text(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> 
     """Raises InputError unless each of `fields` is a column of text, or a field of text inside structs."""
     schema, note = metadata.schema.to_arrow_schema(), _note(metadata)
     for field in fields:
-        if note and field_path(field)[0] not in schema.names:
+        if note and column_path(field, schema)[0] not in schema.names:
             raise InputError(f"{uri}: text_field {field!r}: the file has no such column; {note}")
         _require_text(schema, field, uri)
 
@@ -275,7 +275,7 @@ def _require_text(schema: pa.Schema, text_field: str, uri: str) -> None:
     fields: list[pa.Field] = [*schema]
     place = "the file"
     found: pa.DataType = pa.null()
-    for key in field_path(text_field):
+    for key in column_path(text_field, schema):
         types = [each.type for each in fields if each.name == key]
         if len(types) != 1:
             names = [each.name for each in fields]
@@ -286,7 +286,7 @@ def _require_text(schema: pa.Schema, text_field: str, uri: str) -> None:
         found = types[0]
         place = f"column {key!r}"
         fields = [*found] if pa.types.is_struct(found) else []
-    if not is_text(found):
+    if not is_text(found) and not pa.types.is_null(found):
         columns = ", ".join(f"{each.name}: {each.type}" for each in schema)
         raise InputError(
             f"{uri}: text_field {text_field!r} is of type {found}, not text; name a column of text ({columns})"
@@ -336,7 +336,7 @@ def open_parquet(file: SourceFile, stream: BinaryIO, metadata: pq.FileMetaData |
 def _metadata(file: SourceFile, stream: BinaryIO, fields: Sequence[str]) -> pq.FileMetaData:
     """The footer, adapted so that `fields` can be read row by row."""
     opened = open_parquet(file, stream)
-    asked = {field_path(field)[0] for field in fields}
+    asked = {name for field in fields for name in (field, field_path(field)[0])}
     converted = any(holds(column.type, _is_converted) for column in opened.schema_arrow if column.name in asked)
     return _without_arrow_types(stream) if converted else opened.metadata
 
@@ -391,8 +391,19 @@ def _row_too_long(batch: pa.RecordBatch, row: int) -> list[BadRow]:
     return [BadRow(row, "row_too_long", f"{size:,} bytes; at most {MAX_ROW_BYTES:,} are read", "")]
 
 
+def column_path(field: str, schema: pa.Schema) -> list[str]:
+    """The column of a field and the fields of structs that lead to it, or else the column with dots in its name."""
+    found: Any = schema
+    for key in field_path(field):
+        number = found.get_field_index(key) if isinstance(found, pa.Schema | pa.StructType) else -1
+        if number < 0:
+            return [field] if field in schema.names else field_path(field)
+        found = found.field(number).type
+    return field_path(field)
+
+
 def _column(batch: pa.RecordBatch, text_field: str) -> pa.Array:
-    name, *deeper = field_path(text_field)
+    name, *deeper = column_path(text_field, batch.schema)
     column = batch.column(name)
     for key in deeper:
         column = column.flatten()[column.type.get_field_index(key)]  # null where the struct is

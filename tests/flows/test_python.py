@@ -6,7 +6,12 @@ import sys
 from datetime import UTC, datetime
 from types import MappingProxyType
 
+import duckdb
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tokenmill
 from tokenmill.flows.from_python import blend_of_rows
@@ -14,7 +19,8 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.kinds import KINDS
 
 from tests.flows.preparation_runs import TOKENMILL
-from tests.preparing import write_lines
+from tests.preparing import blend_of, prepare, write_lines
+from tests.tokenize.small_vocabularies import EOS, byte_level_bpe, reference
 
 
 def test_every_kind_is_a_function():
@@ -75,6 +81,57 @@ def test_paths_may_be_objects(tmp_path):
 def test_rows_that_are_no_json_objects_are_refused(tmp_path, row, message):
     with pytest.raises(InputError, match=message):
         blend_of_rows([{"text": "good"}, row], str(tmp_path / "out"))
+    assert not list(tmp_path.iterdir())
+
+
+TABLE = {"text": ["a sack of flour", None, "two"], "id": [1, 2, 3]}
+
+
+@pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame, pa.table, pa.RecordBatch.from_pydict, "duckdb", "chunks"])
+def test_tables_of_other_libraries(tmp_path, make):
+    table = pa.table(TABLE)
+    if make == "duckdb":
+        data = duckdb.from_arrow(table)
+    elif make == "chunks":
+        data = pa.Table.from_batches(table.to_batches(max_chunksize=1)).to_reader()
+    else:
+        data = make(TABLE)
+    blend = blend_of_rows(data, str(tmp_path / "out"))
+    assert blend == {"datasets": [{"name": "rows", "path": str(tmp_path / "out.rows.parquet")}]}
+    assert pq.read_table(tmp_path / "out.rows.parquet").select(["text", "id"]).to_pydict() == TABLE
+
+
+def test_a_dataframe_is_prepared_with_the_name_of_its_text(tmp_path):
+    frame = pd.DataFrame({"content": ["a sack of flour", "two"]})
+    record = tokenmill.pretrain(frame, tmp_path / "out", text_field="content", holdout={"valid": 0, "test": 0})
+    assert record["pretrain"]["documents"] == 2
+    with pytest.raises(InputError, match=r"text_field: is a key of a dataset.* in the blend"):
+        tokenmill.pretrain({"datasets": [{"name": "a", "path": "b.jsonl"}]}, tmp_path / "out", text_field="content")
+
+
+def test_results_as_dataframes(tmp_path):
+    texts = [f"{number} sacks of flour" for number in range(5)]
+    source = write_lines(tmp_path / "rows.jsonl", [*texts[:3], b"no JSON", *texts[3:]])
+    model = byte_level_bpe(tmp_path / "vocabulary")
+    settings = {"tokenizer": {"model": str(model)}, "holdout": {"valid": 0, "test": 0}}
+    prepare(blend_of(source), tmp_path / "out", **settings)
+    frame = tokenmill.dataframe(tmp_path / "out", "documents")
+    end = reference(model).token_to_id(EOS)
+    assert [ids.tolist() for ids in frame["input_ids"]] == [[*reference(model).encode(text).ids, end] for text in texts]
+    assert frame["text"].str.removesuffix(EOS).tolist() == texts
+    assert frame[["file", "line", "split"]].to_numpy().tolist() == [[str(source), line, "train"] for line in (1, 2, 3, 5, 6)]
+    shards = tokenmill.dataframe(tmp_path / "out", "shards")
+    assert shards[["dataset", "rows", "documents", "drops"]].to_numpy().tolist() == [["rows", 6, 5, 1]]
+    assert shards["tokens"].sum() == frame["input_ids"].map(len).sum()
+    for rows, folder, message in [("packs", "out", "aren't packed"), ("pack", "out", "did you mean 'packs'"), ("packs", ".", "no manifest")]:
+        with pytest.raises(InputError, match=message):
+            tokenmill.dataframe(tmp_path / folder, rows)
+
+
+@pytest.mark.parametrize("data", [pd.Series(["a"]), pl.Series(["a"]), pa.chunked_array([["a"]]), 7], ids=repr)
+def test_data_that_is_no_table(tmp_path, data):
+    with pytest.raises(InputError, match=r"data: .*(table|no rows)"):
+        blend_of_rows(data, str(tmp_path / "out"))
     assert not list(tmp_path.iterdir())
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.report.dataframe import dataframe
 from tokenmill.tasks.report.view import view_output, view_record
 from tokenmill.tasks.report.view_html import publish_html, view_html
 from tokenmill.tasks.report.view_terminal import print_view
@@ -234,6 +235,13 @@ def test_the_first_rows_come_in_order_and_no_more_than_there_are(many):
     assert texts(view_output(many)) == ALL_TEXTS[:1]
     assert texts(view_output(many, rows=6)) == ALL_TEXTS[:6]
     assert texts(view_output(many, rows=99)) == ALL_TEXTS
+    frame = dataframe(many, "documents")
+    assert frame["text"].tolist() == ALL_TEXTS
+    shown = sequences(view_output(many, rows=99))
+    assert frame[["id", "file"]].to_numpy().tolist() == [[each.document, each.file] for each in shown]
+    assert [mask.sum() for mask in frame["trained"]] == [each.trained for each in shown]
+    packs = dataframe(many, "packs")
+    assert [ids for pack in packs["ids"] for ids in pack] == frame["id"].tolist()
 
 
 def test_a_seed_chooses_rows_over_all_shards(many):

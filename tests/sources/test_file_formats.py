@@ -337,3 +337,34 @@ def test_a_preparation_of_every_format(tmp_path):
     assert (bad["file"], bad["reason"]) == (str(tmp_path / "bad.csv"), "invalid_utf8")
     again, _ = prepare(blend_of(*paths), tmp_path / "out", **settings)
     assert not again.plan.pending
+
+
+@pytest.mark.parametrize(
+    ("rows", "texts"),
+    [
+        ([{"a.b": "x"}], ["x"]),
+        ([{"a.b": "x", "a": "y"}, {"a.b": "z", "a": "y"}], ["x", "z"]),
+        ([{"a.b": "x", "a": {"b": "y"}}], ["y"]),
+        ([{"a": {"b": "y"}}], ["y"]),
+    ],
+)
+def test_names_with_dots_are_read_alike(tmp_path, rows, texts):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"a": {"b": "other"}}) + "\n" + json.dumps(rows[0]) + "\n")
+    for name, expected in {"a.jsonl": texts, "a.parquet": texts, "b.jsonl": ["other", texts[0]]}.items():
+        (part,) = slices(tmp_path / name, ["a.b"])
+        assert [text for batch in read_texts(part, "a.b") for text in batch.texts.to_pylist()] == expected
+
+
+def test_a_column_of_nulls_drops_its_rows(tmp_path):
+    model = byte_level_bpe(tmp_path / "vocabulary")
+    tables = {"a": pa.table({"text": ["one"]}), "b": pa.table({"text": pa.nulls(3), "id": [1, 2, 3]})}
+    for name, table in tables.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+        feather.write_feather(table, tmp_path / f"{name}.feather")
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    settings = {"tokenizer": {"model": str(model)}, "holdout": {"valid": 0, "test": 0}}
+    _, manifest = prepare({"datasets": [{"name": "d", "path": str(tmp_path / "*.*")}]}, tmp_path / "out/o", **settings)
+    assert manifest["totals"]["dropped"] == {"null_text": 6}
+    assert bad_of(tmp_path / "b.feather") == [(row, "null_text") for row in range(3)]

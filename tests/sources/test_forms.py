@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from tokenmill.flows import cli
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.kinds import preparation
-from tokenmill.tasks.sources.forms import read_blend
+from tokenmill.tasks.sources.forms import is_rows, read_blend
 
 from tests.preparing_sft import chat_vocabulary
 
@@ -48,3 +49,67 @@ def test_rows_that_may_be_of_either_form_are_left_to_the_check_of_bad_rows(plan,
 def test_a_file_of_rows_is_a_blend_of_it(tmp_path, name):
     (only,) = read_blend(str(tmp_path / name)).datasets
     assert (only.name, only.path) == ("some-rows", str(tmp_path / name))
+
+
+ARRAY = json.dumps([ROWS["documents"]] * 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "rows"),
+    [
+        (ARRAY, True),
+        ("\ufeff \n" + ARRAY, True),
+        ("[]", True),
+        ('{"text": "a"}\n{"text": "b"}\n', True),
+        ('{"text": "a"}', True),
+        (json.dumps(CHAT, indent=2), True),
+        (json.dumps({"text": "word " * 300_000}) + "\n", True),
+        (json.dumps([{"text": "word " * 300_000}]), True),
+        ('{"id": 1, "body": "a"}', True),
+        ('{"datasets": []}', False),
+        ('{"datasts": [{"name": "a", "path": "b"}]}', False),
+        ('{"train": ["1", "out/a"]}', False),
+        ('{"_comment": "no rows"}', False),
+        (json.dumps({"datasets": [{"name": f"d{number}", "path": "x" * 99} for number in range(20_000)]}), False),
+        ("{}", False),
+        ("", False),
+        ("not JSON", False),
+    ],
+)
+def test_a_json_file_is_rows_or_a_blend(tmp_path, content, rows):
+    (tmp_path / "a.json").write_text(content, encoding="utf-8")
+    assert is_rows(str(tmp_path / "a.json")) is rows
+
+
+def test_a_json_file_that_is_not_there_is_no_file_of_rows(tmp_path):
+    assert not is_rows(str(tmp_path / "a.json"))
+    assert is_rows(str(tmp_path / "*.json"))
+
+
+def test_json_rows_are_prepared_with_the_keys_of_a_dataset(tmp_path, capsys):
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps([{"content": "one"}, {"content": "two"}]))
+    command = ["pretrain", str(rows), "--output-dir", str(tmp_path / "out"), "--dry-run"]
+    assert cli.run([*command, "text_field=content"]) == 0
+    (tmp_path / "blend.json").write_text(json.dumps({"datasets": [{"name": "a", "path": "rows.json"}]}))
+    capsys.readouterr()
+    assert cli.run(["plan", str(tmp_path / "blend.json"), "text_field=content"]) == 2
+    assert "text_field: is a key of a dataset, not a setting; write it into its entry in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"datasets": [{"name": "a", "path": 7, "filters": {"x": [1.5] * 10_000}}]},
+        {"datasets": "word " * 100_000},
+        {"datasets": [{f"key{number}": 1 for number in range(10_000)}]},
+        {"datasets": [{"name": "n" * 100_000, "path": "b"}]},
+    ],
+    ids=["list", "text", "keys", "name"],
+)
+def test_a_mistake_is_shown_in_lines(tmp_path, content):
+    with pytest.raises(InputError) as error:
+        read_blend(content)
+    lines = str(error.value).splitlines()
+    assert len(lines) <= 21
+    assert max(map(len, lines)) < 400

@@ -1,0 +1,86 @@
+"""What a preparation made, as a pandas DataFrame: its documents, its packs, or its shards.
+
+All of it is in memory: 8 bytes a token and more. Of large outputs read the files themselves, or look at some rows with `view`.
+"""
+
+from collections.abc import Iterator, Mapping
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
+from tokenmill.tasks.storage import absolute
+from tokenmill.tasks.tokenize.load import recorded_vocabulary
+
+from .view_parts import Part, parts_of
+from .view_rows import PADDING, Row, rows_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Rows = Literal["documents", "packs", "shards"]
+
+SHARD_COLUMNS = ("dataset", "split", "key", "file", "start", "stop", "rows", "quarantined", "truncated")
+
+
+def dataframe(output_dir: str | PathLike[str], rows: Rows = "documents") -> "DataFrame":
+    """The results of a preparation of documents or conversations, with a row for each of its documents, packs or shards.
+
+    Documents: dataset, split, id (as in `view`), file, line, input_ids, text, and for packs also trained (bool): the tokens that
+    the loss is computed on. Packs: dataset, split, input_ids, trained, and the starts and ids of their documents. Raises
+    InputError for anything else, without pandas, and where there is nothing to show; RunError for a damaged file.
+    """
+    if rows not in get_args(Rows):
+        raise InputError(f"rows: {rows!r} isn't known; {nearest(str(rows), get_args(Rows))}")
+    try:
+        from pandas import DataFrame
+    except ImportError as error:
+        raise InputError("dataframe needs pandas; install it with: pip install 'tokenmill[pandas]'") from error
+    place = absolute(fspath(output_dir))
+    manifest = read_manifest(place)
+    if manifest is None:
+        raise InputError(f"{place}: no {MANIFEST} here; point at the output folder of a preparation")
+    if rows == "shards":
+        return DataFrame([_shard(entry) for entry in manifest["shards"]])
+    if manifest["type"] not in {"pretrain", "sft"}:
+        raise InputError(f"{place}: holds {manifest['type']}, which has shards only; pretrain and sft have documents")
+    parts = parts_of(manifest, None)
+    if rows == "documents":
+        decode = recorded_vocabulary(manifest).decode
+        found = ({**document, "text": decode(document["input_ids"].tolist())} for document in _documents(parts))
+        return DataFrame(found)
+    if not parts[0].packed:
+        raise InputError(f"{place}: holds documents, which aren't packed; ask for 'documents'")
+    return DataFrame(_pack(part, row) for part in parts for row in rows_of(part))
+
+
+def _shard(entry: Mapping[str, Any]) -> dict[str, Any]:
+    counts = {name: sum(entry[name].values()) for name in ("documents", "tokens", "drops")}
+    return {name: entry.get(name) for name in SHARD_COLUMNS} | counts
+
+
+def _documents(parts: list[Part]) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        for row in rows_of(part):
+            kept = np.array(row.role_names)[row.roles] != PADDING
+            stops = [*row.starts[1:].tolist(), len(row.ids)]
+            for number, start, stop in zip(row.documents.tolist(), row.starts.tolist(), stops, strict=True):
+                origin, line = part.source(number)
+                tokens = np.flatnonzero(kept[start:stop]) + start
+                yield {
+                    "dataset": part.dataset, "split": part.split, "id": part.document(number), "file": origin.file,
+                    "line": line, "input_ids": row.ids[tokens],
+                    **({"trained": row.trained[tokens]} if part.packed else {}),
+                }  # fmt: skip
+
+
+def _pack(part: Part, row: Row) -> dict[str, Any]:
+    return {
+        "dataset": part.dataset,
+        "split": part.split,
+        "input_ids": row.ids,
+        "trained": row.trained,
+        "starts": row.starts,
+        "ids": [part.document(number) for number in row.documents.tolist()],
+    }
