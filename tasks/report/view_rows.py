@@ -77,7 +77,7 @@ def rows_of(part: Part) -> Iterator[Row]:
         return
     index = _index(part)
     system, path = filesystem(part.stored)
-    stored = cast("bytes", system.cat_file(path, start=part.tokens.start, end=part.tokens.stop))
+    stored = cast("bytes", system.cat_file(path, start=part.tokens.start, end=part.tokens.start + part.tokens.size))
     borders = np.cumsum(index.lengths[:-1], dtype=np.int64)
     for number, ids in enumerate(np.split(np.frombuffer(stored, index.dtype), borders)):
         yield _row(part, number, ids)

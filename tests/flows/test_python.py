@@ -119,11 +119,17 @@ def test_results_as_dataframes(tmp_path):
     end = reference(model).token_to_id(EOS)
     assert [ids.tolist() for ids in frame["input_ids"]] == [[*reference(model).encode(text).ids, end] for text in texts]
     assert frame["text"].str.removesuffix(EOS).tolist() == texts
-    assert frame[["file", "line", "split"]].to_numpy().tolist() == [[str(source), line, "train"] for line in (1, 2, 3, 5, 6)]
+    assert frame[["file", "line", "split"]].to_numpy().tolist() == [
+        [str(source), line, "train"] for line in (1, 2, 3, 5, 6)
+    ]
     shards = tokenmill.dataframe(tmp_path / "out", "shards")
     assert shards[["dataset", "rows", "documents", "drops"]].to_numpy().tolist() == [["rows", 6, 5, 1]]
     assert shards["tokens"].sum() == frame["input_ids"].map(len).sum()
-    for rows, folder, message in [("packs", "out", "aren't packed"), ("pack", "out", "did you mean 'packs'"), ("packs", ".", "no manifest")]:
+    for rows, folder, message in [
+        ("packs", "out", "aren't packed"),
+        ("pack", "out", "did you mean 'packs'"),
+        ("packs", ".", "no manifest"),
+    ]:
         with pytest.raises(InputError, match=message):
             tokenmill.dataframe(tmp_path / folder, rows)
 
