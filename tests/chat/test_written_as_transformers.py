@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import random
 import re
+from collections import Counter
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -181,3 +183,66 @@ def test_ends_of_turns_and_calls_by_index(rows_of, name, messages, expected):
 def test_calls_of_which_one_is_left_out(rows_of):
     two = {**CALL, "tool_calls": [*CALL["tool_calls"], {"function": {"name": "g", "arguments": {}}}]}
     assert written(rows_of("gptoss")[0], {"messages": [U1, two], "tools": [F]}) == "tool_calls_left_out"
+
+
+def separate(message):
+    """The message with the thinking that begins its content as `reasoning_content`."""
+    content = message["content"].lstrip()
+    thoughts, closed, answer = content.partition("</think>")
+    if message["role"] != "assistant" or not closed or not content.startswith("<think>"):
+        return message
+    reasoning = thoughts.removeprefix("<think>").strip("\n")
+    return {
+        **message,
+        "content": answer.lstrip("\n"),
+        **({"reasoning_content": reasoning} if reasoning.strip() else {}),
+    }
+
+
+def generated(chance):
+    """A row with some of: a system field, inline thinking, reasoning, variables of its own."""
+    word = lambda: f"w{chance.randrange(1000)}"  # noqa: E731
+    thoughts = [
+        lambda: f"<think>\n{word()}\n</think>\n\n{word()}", lambda: f"<think>{word()}</think>{word()}",
+        lambda: f"{word()}\n</think>\n\n{word()}", lambda: f"The tag </think> closes {word()}.",
+        lambda: f"Write <think> {word()} </think> here.", lambda: f"<think>\n\n</think>\n\n{word()}",
+        lambda: f" <think>{word()}\n\n{word()}</think>\n{word()}\n", word, word, word, word,
+    ]  # fmt: skip
+    messages = [{"role": "system", "content": word()}] if chance.random() < 0.3 else []
+    for _ in range(chance.choice([1, 1, 2, 3])):
+        messages += [{"role": "user", "content": word()}, {"role": "assistant", "content": chance.choice(thoughts)()}]
+    kwargs = [
+        {},
+        {},
+        {},
+        {"enable_thinking": False},
+        {"enable_thinking": True},
+        {"medium_effort": True},
+        {"truncate_history_thinking": False},
+    ]
+    return {"messages": messages, "chat_template_kwargs": chance.choice(kwargs)}
+
+
+@pytest.mark.slow
+def test_two_thousand_rows(rows_of):
+    chance, counted, same = random.Random(36), Counter(), Counter()
+    names = [name for name in TEMPLATES if not name.startswith(("idefics3", "llava_next", "smolvlm"))]
+    rows = [generated(chance) for _ in range(2000)]
+    for place, turn in itertools.product(range(2000), range(4)):
+        name = names[(place + turn * 17) % len(names)]
+        reader, reference = rows_of(name)
+        given, kwargs = rows[place]["messages"], rows[place]["chat_template_kwargs"]
+        found = written(reader, rows[place])
+        if isinstance(found, str):
+            counted[found] += 1
+            continue
+        stop = "<|user|>" if name == "glm4moe" else ""
+        stops = [number for number, message in enumerate(given, 1) if message["role"] == "assistant"]
+        for text, size in zip(found, stops if len(found) > 1 else stops[-1:], strict=True):
+            forms = given[:size], [separate(message) for message in given[:size]]
+            texts = [f"{reference.render(form, None, **kwargs)}{stop}" for form in forms]
+            assert text in texts, (name, rows[place])
+            same[name] += 1
+    assert set(counted) <= {"thinking_in_answer", "content_left_out", "template_error", "no_generation_prompt"}
+    assert same.keys() == set(names)
+    assert counted.total() < same.total() / 3
