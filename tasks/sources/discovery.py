@@ -219,16 +219,15 @@ def _nearest_there(path: Path) -> str:
 
 def _stored_files(source: DataSource) -> Found:
     place = absolute(source.path)
-    scheme = place.split("://", 1)[0]
     store, path = filesystem(place)
     with _explained(place):
         listed = _listing(store, path)
     if set(listed) == {path}:
-        return Found([_stored_file(scheme, path, listed[path])], {})
+        return Found([_stored_file(place, path, listed[path])], {})
     folder = divided(path)[0].rstrip("/") + "/"
     relative = {name.removeprefix(folder): name for name in listed}
     found = select([*relative], source, lambda name: int(listed[relative[name]]["size"]))
-    files = [_stored_file(scheme, relative[name], listed[relative[name]]) for name in found.chosen]
+    files = [_stored_file(place, relative[name], listed[relative[name]]) for name in found.chosen]
     return Found(files, found.skipped, found.warnings)
 
 
@@ -248,8 +247,13 @@ def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
     return {name: entry for name, entry in entries.items() if entry["type"] == "file" and not name.endswith("/")}
 
 
-def _stored_file(scheme: str, name: str, entry: dict[str, Any]) -> SourceFile:
-    uri = f"{scheme}://{name.lstrip('/')}"
+def _stored_file(place: str, name: str, entry: dict[str, Any]) -> SourceFile:
+    """The object `name`, as its store lists it, found at `place`."""
+    scheme, _, rest = place.partition("://")
+    authority, name = rest.partition("/")[0], name.lstrip("/")
+    if "@" in authority:  # abfs://container@account/…, where names are listed without the account
+        name = f"{authority}/{name.partition('/')[2]}"
+    uri = f"{scheme}://{name}"
     return SourceFile(uri, int(entry["size"]), *_kind(uri), version=stored_version(entry))
 
 

@@ -9,6 +9,7 @@ import fsspec
 import pyarrow as pa
 import pytest
 import zstandard
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import dataset
@@ -455,3 +456,34 @@ def test_a_link_to_nowhere_that_is_not_read_has_no_bytes(tmp_path):
     (tmp_path / "c.avro").symlink_to("gone")
     (warning,) = find(source(tmp_path)).warnings
     assert (warning.files, warning.bytes) == (2, len(LINE))
+
+
+class Accounts(MemoryFileSystem):
+    """Lists names without the account, and needs it in every URL, as adlfs does."""
+
+    protocol, store, pseudo_dirs, cachable = "abfss", {}, [""], False
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + re.sub(r"^(abfss://)?([^/@]*)@[^/]*", r"\2", path).removeprefix("/").rstrip("/")
+
+    @staticmethod
+    def _get_kwargs_from_urls(url):
+        return {"account": re.match("abfss://[^/]+@([^/]+)", url)[1]}
+
+
+@pytest.fixture
+def azure():
+    fsspec.register_implementation("abfss", Accounts, clobber=True)
+    yield
+    fsspec.register_implementation("abfss", "adlfs.AzureBlobFileSystem", clobber=True)
+
+
+@pytest.mark.usefixtures("azure")
+def test_files_of_azure_keep_their_account():
+    folder = "abfss://corpus@account.dfs.core.windows.net/data"
+    Accounts(account="a").pipe({"/corpus/data/a.jsonl": LINE, "/corpus/data/_x/b.jsonl": LINE})
+    for place in (folder, f"{folder}/*.jsonl", f"{folder}/a.jsonl"):
+        (file,) = discover(source(place))
+        assert file.uri == f"{folder}/a.jsonl"
+        assert [batch.texts.to_pylist() for batch in read_texts(cut(file, 100, [])[0], "text")] == [["a"]]
