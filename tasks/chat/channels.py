@@ -30,21 +30,28 @@ def without_channels(messages: Sequence[Any], unread: set[str]) -> list[Any]:
     Raises RejectionError for channels that are unknown, and for several thoughts in a row.
     """
     made: list[Any] = []
-    for message in messages:
-        if not isinstance(message, Mapping):
-            made.append(message)
-        elif (preamble := _preamble(message)) is not None:
-            made += _preambles(preamble, unread)
-        elif message.get("role") == "assistant":
-            _add(made, message)
-        elif message.get("role") == "tool":
-            named = str(message.get("name") or "").removeprefix(FUNCTIONS)
-            made.append({**_rest(message), "role": "tool", "name": named, "content": message.get("content")})
-        else:
-            made.append(
-                {key: value for key, value in message.items() if key not in HEADER - {"role", "name", "content"}}
-            )
+    for number, message in enumerate(messages, 1):
+        try:
+            _read(message, made, unread)
+        except (AttributeError, TypeError) as error:  # a part of another type than the library's
+            wrong = f"message {number} of {len(messages)} isn't as openai-harmony writes it ({error})"
+            raise RejectionError("bad_message", wrong) from error
     return made
+
+
+def _read(message: object, made: list[Any], unread: set[str]) -> None:
+    """Add a message to those before it."""
+    if not isinstance(message, Mapping):
+        made.append(message)
+    elif (preamble := _preamble(message)) is not None:
+        made += _preambles(preamble, unread)
+    elif message.get("role") == "assistant":
+        _add(made, message)
+    elif message.get("role") == "tool":
+        named = str(message.get("name") or "").removeprefix(FUNCTIONS)
+        made.append({**_rest(message), "role": "tool", "name": named, "content": message.get("content")})
+    else:
+        made.append({key: value for key, value in message.items() if key not in HEADER - {"role", "name", "content"}})
 
 
 def _preamble(message: Message) -> Mapping[str, Any] | None:

@@ -169,12 +169,16 @@ def _answer(answer: Any, shape: Shape, reading: _Reading) -> list[Any]:  # noqa:
         return [answer]
     if isinstance(answer, list) and answer and all(_role_of(each) for each in answer):
         return _turns(answer, reading)
+    if isinstance(answer, list) and all(isinstance(each, str) for each in answer):
+        raise RejectionError("not_text", f"{shape.response} is a list of {len(answer)} texts; make it one answer")
     return [{"role": "assistant", "content": answer}]
 
 
 def _with_reasoning(record: Record, fields: Sequence[str], after: list[Any], reading: _Reading) -> list[Any]:
     """The answer with the reasoning beside it, unless that is part of it already."""
     texts = {name: value for name in fields if isinstance(value := record[name], str) and value not in SWITCHES}
+    unread = [name for name in fields if record[name] and not isinstance(record[name], str | bool)]
+    reading.unread.update(unread)
     content = after[-1].get("content")
     new = {text for text in texts.values() if text.strip()}
     if not isinstance(content, str) or not new or any(text.strip() in content for text in new):

@@ -134,7 +134,8 @@ BESIDE: Mapping[str, Meaning] = {
     **dict.fromkeys(("image", "images", "audio", "audios", "video", "videos"), "media"),
     "label": "verdict",
     **dict.fromkeys(
-        ("chosen", "rejected", "rejected_response", "attempt", "thinking_trajectories", "objects", *REFERENCES, *REASONING),
+        ("chosen", "rejected", "rejected_response", "attempt", "thinking_trajectories", "objects", "input_ids", "loss_mask",
+         *REFERENCES, *REASONING),
         "other",
     ),
 }  # fmt: skip

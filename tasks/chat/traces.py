@@ -37,7 +37,11 @@ def read_trace(name: str, steps: Sequence[Any], unread: set[str]) -> list[dict[s
     for number, step in enumerate(flat, 1):
         if not isinstance(step, Mapping):
             raise RejectionError("bad_message", f"step {number} of {len(flat)} is {kind(step)}; make it an object")
-        made += TRACES[name][1](step, made, unread)
+        try:
+            made += TRACES[name][1](step, made, unread)
+        except (AttributeError, KeyError, TypeError, IndexError) as error:  # a part of another type than the form's
+            wrong = f"step {number} of {len(flat)} isn't of the form of {name} ({error}); leave the row out"
+            raise RejectionError("bad_message", wrong) from error
     if _stalled(made):
         unread.add(STALLED)
     return made

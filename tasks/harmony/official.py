@@ -8,13 +8,15 @@ from typing import Any
 
 from openai_harmony import DeveloperContent, Message, Role, SystemContent, TextContent
 from tokenmill.tasks.chat.conversation import RejectionError
+from tokenmill.tasks.chat.conversation import Role as ChatRole
 from tokenmill.tasks.chat.json_values import kind, quoted
 from tokenmill.tasks.chat.messages import trained_characters
 from tokenmill.tasks.sources.files import Rejected
 
+from .grammar import FaultError
 from .message import HarmonyMessage
 from .preamble import body_of, system_body
-from .render import from_reference
+from .render import from_reference, opening
 
 
 def harmony_messages(given: Sequence[Any]) -> list[HarmonyMessage] | Rejected:
@@ -23,30 +25,47 @@ def harmony_messages(given: Sequence[Any]) -> list[HarmonyMessage] | Rejected:
     untrained: set[int] = set()
     for number, each in enumerate(given):
         where = f"message {number + 1} of {len(given)}"
-        if not isinstance(each, dict):
-            return Rejected("bad_message", f"{where} is {kind(each)}; make it an object with role and content")
         try:
-            message = Message.from_dict(each)
+            message = _message(each)
+            role: ChatRole = "assistant" if message.author.role == Role.ASSISTANT else "user"
             text = "".join(part.text for part in message.content if isinstance(part, TextContent))
-            if (
-                trained_characters(each, "assistant" if message.author.role == Role.ASSISTANT else "user", text)
-                is not None
-            ):
+            if trained_characters(each, role, text) is not None:
                 untrained.add(number)
         except RejectionError as error:
             return Rejected(error.reason, f"{where}: {error.detail}")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return Rejected("bad_message", f"{where}: openai-harmony can't read it: {quoted(str(error))}")
-        if message.author.name and message.author.role != Role.TOOL:
-            return Rejected("named_speaker", f"{where}: {message.author.role.value} has a name, which would be lost")
         read.append(message)
     functions = any(isinstance(part, DeveloperContent) and part.tools for message in read for part in message.content)
-    made = [_made(message, functions=functions) for message in read]
+    made: list[HarmonyMessage] = []
+    for number, message in enumerate(read):
+        try:
+            made.append(_made(message, functions=functions))
+            opening(made[-1])
+        except FaultError as error:
+            return Rejected("bad_message", f"message {number + 1} of {len(given)}: {error}")
     for number in untrained:
         made[number].trained = False
     if made[0].author != "system":
         made.insert(0, HarmonyMessage("system", system_body("medium", python=False, functions=functions)))
     return made
+
+
+def _message(given: Any) -> Message:  # noqa: ANN401 - not checked yet
+    """A message as the library reads it. Raises RejectionError for what it can't read, and for what Harmony text can't hold."""
+    if not isinstance(given, dict):
+        raise RejectionError("bad_message", f"it is {kind(given)}; make it an object with role and content")
+    fields: dict[str, Any] = given
+    for name in ("channel", "recipient", "content_type"):
+        if not isinstance(fields.get(name), str | None):
+            raise RejectionError("bad_message", f"its {name} is {kind(fields[name])}; make it a string")
+    try:
+        message = Message.from_dict(fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RejectionError("bad_message", f"openai-harmony can't read it: {quoted(str(error))}") from error
+    if message.author.name and message.author.role != Role.TOOL:
+        raise RejectionError("named_speaker", f"the {message.author.role.value} has a name, which would be lost")
+    if len(message.content) > 1 and not all(isinstance(part, TextContent) for part in message.content):
+        raise RejectionError("bad_message", "it has texts beside its generated content; keep one of the two")
+    return message
 
 
 def _made(message: Message, *, functions: bool) -> HarmonyMessage:

@@ -174,6 +174,7 @@ READ = [
     (HF + "nvidia/Llama-Nemotron-Post-Training-Dataset", {"input": [user(), answer(), user()], "output": "a", "reasoning": "off", "system_prompt": ""}, TALK * 2, ()),
     (HF + "nvidia/Nemotron-PrismMath", {"id": "1", "problem": "q", "solution": "a"}, TALK, ()),
     (HF + "FreedomIntelligence/medical-o1-reasoning-SFT", {"Question": "q", "Complex_CoT": "t", "Response": "a"}, [user(), THOUGHT], ()),
+    (HF + "simplescaling/s1K-1.1", {"question": "q", "solution": "a", "thinking": ["t"]}, TALK, ("thinking",)),
     (HF + "open-thoughts/OpenThoughts-114k#metadata", {"problem": "q", "deepseek_reasoning": "t", "deepseek_solution": "a", "ground_truth_solution": "4"},
      [user(), THOUGHT], ("ground_truth_solution",)),
     (HF + "GAIR/LIMO", {"question": "q", "solution": "a", "answer": "4"}, TALK, ("answer",)),

@@ -131,7 +131,42 @@ BAD = {
         "message 1",
     ),
     "no content": ([{"role": "user"}, FINAL.to_dict()], "bad_message", "message 1 of 2"),
-    "text for a message": (["q", FINAL.to_dict()], "bad_message", "message 1 of 2 is a string"),
+    "text for a message": (["q", FINAL.to_dict()], "bad_message", "message 1 of 2: it is a string"),
+    "a channel that is a number": (
+        [user().to_dict(), {**FINAL.to_dict(), "channel": 5}, FINAL.to_dict()],
+        "bad_message",
+        "its channel is a number",
+    ),
+    "a recipient that is a list": (
+        [user().to_dict(), {**FINAL.to_dict(), "recipient": ["x"]}],
+        "bad_message",
+        "its recipient is an array",
+    ),
+    "a type that is a number": (
+        [user().to_dict(), {**FINAL.to_dict(), "content_type": 5}],
+        "bad_message",
+        "its content_type is a number",
+    ),
+    "a type of two words": (
+        [user().to_dict(), {**FINAL.to_dict(), "content_type": "a b"}],
+        "bad_message",
+        "message 2 of 2",
+    ),
+    "a tool without a name": (
+        [user().to_dict(), {"role": "tool", "content": "x"}, FINAL.to_dict()],
+        "bad_message",
+        "message 2 of 3",
+    ),
+    "text beside generated content": (
+        [
+            {"role": "system", "content": [{"type": "system_content"}, {"type": "text", "text": "x"}]},
+            user().to_dict(),
+            FINAL.to_dict(),
+        ],
+        "bad_message",
+        "message 1 of 3: it has texts",
+    ),
+    "null content": ([{"role": "user", "content": None}, FINAL.to_dict()], "bad_message", "message 1 of 2"),
     "an unknown mask": ([user().to_dict(), {**FINAL.to_dict(), "loss": 3}], "bad_loss_flag", "message 2 of 2"),
 }
 
