@@ -301,8 +301,7 @@ def _beside(record: Record, layout: Layout, reading: _Reading) -> None:
             raise RejectionError("not_text", f"it has {name}, and only text is read; leave the row out")
         if meaning == "verdict" and value is False:
             raise RejectionError("bad_loss_flag", f"{name} is false: its answer is a bad one; filter such rows out")
-        if meaning == "other" or isinstance(value, bool):
-            reading.unread.add(name)
+        reading.unread.add(name)
 
 
 def _list(value: object, field: str, record: Record) -> list[Any]:

@@ -521,7 +521,7 @@ BAD = [
     ({"text": "no chat"}, "no_messages"),
     ({"messages": []}, "no_messages"),
     ({"messages": {"role": "user"}}, "no_messages"),
-    ({"input": "a", "output": "b", "instruction": "c"}, "no_messages"),
+    ({"input": "a", "output": "b", "prompt": "c"}, "no_messages"),
     ({"messages": [5]}, "bad_message"),
     (talk({"role": "narrator", "content": "Once."}), "unknown_role"),
     (talk({"content": "Who says this?"}), "unknown_role"),
