@@ -97,7 +97,7 @@ def _local_files(source: DataSource) -> Found:
         if path.is_file():
             return Found([_local_file(path)], {})
         folder, names, special = _local_names(path)
-        found = select(names, source, lambda name: _size(folder / name))
+        found = select(_without_blobs(folder, names), source, lambda name: _size(folder / name))
         files = [_local_file(folder / name) for name in _named_once(folder, found.chosen)]
         return Found(files, found.skipped + Counter("no regular file" for _ in special), found.warnings)
     except OSError as error:
@@ -107,6 +107,12 @@ def _local_files(source: DataSource) -> Found:
             "is a link that leads back to itself" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
         )
         raise InputError(f"{error.filename}: {reason}; fix or remove it, or name another path") from error
+
+
+def _without_blobs(folder: Path, names: list[str]) -> list[str]:
+    """The names, without files of unknown format that links give a name of a known one, as in a cache of the hub."""
+    real = {os.path.realpath(folder / name) for name in names if describe(name) and (folder / name).is_symlink()}
+    return [name for name in names if describe(name) or os.path.realpath(folder / name) not in real] if real else names
 
 
 def _named_once(folder: Path, names: list[str]) -> list[str]:

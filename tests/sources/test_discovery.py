@@ -281,6 +281,7 @@ def test_two_snapshots_of_a_hub_cache_are_read_once(tmp_path):
         link.symlink_to(f"../../blobs/{blob}")
     read = ["snapshots/aaa/train.jsonl", "snapshots/bbb/more.jsonl"]
     assert found(cache) == found(cache, "**/*.jsonl") == read
+    assert find(source(cache)).warnings == []
     assert found(cache, "snapshots/bbb") == ["snapshots/bbb/more.jsonl", "snapshots/bbb/train.jsonl"]
 
 
