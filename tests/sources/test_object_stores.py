@@ -81,7 +81,7 @@ def bucket(request):
     url = request.getfixturevalue(request.param)
     store, _ = filesystem(url)
     store.pipe({f"{url}/{name}": LINE for name in NAMES})
-    store.pipe({f"{url}/corpus/notes.txt": b"x", f"{url}/corpus/.tmp/x.jsonl": LINE, f"{url}/corpus/dir.jsonl/": b""})
+    store.pipe({f"{url}/corpus/notes.md": b"x", f"{url}/corpus/.tmp/x.jsonl": LINE, f"{url}/corpus/dir.jsonl/": b""})
     return url
 
 
@@ -102,7 +102,7 @@ def refusal(url, **fields):
 def test_a_prefix_is_a_folder_a_file_or_a_glob(bucket):
     assert names(bucket, "corpus") == NAMES
     assert names(bucket, "") == NAMES
-    assert find(DataSource(name="some", path=f"{bucket}/corpus")).skipped == {".txt": 1, "hidden": 1}
+    assert find(DataSource(name="some", path=f"{bucket}/corpus")).skipped == {".md": 1, "hidden": 1}
     assert names(bucket, "corpus/High-Quality") == NAMES[1:3]
     assert names(bucket, "corpus/High-Quality/train.jsonl") == NAMES[2:3]
     assert names(bucket, "corpus/*/train.jsonl") == [NAMES[0], NAMES[2]]
@@ -168,7 +168,7 @@ def test_nothing_there_is_refused_with_the_place(bucket):
     assert f"{bucket}/corpus/Hig" in refusal(f"{bucket}/corpus/Hig")
     missing = bucket.replace("bucket", "nowhere")
     assert f"{missing}/corpus: there is no such bucket" in refusal(f"{missing}/corpus")
-    assert "notes.txt" in refusal(f"{bucket}/corpus/notes.txt")
+    assert "notes.md" in refusal(f"{bucket}/corpus/notes.md")
 
 
 def test_s3_without_credentials_is_refused_with_the_remedy(s3, monkeypatch, tmp_path):
