@@ -21,7 +21,7 @@ from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.programs import ProgramError
 from tokenmill.tasks.chat.sequences import SplitTurns
-from tokenmill.tasks.chat.shapes import given_of
+from tokenmill.tasks.chat.shapes import given_of, shape_name
 from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.manifest import WHOLE, Finished
@@ -352,6 +352,7 @@ SFT = Preparation(
     plan=plan_sft,
     check=require_choices,
     step=Step("tokenize-conversations", build_sft_shard),
+    shape=lambda source, record: shape_name(record, source.messages_field, given_of(source.named_fields)),
     arguments=worker_arguments,
     rounds=tokenize_and_pack,
     release=release_sft,

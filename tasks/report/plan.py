@@ -153,6 +153,7 @@ def _fate(seen: FirstRows) -> str:
     """`first 100 rows: 98 documents, 2 dropped (null_text 2)`."""
     dropped = ", ".join(f"{reason} {count:,}" for reason, count in seen.dropped.items())
     parts = [f"{'all' if seen.every else 'first'} {counted(seen.rows, 'row')}: {counted(seen.documents, 'document')}"]
+    parts += [f"reads as: {seen.shape}"] if seen.shape else []
     parts += [f"{sum(seen.dropped.values()):,} dropped ({dropped})"] if seen.dropped else []
     return ", ".join([*parts, unread_fields(seen.not_read)] if seen.not_read else parts)
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
-from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.chat.shapes import given_of, shape_name
 from tokenmill.tasks.dedup.contamination import find_evaluations
 from tokenmill.tasks.dedup.preparation import without_duplicates
 from tokenmill.tasks.harmony.message import TEMPLATE_VERSION
@@ -25,6 +26,7 @@ from tokenmill.tasks.shards.publication import collect
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store, read_bytes
+from tokenmill.tasks.sources.files import Record
 from tokenmill.tasks.storage import absolute, join
 from xxhash import xxh3_128_hexdigest
 
@@ -62,6 +64,13 @@ def require_normalizable(blend: Blend, settings: NormalizationSettings, output_d
     """Raises InputError for settings that normalization or a later step rejects."""
     require_fitting(settings, output_dir)
     require_choices(blend, settings)
+
+
+def shape_of(source: DataSource, record: Record) -> str | None:
+    """The shape of a row of conversations; of others, their converter."""
+    if source.converter != "openai_messages":
+        return f"{source.converter} rows"
+    return shape_name(record, source.messages_field, given_of(source.named_fields))
 
 
 def build_harmony_shard(shard: PlannedShard, store: Store, on_bad_row: OnBadRow) -> Receipt:
@@ -165,6 +174,7 @@ HARMONY = Preparation(
     plan=plan_normalization,
     check=require_normalizable,
     step=Step("normalize-shards", build_harmony_shard),
+    shape=shape_of,
     rounds=normalize,
     release=release_normalization,
     inspect=inspect_normalization_shard,

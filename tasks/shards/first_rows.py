@@ -9,7 +9,10 @@ from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.formats import read_records
 
 from .manifest import Finished, totals
 from .plan import Plan, PlannedShard
@@ -28,7 +31,7 @@ class FirstRows:
     """What becomes of the first rows of a dataset.
 
     `dropped` counts them by reason, `not_read` by what of them isn't read; `bad` is the first bad row, with file, line and reason.
-    `every`: the dataset has no other rows.
+    `shape` names the shape of the first row, if it has a name. `every`: the dataset has no other rows.
     """
 
     rows: int
@@ -37,6 +40,7 @@ class FirstRows:
     not_read: Mapping[str, int]
     bad: str
     every: bool
+    shape: str | None
 
 
 def look(kind: Preparation[Any, Any], planned: Planned[Any, Any]) -> tuple[dict[str, FirstRows], RunError | None]:
@@ -52,7 +56,13 @@ def look(kind: Preparation[Any, Any], planned: Planned[Any, Any]) -> tuple[dict[
             arguments = {**kind.arguments(replace(planned, plan=plan)), "on_bad_row": "quarantine"}
             build = kind.reading or kind.step.build
             built = [Finished(shard, shard.key, build(shard, store, **arguments)) for shard in plan.shards]
-        found = {"/".join(item.dataset): _found(item, planned.plan, store) for item in built}
+        sources = {(split, each.name): each for split, listed in planned.blend.parts().items() for each in listed}
+        found = {
+            "/".join(item.dataset): _found(
+                item, planned.plan, store, _shape(kind, sources[item.dataset], item.shard.part)
+            )
+            for item in built
+        }
         try:
             _require_publishable(kind, planned, built, found, store)
         except RunError as error:
@@ -68,12 +78,17 @@ def _first_rows(plan: Plan) -> Iterator[PlannedShard]:
         yield replace(shard, part=replace(part, rows=rows, size=min(part.size, MOST_BYTES)))
 
 
-def _found(item: Finished, plan: Plan, store: Store) -> FirstRows:
+def _shape(kind: Preparation[Any, Any], source: DataSource, part: Slice) -> str | None:
+    record = next((record for batch in read_records(part, []) for record in batch.records), None)
+    return None if record is None else kind.shape(source, record)
+
+
+def _found(item: Finished, plan: Plan, store: Store, shape: str | None) -> FirstRows:
     receipt = item.receipt
     (*others, last) = (shard for shard in plan.shards if (shard.split, shard.dataset) == item.dataset)
     every = not others and len(last.part.members) <= 1 and (receipt.rows_in < MOST_ROWS or last.part.rows == MOST_ROWS)
     bad = first_bad_row([item], store)
-    return FirstRows(receipt.rows_in, receipt.documents, receipt.drops, receipt.not_read, bad, every)
+    return FirstRows(receipt.rows_in, receipt.documents, receipt.drops, receipt.not_read, bad, every, shape)
 
 
 def _require_publishable(

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.sources.files import Record
 from tokenmill.tasks.sources.forms import read_blend
 
 from .build import BuildShard
@@ -107,6 +108,9 @@ class Release:
 def _nothing(*_: object) -> None: ...
 
 
+def _no_shape(_source: DataSource, _record: Record) -> None: ...
+
+
 def _no_files(_settings: PreparationSettings) -> Mapping[str, str]:
     return {}
 
@@ -142,6 +146,7 @@ class Preparation(Generic[Settings, Found]):
 
     With a default:
         reading: Reads and counts the rows of a shard as `step` does, for a plan, if the step loads an engine or a model.
+        shape: The name of the shape in which a row of a data set is read, for a plan; None if it has no name.
         arguments: Arguments of `step` other than shard and store, as JSON; by default the bad-row policy.
         inspect: Problems of a stored shard beyond sizes and hashes, for `verify`.
         read_blend: The named blend, loaded; a file of rows is a blend of one data set.
@@ -166,6 +171,7 @@ class Preparation(Generic[Settings, Found]):
     release: Callable[[Planned[Settings, Found], Sequence[Finished]], Release]
     next_steps: str
     reading: Callable[..., Receipt] | None = None
+    shape: Callable[[DataSource, Record], str | None] = _no_shape
     arguments: Callable[[Planned[Settings, Found]], Mapping[str, Any]] = _bad_row_policy
     inspect: Callable[[Store, Receipt], list[str]] = _no_problems
     read_blend: Callable[[Blend | Mapping[str, Any] | str], Blend] = read_blend

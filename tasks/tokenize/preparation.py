@@ -316,6 +316,7 @@ PRETRAIN = Preparation(
     check=require_tokenizer,
     step=Step("tokenize-shards", build_pretrain_shard),
     reading=read_pretrain_shard,
+    shape=lambda source, _: f"documents in {source.text_field!r}",
     arguments=worker_arguments,
     rounds=tokenize_and_join,
     release=release_pretrain,

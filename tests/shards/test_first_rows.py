@@ -102,6 +102,23 @@ def test_a_look_opens_the_first_file_of_each_dataset_alone_and_writes_nothing(tm
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "row", "shape"),
+    [
+        ("pretrain", GOOD, "documents in 'text'"),
+        ("sft", {"instruction": "a", "input": "b", "output": "c"}, "Alpaca pairs"),
+        ("sft", {"messages": "hello", **CHAT}, "messages"),
+        ("harmony", {"instruction": "a", "input": "b", "output": "c"}, "Alpaca pairs"),
+        ("sft", {"body": "a"}, None),
+        ("filter", GOOD, None),
+    ],
+)
+def test_a_shape_is_named(tmp_path, settings_of, kind, row, shape):
+    blend = blend_of(write_rows(tmp_path / "a.jsonl", [row]))
+    seen, _ = look_at(kind, blend, tmp_path / "out", **settings_of.get(kind, {}))
+    assert [each.shape for each in seen.values()] == [shape]
+
+
 def test_what_is_built_is_not_looked_at_again(tmp_path):
     blend = blend_of(write_rows(tmp_path / "a.jsonl", [GOOD] * 3))
     prepare_here("harmony", blend, tmp_path / "out")
