@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
 from tokenmill.tasks.blend.models import SPLITS, listed_sources
-from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import entry_files, split_of, stored_entries
 from tokenmill.tasks.shards.published import Publication, join_published, read_publication
@@ -192,16 +192,16 @@ class Run:
     @property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary that the data were made with. Raises InputError if it is not here."""
-        if isinstance(self._vocabulary, InputError):
+        if isinstance(self._vocabulary, (InputError, RunError)):
             raise self._vocabulary
         return self._vocabulary
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary | InputError:
+    def _vocabulary(self) -> Vocabulary | InputError | RunError:
         """Looked for once, because a hub that can't be reached takes seconds."""
         try:
             return recorded_vocabulary(self.manifest)
-        except InputError as error:
+        except (InputError, RunError) as error:
             return error
 
     @cached_property

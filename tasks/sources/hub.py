@@ -12,13 +12,11 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from posixpath import normpath
 from typing import Any, cast
 from urllib.parse import unquote
 
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RevisionNotFoundError
+from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
 from huggingface_hub.hf_api import DatasetInfo, RepoSibling
 from huggingface_hub.utils import validate_repo_id
 from tokenmill.tasks.blend.models import DataSource
@@ -26,8 +24,7 @@ from tokenmill.tasks.errors import InputError
 
 from .files import Found, InputWarning, SourceFile
 from .formats import describe
-from .hub_client import HubUnreachableError, endpoint, information, reason
-from .hub_requests import PASSING, failure, patiently
+from .hub_client import explained, information, require_access
 from .selection import (
     MissingSplitError,
     all_splits,
@@ -53,9 +50,6 @@ CONVERTED = "refs/convert/"
 """Where the hub keeps copies of a dataset in other formats, which `~parquet` is short for."""
 
 OTHER_KINDS = {"models": "model", "spaces": "Space", "buckets": "bucket"}
-
-LISTING_SECONDS = 120
-"""How long the hub may take for a listing; one of 100,000 files takes it some ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,19 +161,13 @@ def _listed_at(repository: str, revision: str | None) -> DatasetInfo:
     where = f"hf://{repository}" + (f"@{revision}" if revision else "")
     try:
         validate_repo_id(repository)
-        asked = partial(information, "datasets", repository, revision, sizes=True, tries=0, seconds=LISTING_SECONDS)
-        info = DatasetInfo(**patiently(asked))
+        info = DatasetInfo(**information("dataset", repository, revision, sizes=True))
         if info.gated:
-            # The metadata of a gated repository is public; this request checks access to its files.
-            patiently(lambda: HfApi(endpoint=endpoint()).auth_check(info.id, repo_type="dataset"))
-    except HubUnreachableError as error:
-        raise InputError(f"{where}: {error}, or use a local copy of the data") from error
+            require_access("dataset", info.id)
     except RevisionNotFoundError as error:
-        raise MissingRevisionError(f"{where}: {reason(error, 'datasets', repository, revision)}") from error
-    except (HfHubHTTPError, HFValidationError) as error:
-        if isinstance(error, HfHubHTTPError) and error.response.status_code in PASSING:
-            raise failure(error, where) from error
-        raise InputError(f"{where}: {reason(error, 'datasets', repository, revision)}") from error
+        raise MissingRevisionError(str(explained(error, "dataset", where))) from error
+    except (OSError, HFValidationError) as error:
+        raise explained(error, "dataset", where) from error
     return info
 
 

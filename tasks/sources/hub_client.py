@@ -1,16 +1,16 @@
-"""One request for the information of a repository of the Hugging Face hub, and a sentence for each way it can fail.
+"""Requests for the information of a repository of the Hugging Face hub, and a sentence for each way they can fail.
 
 The hub's own client waits without end for a host that swallows packets, once per address of the host, and gives up at once when
 the hub is merely busy. Here an unreachable hub is reported after SECONDS at most, whatever the network does, and a busy one (429
-and 5xx) is asked again as its Retry-After says.
+and 5xx) is asked again when its Retry-After says.
 """
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from json import JSONDecodeError
 from threading import Event, Thread
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 from urllib.request import getproxies
 
@@ -24,56 +24,64 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+from tokenmill.tasks.errors import InputError, RunError
 
-Kind = Literal["models", "datasets"]
+from .hub_requests import PASSING, WAITS, endpoint, failure, patiently
+
+Kind = Literal["model", "dataset"]
 Answer = TypeVar("Answer")
+Traced = Callable[[str, object], None]
 
 SECONDS = 5.0
 """How long a connection to the hub may take, names and proxies included."""
-
-TRIES = 4
-"""How often a busy hub is asked again."""
-
-BUSY = frozenset({408, 429, 500, 502, 503, 504})
-"""The answers of a hub that may give a different one later."""
 
 
 class HubUnreachableError(OSError):
     """The hub gave no answer, or HF_HUB_OFFLINE forbids to ask; the message says why, and the remedy."""
 
 
-def endpoint() -> str:
-    """The address of the hub. Its client reads HF_ENDPOINT only when it is imported."""
-    return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-
-
 def information(
-    kind: Kind, repository: str, revision: str | None, *, sizes: bool = False, tries: int = TRIES, seconds: float = 60
+    kind: Kind,
+    repository: str,
+    revision: str | None,
+    *,
+    sizes: bool = False,
+    waits: Sequence[float] = WAITS,
+    seconds: float = 120,
 ) -> dict[str, Any]:
     """What the hub's API says about a repository at a revision: its commit `sha`, the files as `siblings`, the card.
 
-    `sizes` adds sizes and checksums of files. A busy hub is asked `tries` times again, and may take `seconds` for an answer.
-    Raises HubUnreachableError, and HfHubHTTPError (see `reason`).
+    `sizes` adds sizes and checksums of files. A busy hub is asked again after each of `waits`, and may take `seconds` for an
+    answer. Raises HubUnreachableError, and HfHubHTTPError (see `explained`).
     """
     at = f"/revision/{quote(revision, safe='')}" if revision else ""
+    address = f"{endpoint()}/api/{kind}s/{repository}{at}" + ("?blobs=true" if sizes else "")
+    response = patiently(partial(_answer, address, Timeout(seconds, connect=SECONDS)), waits=waits)
+    try:
+        return response.json()
+    except JSONDecodeError as error:
+        raise HubUnreachableError(
+            f"{endpoint()} doesn't answer as a hub; a proxy or a login page may be in between, so check HF_ENDPOINT and the "
+            "network"
+        ) from error
 
-    def ask(traced: Callable[[str, object], None]) -> Response:
-        response = http_backoff(
-            "GET",
-            f"{endpoint()}/api/{kind}/{repository}{at}",
-            params={"blobs": True} if sizes else {},
-            headers=build_hf_headers(),
-            timeout=Timeout(seconds, connect=SECONDS),
-            max_retries=tries,
-            retry_on_exceptions=(),
-            extensions={"trace": traced},
+
+def require_access(kind: Kind, repository: str) -> None:
+    """Raises HfHubHTTPError if the files of a repository can't be read: the information of a gated one is public."""
+    patiently(partial(_answer, f"{endpoint()}/api/{kind}s/{repository}/auth-check", Timeout(SECONDS)))
+
+
+def _answer(address: str, timeout: Timeout) -> Response:
+    def ask(traced: Traced) -> Response:
+        response = get_session().get(
+            address, headers=build_hf_headers(), timeout=timeout, extensions={"trace": traced}, follow_redirects=True
         )
         hf_raise_for_status(response)
         return response
 
     try:
-        return cast("dict[str, Any]", _reached(ask).json())
+        return _reached(ask)
     except OfflineModeIsEnabled as error:
         raise HubUnreachableError("HF_HUB_OFFLINE is set; unset it") from error
     except (TransportError, InvalidURL, TimeoutError) as error:
@@ -82,13 +90,9 @@ def information(
         raise HubUnreachableError(
             f"{endpoint()} can't be reached{through} ({error}); check the network, or name a mirror in HF_ENDPOINT"
         ) from error
-    except JSONDecodeError as error:
-        raise HubUnreachableError(
-            f"{endpoint()} doesn't answer as a hub; a proxy or a login page may be in between, so check HF_ENDPOINT and the network"
-        ) from error
 
 
-def _reached(ask: Callable[[Callable[[str, object], None]], Answer]) -> Answer:
+def _reached(ask: Callable[[Traced], Answer]) -> Answer:
     """The answer to a request, however long it takes once there is a connection. Raises TimeoutError if there is none.
 
     The request runs in a thread, because nothing else ends a look-up of a name or the try of one address after the other.
@@ -115,26 +119,33 @@ def _reached(ask: Callable[[Callable[[str, object], None]], Answer]) -> Answer:
     return future.result()
 
 
-def reason(error: HfHubHTTPError | HFValidationError, kind: Kind, repository: str, revision: str | None) -> str:
-    """Why the hub gave no repository or file, with the remedy, in a sentence that follows `repository: `."""
-    one, said = kind.removesuffix("s"), " ".join(str(error).split())
+def explained(error: OSError | HFValidationError, kind: Kind, where: str) -> InputError | RunError:
+    """The error to raise for one of the hub or its cache, in a line that begins with `where`, with the cause and a remedy."""
+    said = str(error).partition("\n")[0]
+    if isinstance(error, HubUnreachableError):
+        return InputError(f"{where}: {said}")
     if isinstance(error, HFValidationError):
-        return f"not a valid name of a {one}: {said}"
-    page = f"{endpoint()}/{'datasets/' if kind == 'datasets' else ''}{repository}"
+        return InputError(f"{where}: not a valid name of a {kind}: {said}")
+    if isinstance(error, HfHubHTTPError):
+        return _answered(error, kind, where, said)
+    return RunError(
+        f"{where}: {error.filename or constants.HF_HUB_CACHE} cannot be written ({error.strerror or said}); free space there, "
+        "or set HF_HOME to a folder with space"
+    )
+
+
+def _answered(error: HfHubHTTPError, kind: Kind, where: str, said: str) -> InputError | RunError:
     status = error.response.status_code
-    is_forbidden = status in {401, 403}
-    sentences = {
-        f"access is restricted; accept the terms on {page}, then set HF_TOKEN to a token of that account": isinstance(
-            error, GatedRepoError
-        ),
-        f"it has no branch, tag or commit {revision!r}; check the revision, or leave it out": isinstance(
-            error, RevisionNotFoundError
-        ),
-        "the hub refused HF_TOKEN (or the saved login); renew it, or unset it for what is public": is_forbidden
-        and "Invalid credentials" in said,
-        f"no such {one} on the hub, or it is private; check the spelling, or set HF_TOKEN to a token with access": is_forbidden
-        or isinstance(error, RepositoryNotFoundError),
-        f"the hub is busy (it answered {status}, also when asked again); run the same command again": status in BUSY,
-    }
-    found = next((sentence for sentence, applies in sentences.items() if applies), None)
-    return found or f"the hub answered {status}: {said[:200]}; check HF_ENDPOINT"
+    if isinstance(error, GatedRepoError):
+        why = "access is restricted; accept the terms on its hub page, then set HF_TOKEN to a token of that account"
+    elif isinstance(error, RevisionNotFoundError):
+        why = "it has no such branch, tag or commit; check the revision, or leave it out"
+    elif status in {401, 403} and "Invalid credentials" in str(error):
+        why = "the hub rejected HF_TOKEN (or the saved login); renew it, or unset it for what is public"
+    elif status in {401, 403} or isinstance(error, RepositoryNotFoundError):
+        why = f"no such {kind} on the hub, or it is private; check the spelling, or set HF_TOKEN to a token with access"
+    elif status not in PASSING:
+        why = f"{endpoint()} answered: {said}; check HF_ENDPOINT"
+    else:
+        return failure(error, where)
+    return InputError(f"{where}: {why}")

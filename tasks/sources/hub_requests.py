@@ -5,20 +5,20 @@ anything: a read is one range request. For a large file, the hub answers with th
 time; later reads of any stream in this process go there directly, and the hub is asked again only when that place refuses.
 """
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 from fsspec.spec import AbstractBufferedFile
 from httpx2 import Response, TransportError
-from huggingface_hub import hf_hub_url
+from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, parse_ratelimit_headers
 from tokenmill.tasks.errors import RunError
 
 from .files import SourceFile
-from .hub_client import endpoint
 
 WAITS = (1, 2, 4, 8)
 """Seconds before the hub is asked again, unless it says when."""
@@ -46,12 +46,21 @@ AGAIN = "run the same command again"
 Answer = TypeVar("Answer")
 
 
-def patiently(ask: Callable[[], Answer], passing: type[Exception] | tuple[type[Exception], ...] = ()) -> Answer:
+def endpoint() -> str:
+    """The address of the hub. Its client reads HF_ENDPOINT only when it is imported."""
+    return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+
+
+def patiently(
+    ask: Callable[[], Answer],
+    passing: type[Exception] | tuple[type[Exception], ...] = (),
+    waits: Sequence[float] = WAITS,
+) -> Answer:
     """The answer of the hub, which is asked again, when it says, if it has had too many requests or failed.
 
-    `passing` are more errors after which it is asked again. The last error is raised.
+    `passing` are more errors after which it is asked again, `waits` the seconds before that. The last error is raised.
     """
-    for usual in WAITS:
+    for usual in waits:
         try:
             return ask()
         except HfHubHTTPError as error:

@@ -14,13 +14,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from huggingface_hub import constants, hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
-from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.remembered import recalled, remembered
-from tokenmill.tasks.sources.hub_client import BUSY, SECONDS, TRIES, HubUnreachableError, endpoint, information, reason
+from tokenmill.tasks.sources.hub_client import SECONDS, HubUnreachableError, explained, information
+from tokenmill.tasks.sources.hub_requests import PASSING, WAITS, endpoint
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.threads import in_threads
 
@@ -131,23 +132,17 @@ def fetched(model: HubModel, choose: Choice, setting: str) -> Path:
     where = f"{setting}: {model.name!r}" + (f" (revision {model.revision})" if model.revision else "")
     cached = _cached(model)
     try:
-        return _known(model, choose, cached) or _downloaded(model, choose, where, tries=0 if cached else TRIES)
-    except HubUnreachableError as error:
-        if cached is None:
-            raise InputError(
-                f"{where} is not a local path, nor in the cache of the hub, and {error}; or give a local folder"
-            ) from error
-    except (HFValidationError, HfHubHTTPError) as error:
-        if cached is None or isinstance(error, HFValidationError) or error.response.status_code not in BUSY:
-            raise InputError(f"{where}: {reason(error, 'models', model.repository, model.revision)}") from error
-    except EntryNotFoundError as error:  # the connection was lost between two files
-        raise InputError(f"{where}: {' '.join(str(error).split())}; run the same command again") from error
+        return _known(model, choose, cached) or _downloaded(model, choose, where, waits=() if cached else WAITS)
+    except LocalEntryNotFoundError as error:  # the connection was lost between two files
+        raise RunError(f"{where}: {' '.join(str(error).split())[:200]}; run the same command again") from error
     except OSError as error:
-        raise InputError(
-            f"{where}: {error.filename or constants.HF_HUB_CACHE} cannot be written: {error.strerror or error}; free space "
-            "there, or set HF_HOME to a folder with space"
+        is_passing = isinstance(error, HfHubHTTPError) and error.response.status_code in PASSING
+        if cached and (is_passing or isinstance(error, HubUnreachableError)):
+            return cached
+        is_absent = isinstance(error, HubUnreachableError)
+        raise explained(
+            error, "model", f"{where} is neither a local path nor in the hub's cache" if is_absent else where
         ) from error
-    return cached
 
 
 def _cached(model: HubModel) -> Path | None:
@@ -168,9 +163,9 @@ def _known(model: HubModel, choose: Choice, cached: Path | None) -> Path | None:
     return cached if names is not None and all((cached / name).is_file() for name in choose(names)) else None
 
 
-def _downloaded(model: HubModel, choose: Choice, where: str, tries: int) -> Path:
+def _downloaded(model: HubModel, choose: Choice, where: str, waits: Sequence[float]) -> Path:
     """The folder of the model's current commit, after its chosen files were downloaded."""
-    found = information("models", model.repository, model.revision, tries=tries, seconds=SECONDS)
+    found = information("model", model.repository, model.revision, waits=waits, seconds=SECONDS)
     commit, names = found["sha"], [sibling["rfilename"] for sibling in found["siblings"]]
     remembered(_listing(model, commit), list[str], lambda: names)
     chosen = choose(names)

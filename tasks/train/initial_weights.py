@@ -13,6 +13,7 @@ import orjson
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.score.weights import find_model
 from tokenmill.tasks.storage import ART, absolute
+from tokenmill.tasks.tokenize.hub_files import named_model
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
@@ -23,9 +24,15 @@ CONFIG = "config.json"
 
 
 def start_place(start_from: str) -> str:
-    """The absolute path of a local or registered folder; a hub id unchanged."""
-    here = start_from.startswith(ART) or Path(start_from).expanduser().exists()
-    return absolute(start_from) if here else start_from
+    """The absolute path of a local or registered folder; of a model on the hub its id.
+
+    Other trainers read ids alone, so a revision or a folder of a repository is fetched, and its local folder given. Raises
+    InputError for anything else.
+    """
+    if start_from.startswith(ART) or Path(start_from).expanduser().exists():
+        return absolute(start_from)
+    model = named_model(start_from, None, "start_from")
+    return str(start_folder(start_from)) if model.revision or model.inside else model.repository
 
 
 def model_name(place: str) -> str:

@@ -18,6 +18,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.binidx import index, read_index
+from tokenmill.tasks.train.initial_weights import start_place
 from tokenmill.tasks.train.job import Job, Source, TrainData
 from tokenmill.tasks.train.launchers.launch import process_count
 from tokenmill.tasks.train.preflight import RUNTIME_SETTINGS, check, epochs_of, plan_training
@@ -337,10 +338,12 @@ def elsewhere(tmp_path, vocabulary, monkeypatch):
 
 
 @pytest.mark.parametrize("launcher", OWN)
-def test_documents_whose_tokenizer_is_not_found_are_refused_as_no_model_could_be_exported(elsewhere, launcher):
+def test_documents_whose_tokenizer_is_not_found_are_refused_as_no_model_could_be_exported(elsewhere, hub, launcher):
     out = elsewhere(texts, "v")
     told = refusal(planned(out, "trained", launcher=launcher))
-    assert told.startswith(f"{out}: was prepared with a tokenizer that is not found here: tokenizer.model: 'v' is not")
+    assert told.startswith(
+        f"{out}: was prepared with a tokenizer that is not found here: tokenizer.model: 'v': no such"
+    )
     assert "train in that folder, or prepare with an absolute path" in told
 
 
@@ -481,7 +484,15 @@ def test_a_folder_that_is_no_model_is_refused(job, model, content, words):
 
 
 def test_a_folder_that_is_not_there_is_refused(job, tmp_path):
-    assert "there is no folder" in refusal(job(start_from=str(tmp_path / "nowhere")))
+    with pytest.raises(InputError, match="start_from: there is no file or folder"):
+        start_place(str(tmp_path / "nowhere"))
+
+
+def test_what_people_paste_as_a_start_is_an_id_or_a_folder_for_every_trainer(hub):
+    commit = hub.model("org/na.me", {"config.json": "{}", "model.safetensors": "x"}).commit({"config.json": "[]"}, "v2")
+    assert {start_place(f"{form}org/na.me/") for form in ("", "hf://", "https://huggingface.co/")} == {"org/na.me"}
+    folder = Path(start_place("org/na.me@v2"))
+    assert (folder.name, (folder / "config.json").read_text()) == (commit, "[]")
 
 
 def finished(chosen, folder):
