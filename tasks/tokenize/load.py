@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
 from functools import lru_cache, partial
 from importlib.metadata import distribution, version
 from pathlib import Path
@@ -69,17 +68,14 @@ TEMPLATES = ("chat_template.jinja", "additional_chat_templates/default.jinja")
 OLD_TEMPLATE = "chat_template.json"
 """The chat template of the processors of older models; counts if there is no other."""
 
-OTHER_FORMATS = (
-    "*.model", "*.model.v*", "*.tiktoken", "tekken.json", "vocab.json", "merges.txt", "added_tokens.json",
-    "config.json", "generation_config.json",
-)  # fmt: skip
-"""Files of a tokenizer without a tokenizer.json, and those that say which tokens are special."""
-
 ADDED_TOKENS = "added_tokens.json"
 """The added tokens of older models, with their ids."""
 
 MODEL_NAME = re.compile(r".+\.model(\.v\d+(m\d+)?)?|.+\.tiktoken")
 """SentencePiece models, also Mistral's (tokenizer.model.v3), and tiktoken's ranks."""
+
+MERGED = ("vocab.json", "merges.txt")
+"""The two files of a byte-level BPE before there was a tokenizer.json."""
 
 TEKKEN_NAME = re.compile(r"tekken.*\.json")
 
@@ -378,11 +374,13 @@ def _hub_names(inside: str, names: Sequence[str]) -> list[str]:
     folder = inside.rpartition("/")[0] if inside in names else inside
     prefix = f"{folder}/" if folder else ""
     beside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    wanted = [inside.removeprefix(prefix)] if inside in names else ["tokenizer.json"]
-    main = [name for name in beside if name in wanted] or [
-        name for name in beside if "/" not in name and any(fnmatch(name, pattern) for pattern in OTHER_FORMATS)
-    ]
-    more = [name for name in beside if name in {*CONFIGS, *TEMPLATES, OLD_TEMPLATE}]
+    wanted = inside.removeprefix(prefix) if inside in names else "tokenizer.json"
+    main = [name for name in beside if name == wanted] or [
+        name for name in beside
+        if "/" not in name and (MODEL_NAME.fullmatch(name) or TEKKEN_NAME.fullmatch(name) or name in MERGED)
+    ]  # fmt: skip
+    more = {*CONFIGS, *TEMPLATES, OLD_TEMPLATE, ADDED_TOKENS, *(MERGED if wanted in MERGED else ())}.difference(main)
+    more = [name for name in beside if main and name in more]
     return [prefix + name for name in main + more]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from huggingface_hub import constants, hf_hub_download, snapshot_download
+from tokenizers.pre_tokenizers import ByteLevel
 from tokenmill.flows.cli import run
 from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.errors import InputError, RunError
@@ -375,6 +376,8 @@ def test_good_data_verify_without_the_hub_and_without_its_cache(hub, files, tmp_
     assert "✗" not in said
 
 
+VOCABULARY = json.dumps({letter: number for number, letter in enumerate(ByteLevel.alphabet())})
+
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 NAMED = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": TEMPLATE}]
 
@@ -407,6 +410,8 @@ def test_a_repository_of_sentencepiece_alone_and_a_file_in_a_folder_are_loaded(h
     model = sentencepiece_model(tmp_path / "tokenizer.model", "unigram")
     hub.model("org/pieces", {"tokenizer.model": model.read_bytes(), "params/other.bin": "x"})
     assert vocabulary("org/pieces").fingerprint == vocabulary(str(model)).fingerprint
+    hub.model("org/two", {"vocab.json": VOCABULARY, "merges.txt": "#version: 0.2\n", "other.txt": "x"})
+    assert vocabulary("hf://org/two/vocab.json").fingerprint == vocabulary("org/two").fingerprint
     hub.model("org/deep", {f"sub.v1/{name}": content for name, content in files.items()})
     whole = functools.partial(vocabulary, "hf://org/deep/sub.v1")
     assert whole().eos == vocabulary("hf://org/deep/sub.v1/tokenizer.json").eos is not None
