@@ -139,7 +139,7 @@ def _answered(error: HfHubHTTPError, kind: Kind, where: str, said: str) -> Input
     if isinstance(error, GatedRepoError):
         why = "access is restricted; accept the terms on its hub page, then set HF_TOKEN to a token of that account"
     elif isinstance(error, RevisionNotFoundError):
-        why = "it has no such branch, tag or commit; check the revision, or leave it out"
+        why = "it has no branch, tag or commit of that name; check the revision, or leave it out"
     elif status in {401, 403} and "Invalid credentials" in str(error):
         why = "the hub rejected HF_TOKEN (or the saved login); renew it, or unset it for what is public"
     elif status in {401, 403} or isinstance(error, RepositoryNotFoundError):

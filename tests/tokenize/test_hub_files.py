@@ -205,7 +205,7 @@ CONDITIONS = {
     "gated, with a token of someone else": ("org/gated", token("hf_stranger"), GATED),
     "gated, with a token of a member": ("org/gated", token(MEMBER), None),
     "an expired token": ("org/open", token(EXPIRED), "the hub rejected HF_TOKEN .*; renew it, or unset it"),
-    "no such revision": ("org/open@v9", None, "it has no such branch, tag or commit; check the revision, or leave it out"),
+    "no such revision": ("org/open@v9", None, "it has no branch, tag or commit of that name; check the revision, or leave it out"),
     "nothing that is needed": ("org/empty", None, "it has none of the files that are needed; it has README.md$"),
     "busy once": ("org/open", faulty("/api/*", 429, headers={"Retry-After": "7"}), None),
     "busy at a file": ("org/open", faulty("*/resolve/*", 503, times=2), None),
