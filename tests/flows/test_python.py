@@ -134,7 +134,7 @@ def test_results_as_dataframes(tmp_path):
             tokenmill.dataframe(tmp_path / folder, rows)
 
 
-@pytest.mark.parametrize("data", [pd.Series(["a"]), pl.Series(["a"]), pa.chunked_array([["a"]]), 7], ids=repr)
+@pytest.mark.parametrize("data", [pd.Series(["a"]), pl.Series(["a"]), pa.chunked_array([["a"]]), 7], ids=type)
 def test_data_that_is_no_table(tmp_path, data):
     with pytest.raises(InputError, match=r"data: .*(table|no rows)"):
         blend_of_rows(data, str(tmp_path / "out"))

@@ -18,7 +18,7 @@ from tests.tokenize.small_vocabularies import word_piece
 
 ANSWERS = {
     "an encoding": (Controls, ({"<|endoftext|>": 199999, "<|start|>": 200006}, 201088)),
-    "a tokenizer.json": (Facts, Facts("BPE", 201088, None, 199999)),
+    "a tokenizer.json": (Facts, Facts("BPE", 0.0, 201088, None, 199999)),
     "characters": (list[int], [0x100, 0x1F600, 0x1F64F]),
     "a gate": (Comparison, Comparison(312, None)),
     "another gate": (Comparison, Comparison(312, "encodes 'a' as [1], the reference as [2]")),
