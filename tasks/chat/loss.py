@@ -13,6 +13,7 @@ no end of turn; then the control token of the next header ends it.
 Template text is trained on only if probes showed that it follows a generation prompt (`Openings`).
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -184,7 +185,9 @@ def completions(
             return Rejected(*_unprompted(number, messages[number], rendering))
         if _mixed(rendering.text, start, written):
             return Rejected("parts_mixed", f"message {number + 1} has its content between its tool calls")
-        if _goes_on(rendering.text[slice(*end)], messages[number], written, openings, controls):
+        if number < len(messages) - 1 and _goes_on(
+            rendering.text[slice(*end)], messages[number], written, openings, controls
+        ):
             end = (end[0], end[0])
         completion = _completion(rendering.text, start, end, written, controls)
         if "reasoning_content" not in messages[number]:
@@ -283,12 +286,18 @@ def _left_out(
 
 
 def _lacks_calls(number: int, message: Message, rendering: Rendering) -> bool:
-    """Whether a template wrote fewer calls than a message has."""
-    names = Counter(call["function"]["name"] for call in message.get("tool_calls", ()))
-    if names.total() < 2:  # noqa: PLR2004 - a single call is written or is not
+    """Whether a template wrote fewer calls than a message has. Some write a call's id instead of its name."""
+    calls = message.get("tool_calls", ())
+    if len(calls) < 2:  # noqa: PLR2004 - a single call is written or is not
         return False
-    written = "\0".join(rendering.text[start:stop] for start, stop, of in rendering.spans if of == (number, "call"))
-    return any(written.count(name) < count for name, count in names.items())
+    begin, stop = rendering.extents[number]
+    said = [(start, end) for start, end, of in rendering.spans if of in {(number, "content"), (number, "reasoning")}]
+    # Texts may mention a function, so its name counts outside of them only.
+    starts, ends = [begin, *(end for _, end in said)], [*(start for start, _ in said), stop]
+    written = "\0".join(rendering.text[start:end] for start, end in zip(starts, ends, strict=True))
+    names = Counter(call["function"]["name"] for call in calls)
+    lacks = any(len(re.findall(rf"(?<!\w){re.escape(name)}(?!\w)", written)) < count for name, count in names.items())
+    return lacks and not all(call.get("id") and call["id"] in written for call in calls)
 
 
 def _not_generated(number: int, written: Parts) -> tuple[str, str] | None:

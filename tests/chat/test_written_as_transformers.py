@@ -185,6 +185,22 @@ def test_calls_of_which_one_is_left_out(rows_of):
     assert written(rows_of("gptoss")[0], {"messages": [U1, two], "tools": [F]}) == "tool_calls_left_out"
 
 
+@pytest.mark.parametrize(
+    "call", ["[{{ call.id }}:{{ call.function.arguments|tojson }}]", "{{ (call.function|tojson)[:-1] }}}"]
+)
+def test_calls_that_are_written_by_id_or_in_pieces(rows_of, monkeypatch, call):
+    head = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    calls = "{% for call in m.tool_calls or [] %}" + call + "{% endfor %}<|im_end|>\n{% endfor %}"
+    monkeypatch.setitem(
+        TEMPLATES, call, head + calls + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    functions = [{"name": "get", "arguments": {"place": place}} for place in ("here", "there")]
+    two = {**CALLS, "tool_calls": [{"id": f"call_{n}", "function": each} for n, each in enumerate(functions)]}
+    (text,) = trained(rows_of(call)[0], {"messages": [U1, two], "tools": [F]})
+    assert '"here"' in text
+    assert '"there"' in text
+
+
 def separate(message):
     """The message with the thinking that begins its content as `reasoning_content`."""
     content = message["content"].lstrip()
