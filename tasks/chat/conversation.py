@@ -36,6 +36,7 @@ Reason = Literal[
     "bad_loss_flag",
     "no_assistant",
     "two_systems",
+    "already_tokenized",
 ]
 """Why a record is not a conversation."""
 

@@ -33,6 +33,8 @@ ID_BYTES = np.dtype(np.int32).itemsize
 
 ROLE_NUMBERS: dict[str, int] = {role: number for number, role in enumerate(ROLES)}
 
+ASSISTANT = np.int8(ROLE_NUMBERS["assistant"])
+
 
 class Piece(NamedTuple):
     """A control token (`token` is its id, `text` None) or a text.
@@ -88,6 +90,18 @@ class Filled(NamedTuple):
                 zip(layout.sources, layout.learned, layout.roles, layout.breaks, strict=True)
             )
         ]
+
+
+class Tokenized(NamedTuple):
+    """A sequence of a row that is tokenized already: `ids` int32 and `learned` int8, an entry per token, not shifted.
+
+    Who wrote its tokens isn't known: those that are trained on count as the assistant's, and others as the template's. `unread`
+    names fields of the row that aren't read.
+    """
+
+    ids: np.ndarray
+    learned: np.ndarray
+    unread: tuple[str, ...]
 
 
 class Passage(NamedTuple):
@@ -231,7 +245,8 @@ class Batch:
     The pieces of each rendered sequence and of each layout are listed once, in `sources`, `learned` and `roles`: sequence i has
     `counts[i]` of them, from number `starts[i]` on. Its texts are numbered within conversation `owners[i]` of `columns`, or, if that
     is -1, in `texts`. `mixed` lists the pieces that are trained on in part: the sequence, the piece of it, and the numbers of its
-    parts. `characters` counts those of the texts of all sequences.
+    parts. `tokenized` sequences have a piece per token, listed after all others: if `starts[i]` is -1 - n, from number n of these on.
+    `characters` counts those of the texts of all sequences, and tokens of `tokenized`.
     """
 
     texts: list[str] = field(default_factory=list[str])
@@ -243,13 +258,20 @@ class Batch:
     counts: list[int] = field(default_factory=list[int])
     owners: list[int] = field(default_factory=list[int])
     mixed: list[tuple[int, int, Sequence[int]]] = field(default_factory=list[tuple[int, int, Sequence[int]]])
+    tokenized: list[Tokenized] = field(default_factory=list[Tokenized])
     characters: int = 0
+    _tokens: int = 0
     _layouts: dict[Layout, int] = field(default_factory=dict[Layout, int])
 
-    def add(self, sequence: Sequence[Piece] | Filled) -> None:
+    def add(self, sequence: Sequence[Piece] | Filled | Tokenized) -> None:
         """Append one sequence."""
         if isinstance(sequence, Filled):
             self._add_filled(*sequence)
+        elif isinstance(sequence, Tokenized):
+            self._append(-1 - self._tokens, len(sequence.ids), -1, ())
+            self.tokenized.append(sequence)
+            self._tokens += len(sequence.ids)
+            self.characters += len(sequence.ids)
         else:
             self._add_pieces(sequence)
 
@@ -300,9 +322,12 @@ class Batch:
         distinct = texts.dictionary_encode()
         encoded, numbers = encoder.encode(distinct.dictionary), distinct.indices.to_numpy()
         counts, base = np.array(self.counts, np.int64), np.append(firsts, 0)[np.array(self.owners, np.int64)]
-        pieces = ranges(np.array(self.starts, np.int64), counts)
-        sources = np.array(self.sources, np.int64)[pieces]
-        learned, roles = (np.array(each, np.int8)[pieces] for each in (self.learned, self.roles))
+        starts = np.array(self.starts, np.int64)
+        pieces = ranges(np.where(starts < 0, len(self.sources) - 1 - starts, starts), counts)
+        sources = np.concatenate([np.array(self.sources, np.int64), *(~each.ids for each in self.tokenized)])[pieces]
+        given = [each.learned for each in self.tokenized]
+        learned = np.concatenate([np.array(self.learned, np.int8), *given])[pieces]
+        roles = np.concatenate([np.array(self.roles, np.int8), *(each * ASSISTANT for each in given)])[pieces]
         is_text = sources >= 0
         sources[is_text] = numbers[(sources + np.repeat(base, counts))[is_text]]
         lengths = np.ones(len(sources), np.int64)

@@ -32,7 +32,7 @@ from .messages import (
     require_readable,
     unusual,
 )
-from .shapes import KWARGS, SWITCHES, XLAM, Given, Layout, Shape, layout_of, value_at
+from .shapes import KWARGS, SWITCHES, TOKENIZED, XLAM, Given, Layout, Shape, layout_of, value_at
 from .traces import read_trace, trace_name
 
 Record = Mapping[str, Any]
@@ -98,6 +98,8 @@ def _speaker(message: object) -> str:
 def _messages(record: Record, layout: Layout, reading: _Reading) -> list[Any]:
     """The messages of a record, after its system prompt."""
     shape = layout.shape
+    if shape.name == TOKENIZED:
+        raise RejectionError("already_tokenized", "it holds ids, not messages; only tokenmill sft prepares such rows")
     if shape.messages is None:
         messages = _pair(record, layout, reading)
     else:

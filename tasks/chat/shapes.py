@@ -32,8 +32,8 @@ def given_of(fields: Mapping[str, str]) -> Given:
 class Shape:
     """Where the messages of a row are: a list in `messages`, or a pair, `prompt` and `response`. All are fields.
 
-    `more` follow the prompt, each on a new line, if they have a value. `same` repeat what is read. `beside` are other fields by
-    which the shape is known. `prompt_trained` is false where answers in the prompt's messages aren't trained on.
+    `more` follow the prompt, each on a new line, if they have a value; for ids they are masks. `same` repeat what is read. `beside`
+    are other fields by which the shape is known. `prompt_trained` is false where answers in the prompt's messages aren't trained on.
     """
 
     name: str
@@ -55,6 +55,12 @@ HISTORY = "history"
 
 XLAM = "xLAM calls"
 """The shape whose answers are calls."""
+
+TOKENIZED = "pre-tokenized rows"
+"""The shape whose rows hold ids in place of messages (see `tokenized`)."""
+
+MASKS = ("labels", "loss_mask", "assistant_masks", "completion_mask")
+"""Fields of such rows that say which ids are trained on."""
 
 ATIF_TOOLS = "agent.tool_definitions"
 
@@ -108,6 +114,8 @@ SHAPES = (
         )
     ),
     Shape("OpenHands events", HISTORY),
+    *(Shape(TOKENIZED, "input_ids", more=(*MASKS, "attention_mask", "seq_start_id"), beside=(mask,)) for mask in MASKS),
+    Shape(TOKENIZED, "prompt_ids", beside=("prompt_mask", "completion_ids", "completion_mask")),
 )
 """All shapes, in the order in which they are tried."""
 
@@ -143,7 +151,9 @@ BESIDE: Mapping[str, Meaning] = {
 something else, as any other field of the table does.
 """
 
-METADATA = frozenset({"source", "target", "user", "human", "bot", "agent", "details", "data", "content"})
+METADATA = frozenset({
+    "source", "target", "user", "human", "bot", "agent", "details", "data", "content", "labels", "attention_mask", "seq_start_id",
+})  # fmt: skip
 """Fields of shapes that usually mean nothing in rows of other shapes."""
 
 KNOWN = dict.fromkeys([*(name for shape in SHAPES for name in (*shape.needed, *shape.more)), *SYSTEMS, *TOOLS, *BESIDE])

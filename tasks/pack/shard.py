@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tokenmill.tasks.chat.encoding import Batch, Filled, Sequences
+from tokenmill.tasks.chat.encoding import Batch, Filled, Sequences, Tokenized
 from tokenmill.tasks.chat.sequences import Pieces
+from tokenmill.tasks.chat.shapes import given_of
+from tokenmill.tasks.chat.tokenized import tokenized
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.holdout import part_of
@@ -31,6 +33,9 @@ from .settings import SftRecipe
 
 BATCH_CHARACTERS = 2_000_000
 """Text encoded in one call."""
+
+Rendered = Iterable[Pieces | Filled | Tokenized]
+"""The sequences of a row."""
 
 
 @dataclass(slots=True)
@@ -81,19 +86,24 @@ class SequenceShard:
             builder.facts["flagged_messages"] = self._counts["flagged"]
         return builder.receipt
 
-    def _rendered(self, batch: RecordBatch, index: int) -> tuple[Any, Iterable[Pieces | Filled]] | Rejected:
-        """A conversation and its sequences."""
-        found = self.rows.read(batch.records[index])
+    def _rendered(self, batch: RecordBatch, index: int) -> tuple[Any, Rendered] | Rejected:
+        """A conversation and its sequences; a row that is tokenized already is both."""
+        found, recipe = self.rows.read(batch.records[index]), self.recipe
+        if isinstance(found, Rejected) and found.reason == "already_tokenized":
+            given = given_of(recipe.fields)
+            found = tokenized(batch.records[index], recipe.vocabulary_size, recipe.tools_field, given)
         if isinstance(found, Rejected):
             return found
+        if isinstance(found, Tokenized):
+            return found, [found]
         sequences = self.rows.sequences(found)
         return sequences if isinstance(sequences, Rejected) else (found, sequences)
 
-    def _add(self, row: int, conversation: Any, sequences: Iterable[Pieces | Filled], builder: ShardBuilder) -> None:  # noqa: ANN401 - as the format reads it
+    def _add(self, row: int, conversation: Any, sequences: Rendered, builder: ShardBuilder) -> None:  # noqa: ANN401 - as the format reads it
         """Queue the sequences of a row for the encoder."""
-        part = self._part(conversation, builder)
-        self._counts["flagged"] += self.rows.flagged(conversation)
-        for name in self.rows.unread(conversation):
+        part, ready = self._part(conversation, builder), isinstance(conversation, Tokenized)
+        self._counts["flagged"] += 0 if ready else self.rows.flagged(conversation)
+        for name in conversation.unread if ready else self.rows.unread(conversation):
             builder.unread[name] += 1
         for pieces in sequences:
             part.batch.add(pieces)
@@ -105,7 +115,9 @@ class SequenceShard:
         """The part of a conversation, by a hash of it."""
         name, recipe = WHOLE, self.recipe
         if recipe.holdout_seed is not None:
-            hashed = digest(self.rows.said(conversation), recipe.holdout_seed)
+            ready = isinstance(conversation, Tokenized)
+            said = [conversation.ids.tobytes().hex()] if ready else self.rows.said(conversation)
+            hashed = digest(said, recipe.holdout_seed)
             name = part_of(hashed, recipe.holdout_valid, recipe.holdout_test)
         if name not in self._parts:
             self._parts[name] = _Part(SequenceWriter(builder, name))

@@ -33,8 +33,8 @@ COMMANDS: Mapping[Form, str] = {
 TURNS = ("messages", "conversations")
 """The lists that conversations are in."""
 
-QUESTIONS = frozenset({"prompt", "input", "question", "problem", "instruction", "query"})
-"""Fields of a conversation without a list."""
+QUESTIONS = frozenset({"prompt", "input", "question", "problem", "instruction", "query", "input_ids", "prompt_ids"})
+"""Fields of a conversation without a list of messages."""
 
 FIRST_BATCHES = 2
 """Batches of about a mebibyte whose rows are looked at."""

@@ -258,6 +258,7 @@ BAD = {
     "a bad answer": ({"prompt": "q", "completion": "a", "label": False}, "bad_loss_flag", "label is false"),
     "an image beside": ({"messages": [Q, A], "images": ["x.png"]}, "not_text", "it has images"),
     "an image in a message": ({"messages": [{**Q, "images": ["x.png"]}, A]}, "not_text", "it has images"),
+    "ids in place of messages": ({"input_ids": [1, 2], "labels": [1, 2]}, "already_tokenized", "only tokenmill sft"),
     "two systems": ({"messages": [{"role": "system", "content": "s"}, Q, A], "system": "t"}, "two_systems", "keep one"),
     "two fields of systems": ({"prompt": "q", "response": "a", "system": "s", "system_prompt": "t"}, "two_systems", "system_prompt"),
     "tools in two places": ({"messages": [Q, A], "tools": [SEARCH], "functions": [{"name": "f"}]}, "bad_tools", "two places"),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Conversation, Rejected
 from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.shapes import KNOWN, METADATA, given_of, shape_name
+from tokenmill.tasks.chat.tokenized import tokenized
 
 CALL = {"name": "f", "arguments": {"x": 1}}
 TOOL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
@@ -93,6 +94,7 @@ READ = [
                                                                     result(name="f", tool_call_id="1")]},
      [user(), calls("", id="1"), result(name="f", tool_call_id="1")], ()),
     (TRL, {"messages": [said("user", part("q")), answer(part("a"))]}, TALK, ()),
+    (TRL, {"messages": TALK, "input_ids": [1, 2], "labels": [-100, 2], "attention_mask": [1, 1]}, TALK, ("input_ids",)),
     ("https://github.com/thinking-machines-lab/tinker-cookbook", {"messages": [user(), answer(trainable=False), user(), answer(trainable=True)]},
      [user(), UNTRAINED, *TALK], ()),
     (SWIFT, {"messages": [user(), answer(loss=False), user(), answer(loss=True)]}, [user(), UNTRAINED, *TALK], ()),
@@ -276,6 +278,51 @@ def test_shapes_become_messages_and_what_is_not_read_is_counted(source, row, mes
     assert shape_name(row)
     functions = [tool.get("function", tool) for tool in found.tools]
     assert functions == ([TOOL] if '"parameters"' in json.dumps(row).replace("\\", "") else [])
+
+
+IDS = [1, 2, 99]
+BAD_TOKENS = {
+    "a negative id": ({"input_ids": [1, -2, 3], "loss_mask": [0, 1, 1]}, "input_ids[1] is -2;"),
+    "an id beyond the vocabulary": ({"input_ids": [*IDS, 100], "loss_mask": [0, 1, 1, 1]}, "input_ids[3] is 100;"),
+    "an id beyond 64 bits": ({"input_ids": [1, 10**30], "loss_mask": [0, 1]}, "input_ids[1] is 10000000000000000000;"),
+    "a float": ({"input_ids": [1, 2.0], "loss_mask": [0, 1]}, "input_ids[1] is 2.0;"),
+    "a boolean": ({"input_ids": [1, True], "loss_mask": [0, 1]}, "input_ids[1] is True;"),
+    "a string": ({"input_ids": [1, "2"], "loss_mask": [0, 1]}, "input_ids[1] is '2';"),
+    "null": ({"input_ids": IDS, "loss_mask": [0, 1, None]}, "loss_mask[2] is null;"),
+    "lists": ({"input_ids": [IDS], "labels": [IDS]}, "input_ids[0] is an array;"),
+    "no list": ({"input_ids": "1 2", "labels": [1, 2]}, "input_ids is a string;"),
+    "neither 0 nor 1": ({"input_ids": IDS, "assistant_masks": [0, 1, 2]}, "assistant_masks[2] is 2;"),
+    "between 0 and 1": ({"input_ids": IDS, "loss_mask": [0, 0.5, 1]}, "loss_mask[1] is 0.5;"),
+    "too few labels": ({"input_ids": IDS, "labels": IDS[:2]}, "labels has 2 entries, but input_ids has 3;"),
+    "too long a mask": ({"prompt_ids": [1], "prompt_mask": [0, 0], "completion_ids": IDS, "completion_mask": [1] * 3}, "prompt_mask has 2 entries, but prompt_ids has 1;"),
+    "shifted labels": ({"input_ids": IDS, "labels": [2, 99, -100]}, "labels[0] is 2, but input_ids[0] is 1;"),
+    "another label for nothing": ({"input_ids": IDS, "labels": [1, -1, 99]}, "labels[1] is -1, but input_ids[1] is 2;"),
+    "padding": ({"input_ids": [*IDS, 0], "labels": [*IDS, -100], "attention_mask": [1, 1, 1, 0]}, "attention_mask[3] is 0;"),
+    "a pack": ({"input_ids": IDS, "loss_mask": [0, 1, 0], "seq_start_id": [0]}, "it has seq_start_id,"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "detail"), BAD_TOKENS.values(), ids=BAD_TOKENS)
+def test_ids_and_masks_that_do_not_fit_are_rejected_by_position_and_value(row, detail):
+    found = tokenized(row, 100, "tools", ())
+    assert isinstance(found, Rejected)
+    assert (found.reason, found.detail[: len(detail)]) == ("bad_tokens", detail)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"loss_mask": [1, 0, 0]}, {"labels": [-100] * 3}, {"completion_mask": [0, 1, 0], "assistant_masks": [0, 0, 1]}],
+)
+def test_a_tokenized_row_without_a_token_to_train_on(row):
+    assert tokenized({"input_ids": IDS, **row}, 100, "tools", ()).reason == "nothing_trained"
+
+
+def test_a_tokenized_row_is_known_by_its_ids_and_a_mask():
+    row = {"input_ids": IDS, "labels": IDS, "text": "t", "prompt": "q", "tools": [TOOL], "system": ""}
+    assert shape_name(row) == "pre-tokenized rows"
+    assert tokenized(row, 100, "tools", ()).unread == ("prompt", "tools")
+    assert tokenized({**row, "images": ["i"]}, 100, "tools", ()).reason == "not_text"
+    assert conversation({"input_ids": IDS}, None, "tools").reason == "no_messages"
 
 
 NAMED = {

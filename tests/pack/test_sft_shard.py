@@ -227,6 +227,33 @@ def test_a_conversation_with_reasoning_is_one_sequence_per_question(tmp_path, ch
     assert Counter(sequence.learnable for sequence in sequences_of(tmp_path / "out")) == truth
 
 
+TOKENIZED = [
+    lambda ids, mask: {"input_ids": ids, "labels": [each if on else -100 for each, on in zip(ids, mask, strict=True)]},
+    lambda ids, mask: {"input_ids": ids, "loss_mask": [*map(bool, mask)], "text": "…"},
+    lambda ids, mask: {"input_ids": ids, "assistant_masks": mask, "completion_mask": [0, *[1] * (len(ids) - 1)]},
+    lambda ids, mask: {"input_ids": ids, "completion_mask": mask, "attention_mask": [1] * len(ids), "tools": ["…"]},
+    lambda ids, mask: {"prompt_ids": ids[:3], "prompt_mask": mask[:3], "completion_ids": ids[3:], "completion_mask": mask[3:]},
+]  # fmt: skip
+"""Forms of rows that are tokenized already."""
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_tokenized_rows_are_packed_as_they_are(tmp_path, chosen, kept, mixed):
+    """Beside the same conversations in messages, and alone, when there is nothing to encode."""
+    rows = [TOKENIZED[number % 5](*sequence) for number, sequence in enumerate(kept)]
+    if mixed:
+        rows[::3] = CONVERSATIONS[::3]
+    bad = [{"input_ids": [1, 500], "loss_mask": [0, 1]}, {"input_ids": [1, 2], "loss_mask": [1, 0]}]
+    source = write_rows(tmp_path / "some.jsonl", [*rows, *bad])
+    _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen | KEEPING)
+    found = sequences_of(tmp_path / "out")
+    assert {sequence.document: sequence.learnable for sequence in found} == dict(enumerate(map(shifted, kept)))
+    assert len(found) == len(rows)
+    totals = manifest["totals"]
+    assert totals["dropped"] == {"bad_tokens": 1, "nothing_trained": 1}
+    assert totals["not_read"]["datasets/some"]["tools"] == sum("attention_mask" in row for row in rows)
+
+
 def test_what_is_trained_on_is_the_assistants(tmp_path, chosen):
     prepare(blend_of(write_rows(tmp_path / "some.jsonl", CONVERSATIONS)), tmp_path / "out", **chosen)
     for sequence in sequences_of(tmp_path / "out"):

@@ -40,9 +40,18 @@ def test_rows_of_another_form_are_told_their_command(plan, kind, form, command):
         plan(kind, ROWS[form], ROWS[form])
 
 
-@pytest.mark.parametrize("rows", [[*ROWS.values()], [{"text": "a", **CHAT}], [{"prompt": "a", "text": 1}]], ids=str)
-def test_rows_that_may_be_of_either_form_are_left_to_the_check_of_bad_rows(plan, rows):
-    assert plan("pretrain", *rows).plan.pending
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [
+        ("pretrain", [*ROWS.values()]),
+        ("pretrain", [{"text": "a", **CHAT}]),
+        ("pretrain", [{"prompt": "a", "text": 1}]),
+        ("sft", [{"text": "a", "input_ids": [1, 2], "labels": [1, 2]}]),
+    ],
+    ids=str,
+)
+def test_rows_that_may_be_of_either_form_are_left_to_the_check_of_bad_rows(plan, kind, rows):
+    assert plan(kind, *rows).plan.pending
 
 
 @pytest.mark.parametrize("name", ["some rows.jsonl", "some rows.jsonl.gz", "some rows.parquet"])
