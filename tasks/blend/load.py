@@ -30,6 +30,9 @@ HUB_PAGE = re.compile(
 )
 """The path of the page of a dataset, or of a folder or file of it at a revision."""
 
+HUB_ID = re.compile(r"(?!.*\.json\Z)\w[\w.-]*/\w[\w.-]*")
+"""A name that may be meant as that of a dataset of the hub."""
+
 READS_TABLES = "resolve_placeholders"
 """The transform that reads additional data."""
 
@@ -44,6 +47,8 @@ def load_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
     if isinstance(blend, Mapping):
         return _anchored(_parsed(blend, "blend"), str(Path.cwd()))
     place = absolute(blend)
+    if HUB_ID.fullmatch(blend) and not Path(place).parent.exists():
+        raise InputError(f"{place}: no such blend file; for a dataset of the hub, write hf://{blend}")
     return _anchored(_parsed(_read_json(place), blend), place.rpartition("/")[0])
 
 
@@ -131,13 +136,13 @@ def _anchor_path(path: str, base: str) -> str:
     if path.startswith(ART):
         return located(path)
     if not is_local(path):
-        return _from_page(path)
+        return from_page(path)
     plain = path.removeprefix("file://")
     anchored = plain if plain.startswith(("/", "~")) else join(base, plain)
     return absolute(anchored) if is_local(anchored) else anchored
 
 
-def _from_page(url: str) -> str:
+def from_page(url: str) -> str:
     """`hf://org/name[@revision][/path]` for the address of a dataset's page on the hub; other URLs unchanged.
 
     Raises InputError for other pages of the hub.

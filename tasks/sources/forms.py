@@ -12,7 +12,7 @@ from itertools import islice
 from json import JSONDecoder
 from typing import Any, Literal, cast
 
-from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.load import from_page, load_blend
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.errors import InputError, closest
 from tokenmill.tasks.storage import absolute, filesystem, is_local
@@ -42,6 +42,9 @@ FIRST_BATCHES = 2
 BLENDS = ".json"
 """The ending of blends, which files of rows may have too."""
 
+HUB_NAME = re.compile(r"hf://(?:datasets/)?(?:[^/@]+/)?([^/@]+)")
+"""The repository of a dataset of the hub, without its organization."""
+
 HEAD_BYTES = 1 << 20
 """Bytes of a file in which its first row most likely ends."""
 
@@ -49,17 +52,22 @@ BLEND_KEY = re.compile(r'\A\{\s*"(?:_[^"]*|datasets|train|valid|test)"')
 
 
 def read_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
-    """The blend, as `load_blend` reads it; a file of rows, such as `a.jsonl`, is a blend of that data set."""
+    """The blend, as `load_blend` reads it; a file of rows, such as `a.jsonl`, or a dataset of the hub is a blend of it."""
     if not isinstance(blend, str) or not is_rows(blend):
         return load_blend(blend)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", without_ending(blend.rpartition("/")[2])).strip("-._")
+    repository = None if describe(blend) else HUB_NAME.match(from_page(blend))
+    name = (
+        repository[1]
+        if repository
+        else re.sub(r"[^A-Za-z0-9._-]+", "-", without_ending(blend.rpartition("/")[2])).strip("-._")
+    )
     return load_blend({"datasets": [{"name": name[:100] or "rows", "path": blend}]})
 
 
 def is_rows(place: str) -> bool:
-    """Whether a path or URI is that of a file of rows, not of a blend; only a `.json` file is opened."""
+    """Whether a place is a file of rows or a dataset of the hub, not a blend; only a `.json` file is opened."""
     if not place.endswith(BLENDS):
-        return describe(place) is not None
+        return describe(place) is not None or from_page(place).startswith("hf://")
     system, path = filesystem(absolute(place))
     if has_magic(path) and not system.exists(path):
         return True

@@ -297,6 +297,16 @@ def test_a_missing_file_is_told_with_the_nearest_there_is(write, tmp_path):
     assert refusal("memory://nowhere/blend.json") == "memory://nowhere/blend.json: no such blend file"
 
 
+def test_a_hub_id_needs_its_prefix(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refusal("org/name.v1").endswith(
+        "/org/name.v1: no such blend file; for a dataset of the hub, write hf://org/name.v1"
+    )
+    assert refusal("org/name.json").endswith("/org/name.json: no such blend file")
+    (tmp_path / "org").mkdir()
+    assert refusal("org/name").endswith("/org/name: no such blend file")
+
+
 def test_a_folder_is_no_blend(tmp_path):
     assert refusal(str(tmp_path)).startswith(f"{tmp_path}: cannot be read as a blend file: ")
 

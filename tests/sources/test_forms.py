@@ -60,6 +60,21 @@ def test_a_file_of_rows_is_a_blend_of_it(tmp_path, name):
     assert (only.name, only.path) == ("some-rows", str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [
+        ("hf://org/my.name", "hf://org/my.name"),
+        ("hf://my.name", "hf://my.name"),
+        ("hf://datasets/org/my.name@v1/data/en", "hf://datasets/org/my.name@v1/data/en"),
+        ("https://huggingface.co/datasets/org/my.name/", "hf://org/my.name"),
+        ("https://huggingface.co/datasets/my.name/tree/main/data", "hf://my.name@main/data"),
+    ],
+)
+def test_a_dataset_of_the_hub_is_a_blend_of_it(written, path):
+    (only,) = read_blend(written).datasets
+    assert (only.name, only.path) == ("my.name", path)
+
+
 ARRAY = json.dumps([ROWS["documents"]] * 3)
 
 
