@@ -31,12 +31,14 @@ from typing import Any, NoReturn, Protocol
 
 from tokenmill.tasks.errors import InputError
 
+NUMBER = r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+
 FIELD = r"(?:[^\W\d]\w*|`[^`]+`)(?:\.(?:[^\W\d]\w*|`[^`]+`))*"
 
 TOKEN = re.compile(
     rf"""
     (?P<blank>\s+)
-  | (?P<number>-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+  | (?P<number>{NUMBER})
   | (?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
   | (?P<length>(?i:length)\s*\(\s*{FIELD}\s*\))
   | (?P<word>{FIELD})
@@ -105,9 +107,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A literal value and its position in the predicate, from 0."""
+    """A literal value and its position in the predicate, from 0. None is an unknown value, which only a path can give."""
 
-    value: bool | int | float | str
+    value: bool | int | float | str | None
     position: int
 
 
@@ -140,6 +142,56 @@ class Interpretation(Protocol):
     def is_null(self, column: Column) -> Any:  # noqa: ANN401 - same
         """Whether a field is null or missing."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class WithKeys:
+    """An interpretation in which the path of a file gives the values of some fields, by name; None is null.
+
+    They are text, and numbers where they are compared with one.
+    """
+
+    inner: Interpretation
+    keys: Mapping[str, str | None]
+
+    def truth(self, operand: Column | Literal) -> Any:  # noqa: ANN401 - as of Interpretation
+        """See Interpretation."""
+        return self.inner.truth(self._value(operand))
+
+    def compared(self, sign: str, left: Operand, right: Operand) -> Any:  # noqa: ANN401 - as of Interpretation
+        """See Interpretation."""
+        return self.inner.compared(sign, self._value(left, right), self._value(right, left))
+
+    def is_null(self, column: Column) -> Any:  # noqa: ANN401 - as of Interpretation
+        """See Interpretation."""
+        if not self._has(column):
+            return self.inner.is_null(column)
+        return self.inner.truth(Literal(self.keys[column.name] is None, column.position))
+
+    def _has(self, column: Column) -> bool:
+        return len(column.path) == 1 and column.path[0] in self.keys
+
+    def _value(self, operand: Operand, beside: Operand | None = None) -> Any:  # noqa: ANN401 - an Operand of the same kind
+        """An operand, as a literal if the path gives it, of the kind of the operand `beside` it."""
+        column = operand.column if isinstance(operand, Length) else operand
+        if isinstance(column, Literal) or not self._has(column):
+            return operand
+        text = self.keys[column.path[0]]
+        if isinstance(operand, Length):
+            return Literal(None if text is None else len(text), operand.position)
+        number = isinstance(beside, Length) or (isinstance(beside, Literal) and type(beside.value) in {int, float})
+        return Literal(number_of(text) if text and number else text, operand.position)
+
+
+def number_of(text: str) -> int | float | str:
+    """The number that a text is, a double outside 64 bits; the text itself if it isn't one."""
+    if not re.fullmatch(NUMBER, text):
+        return text
+    try:
+        value = int(text)
+    except ValueError:  # a fraction
+        return float(text)
+    return value if -INT64_END <= value < INT64_END else float(value)
 
 
 Node = Callable[[Interpretation], Any]

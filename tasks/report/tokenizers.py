@@ -114,7 +114,7 @@ def _slices(source: DataSource, rows: int) -> list[Slice]:
     chosen, text = row_filter(source), [source.text_field]
     fields, needed = chosen.read_with(text), Needed(require_text, text, chosen) if chosen else require_text
     every = (part for file in discover(source, "train") for part in cut(file, SLICE_BYTES, fields, needed))
-    leading = [replace(part, filters=chosen.wanted, where=chosen.where) for part in leading_rows(every, rows)]
+    leading = [chosen.on(part) for part in leading_rows(every, rows)]
     slices = ContentIndex().identify(leading, fields, "stat")
     if not slices:
         raise InputError(f"data set {source.name!r}: {source.path} holds no rows; fix the path")

@@ -72,10 +72,10 @@ def reason_of(path: str, manifest: Mapping[str, Any], entry: Entry, row: int) ->
 
 
 def _planned(path: str, manifest: Mapping[str, Any], entry: Entry) -> Planned[Any, Any]:
-    """The plan of the data set of a shard, reduced to its file if that is local: what workers need, and the file today."""
+    """The plan of the data set of a shard, reduced to its file if that is local and its path gives no field: what workers need, and the file today."""
     kind = preparation(manifest["type"])
     (source,) = (each for each in manifest["blend"][entry["split"]] if each["name"] == entry["dataset"])
-    if is_local(entry["file"]):
+    if is_local(entry["file"]) and "keys" not in entry["source"]:
         source = {**source, "path": entry["file"]}
     unused = {*SELECTING, *RUNTIME_SETTINGS, *kind.hidden}
     chosen = {name: value for name, value in manifest["settings"].items() if name not in unused}
@@ -110,7 +110,7 @@ def _alone(part: Slice, row: int, folder: str) -> Slice | None:
         raise RunError(f"{part.file.uri}: the slice has no row {row} any more; prepare the data again")
     if isinstance(found, range):
         return None
-    chosen: dict[str, Any] = {"filters": part.filters, "where": part.where}
+    chosen: dict[str, Any] = {"filters": part.filters, "where": part.where, "keys": part.keys}
     if isinstance(found, pa.RecordBatch):
         output = _write_parquet(f"{folder}/row.parquet", found)
         return Slice(SourceFile(output.path, output.size, "parquet"), 0, 1, size=output.size, **chosen)

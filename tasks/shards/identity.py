@@ -72,6 +72,8 @@ def source_of(part: Slice, recipe: Mapping[str, Any]) -> dict[str, Any]:
         source["filters"] = part.filters
     if part.where:
         source["where"] = part.where
+    if any(each.keys for each in part.members or [part]):
+        source["keys"] = [each.keys for each in part.members] or part.keys
     return source
 
 

@@ -90,7 +90,7 @@ def plan_shards(
             fields = chosen.read_with(fields_of(source))
             needed = Needed(require, fields_of(source), chosen) if chosen else require
             slices = _slices(found.files, settings, fields, needed, index)
-            slices = [replace(part, filters=chosen.wanted, where=chosen.where) for part in slices]
+            slices = [chosen.on(part) for part in slices]
             slices = index.identify(slices, fields, settings.source_identity)
             if not slices:
                 raise InputError(f"data set {source.name!r}: {_no_rows(source, found)}")
@@ -119,7 +119,9 @@ def plan_shards(
 def _sample(source: DataSource, slices: Sequence[Slice], store: Store) -> Sample:
     """What the filter of a data set keeps, cached in the store. Raises InputError as `survey` does."""
     some = spread(slices)
-    key = orjson.dumps([[part.content, part.rows, part.filters, part.where] for part in some])
+    key = orjson.dumps(
+        [[part.content, part.rows, part.filters, part.where, *([part.keys] if part.keys else [])] for part in some]
+    )
     place = join(store.place, "gates", f"{xxh3_128_hexdigest(key)}.json")
     return remembered(place, Sample, lambda: survey(source, some))
 

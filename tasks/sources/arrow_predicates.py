@@ -13,12 +13,14 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute
-from tokenmill.tasks.blend.predicates import Column, Length, Literal, Operand, Predicate
+from tokenmill.tasks.blend.predicates import Column, Length, Literal, Operand, Predicate, WithKeys
 from tokenmill.tasks.errors import nearest
 
 from .parquet_batches import is_text
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+
+NO_KEYS: Mapping[str, str | None] = {}
 
 KINDS = ("a boolean", "a number", "text")
 BOOLEAN, NUMBER, TEXT = KINDS
@@ -27,17 +29,22 @@ Find = Callable[[Column], tuple[compute.Expression, pa.DataType] | None]
 """The values of a field and their type; None if it is missing in every row. Raises InputError for an unknown field."""
 
 
-def expression(predicate: Predicate, schema: pa.Schema, absent: Collection[str] = ()) -> compute.Expression:
+def expression(
+    predicate: Predicate,
+    schema: pa.Schema,
+    absent: Collection[str] = (),
+    keys: Mapping[str, str | None] = NO_KEYS,
+) -> compute.Expression:
     """A predicate as a boolean Arrow expression over tables of `schema`, null where its value is unknown.
 
-    `absent` names further columns that rows may have; they are null in every row. Raises InputError for any other
+    `absent` names further columns that rows may have; they are null in every row. `keys` are as of WithKeys. Raises InputError for any other
     column and for a comparison of unlike types.
     """
 
     def find(column: Column) -> tuple[compute.Expression, pa.DataType] | None:
         first, *deeper = column.path
-        known = {*schema.names, *absent}
-        if first not in known:
+        known = {*schema.names, *absent, *keys}
+        if first not in known or first in keys:
             predicate.refuse(column.position, f"there is no field {first!r}; {nearest(first, known)}")
         if first not in schema.names:
             return None
@@ -50,13 +57,16 @@ def expression(predicate: Predicate, schema: pa.Schema, absent: Collection[str] 
             kind = kind.field(key).type
         return compute.field(*column.path), kind
 
-    return predicate.tree(_Binding(predicate, find))
+    return predicate.tree(WithKeys(_Binding(predicate, find), keys))
 
 
-def expression_of(predicate: Predicate, types: Mapping[tuple[str, ...], pa.DataType]) -> compute.Expression:
+def expression_of(
+    predicate: Predicate, types: Mapping[tuple[str, ...], pa.DataType], keys: Mapping[str, str | None] = NO_KEYS
+) -> compute.Expression:
     """A predicate over tables whose columns are its fields, in the order of `types`. Raises as `expression`."""
     places = {path: number for number, path in enumerate(types)}
-    return predicate.tree(_Binding(predicate, lambda column: (compute.field(places[column.path]), types[column.path])))
+    binding = _Binding(predicate, lambda column: (compute.field(places[column.path]), types[column.path]))
+    return predicate.tree(WithKeys(binding, keys))
 
 
 def masks(table: pa.Table, expressions: Sequence[compute.Expression]) -> list[np.ndarray]:

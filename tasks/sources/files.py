@@ -68,8 +68,8 @@ class Slice:
     A row belongs to the slice that holds its first byte. A file that cannot be cut is one slice, `[0, size)`. If `rows` is set,
     the slice is limited to its first rows (a sample). `content` identifies the bytes of the slice's rows; in a columnar format,
     those of the columns `fields` (all columns, if empty). `size` is the number of source bytes, for load balancing and
-    progress. `filters` and `where` drop rows: every reader counts them as `filtered`. With a `where`, `content` leaves out
-    the row groups that are not read.
+    progress. `filters` and `where` drop rows: every reader counts them as `filtered`. `keys` are the fields of these that the
+    path of the file gives to rows without them. With a `where` or keys, `content` leaves out the row groups that are not read.
 
     A bundle of small files is a slice with `members`, the slices of its files in order: its rows are their rows. Its `file`,
     `start` and `stop` are those of the first member. Read it with `formats.read_texts` or `formats.read_records`.
@@ -85,6 +85,7 @@ class Slice:
     members: tuple["Slice", ...] = ()
     filters: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]], hash=False)
     where: str = ""
+    keys: dict[str, str | None] = field(default_factory=dict[str, str | None], hash=False)
 
 
 def field_path(name: str) -> list[str]:

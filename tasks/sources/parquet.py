@@ -89,7 +89,7 @@ class Parquet(SourceFormat):
     def owned(self, part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:
         """The bytes of the columns `fields`; before them their names and types, except for a single leaf column.
 
-        With a `where`, of row groups that are not read only the number of rows counts.
+        With a `where` or keys, of row groups that are not read only the number of rows counts.
         """
         metadata = open_parquet(part.file, stream).metadata
         require_any(metadata, fields, part.file.uri)
@@ -166,7 +166,7 @@ def _numbered(found: Batch, first: int, rows: np.ndarray, of: int) -> Batch:
 def _owned(metadata: pq.FileMetaData, part: Slice, fields: Sequence[str]) -> tuple[bytes, Ranges]:
     """See `Parquet.owned`."""
     groups, prefix = groups_to_read(metadata, part), layout(metadata, fields)
-    if part.where:
+    if part.where or part.keys:
         counts = [[metadata.row_group(group).num_rows, group in groups] for group in range(part.start, part.stop)]
         prefix += orjson.dumps(counts)
     return prefix, column_ranges(metadata, groups, fields)
@@ -238,16 +238,17 @@ def require_text(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> 
 
 
 def require_filtered(metadata: pq.FileMetaData, chosen: RowFilter, uri: str) -> None:
-    """Raises InputError unless a file has the fields of a filter, and values of the types that `where` compares."""
+    """Raises InputError unless a file has the fields of its filter, and values of the types that `where` compares."""
     if not chosen:
         return
     schema = metadata.schema.to_arrow_schema()
+    keys = chosen.beside(schema.names).keys
     for field in chosen.wanted:
-        if field_path(field)[0] not in schema.names:
-            raise InputError(f"{uri}: filters: there is no field {field!r}; {nearest(field, schema.names)}")
+        if field not in keys and field_path(field)[0] not in schema.names:
+            raise InputError(f"{uri}: filters: there is no field {field!r}; {nearest(field, [*schema.names, *keys])}")
     if chosen.where:
         try:
-            expression(where_of(chosen.where), schema)
+            expression(where_of(chosen.where), schema, keys=keys)
         except InputError as error:
             raise InputError(f"{uri}: {error} (columns: {', '.join(schema.names)})") from error
 
@@ -263,12 +264,13 @@ class Needed:
     @property
     def __name__(self) -> str:
         """The name of what is required."""
-        return f"{self.require.__name__}:{self.chosen.describe()}"
+        above = f":{self.chosen.above}" if self.chosen.above else ""
+        return f"{self.require.__name__}:{self.chosen.describe()}{above}"
 
     def __call__(self, metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:  # noqa: ARG002 - with the filter's
         """See Require."""
         self.require(metadata, self.fields, uri)
-        require_filtered(metadata, self.chosen, uri)
+        require_filtered(metadata, self.chosen.in_file(uri), uri)
 
 
 def _require_text(schema: pa.Schema, text_field: str, uri: str) -> None:

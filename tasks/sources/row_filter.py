@@ -5,20 +5,27 @@ JSON has no columns: a row is judged by the types of its own values. A batch of 
 predicate names; rows whose values differ in type are judged in groups. So a row has the same fate in any batch and any format.
 
 A row of JSON whose values cannot be compared, such as a text with a number, is a bad row: `not_comparable`. Whole numbers outside 64
-bits are compared as doubles. A predicate on one field costs 0.2 microseconds per row of JSON, values to filter by two.
+bits are compared as doubles.
+
+A file in a folder `lang=en` (Hive's partitions) gives its rows the field `lang`, unless they have one of their own. Its values are
+text, and numbers where a number is asked for. A predicate on one field costs 0.2 microseconds per row of JSON, values to filter by two.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from glob import has_magic
+from itertools import takewhile
 from types import NoneType
 from typing import Any, cast
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 from tokenmill.tasks.blend.models import DataSource, Value
-from tokenmill.tasks.blend.predicates import where_of
+from tokenmill.tasks.blend.predicates import number_of, where_of
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import absolute
 
 from .arrow_predicates import expression, expression_of, masks
 from .exact_json import RepeatedKeys, SpelledFloat
@@ -27,6 +34,9 @@ from .parquet_batches import is_text
 
 USED_IN = "used_in"
 OUTSIDE = "outside 64 bits"
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+"""How Hive writes the key of rows without one."""
 
 KINDS: Mapping[type, type] = {SpelledFloat: float, RepeatedKeys: dict}
 """Types that count as another."""
@@ -46,10 +56,15 @@ class RowFilter:
 
     Dots in field names separate nested keys. A field matches a value if it equals it, is a list that contains it, or is
     comma-separated text that contains it. Types matter: `true` is not 1, and "1" is not 1.
+
+    `keys` are the fields that the path of a file gives to rows without them; the first `above` folders `key=value` of a path
+    are above the data set, and give none.
     """
 
     wanted: dict[str, list[Value]]
     where: str = ""
+    keys: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+    above: int = 0
 
     def __bool__(self) -> bool:
         """Whether it may drop a row."""
@@ -65,6 +80,25 @@ class RowFilter:
         """The fields to read for `fields` of the rows that are kept; none means all fields."""
         return list(dict.fromkeys([*fields, *self.fields])) if fields else []
 
+    def in_file(self, uri: str) -> "RowFilter":
+        """The filter of the rows of a file of the data set."""
+        return replace(self, keys=dict(_folder_keys(uri.rpartition("/")[0])[self.above :]))
+
+    def on(self, part: Slice) -> Slice:
+        """A slice of the data set with this filter."""
+        keys = {key: value for key, value in self.in_file(part.file.uri).keys.items() if key in self.fields}
+        return replace(part, filters=self.wanted, where=self.where, keys=keys)
+
+    def beside(self, names: Collection[str]) -> "RowFilter":
+        """The filter of rows that have the fields `names` of their own."""
+        return replace(self, keys={key: value for key, value in self.keys.items() if key not in names})
+
+    def keys_wanted(self) -> bool:
+        """Whether the keys have the wanted values."""
+        return all(
+            _has_one(_values(self.keys[field]), wanted) for field, wanted in self.wanted.items() if field in self.keys
+        )
+
     def describe(self) -> str:
         """The filter in words, for people."""
         values = [f"{field} is one of {list(wanted)}" for field, wanted in self.wanted.items()]
@@ -72,24 +106,32 @@ class RowFilter:
 
     def keeps(self, record: Mapping[str, Any]) -> bool:
         """Whether a record has the wanted values."""
-        return all(_has_one(value_at(record, field_path(field)), values) for field, values in self.wanted.items())
+        own = {field: values for field, values in self.wanted.items() if field not in self.keys}
+        return self.keys_wanted() and all(_has_one(value_at(record, field_path(field)), own[field]) for field in own)
 
     def of_records(self, records: Sequence[Record]) -> Judged:
-        """Judge records."""
-        kept = np.fromiter(map(self.keeps, records), np.bool_, len(records))
-        if not self.where:
-            return kept, {}
-        true, problems = _judged(self.where, records)
-        return kept & true, {row: why for row, why in problems.items() if kept[row]}
+        """Judge records, in groups that have the same of the keys as fields of their own."""
+        if not self.keys:
+            return _of_alike(self, records)
+        groups: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+        for row, record in enumerate(records):
+            groups[tuple(key for key in self.keys if key in record)].append(row)
+        kept, problems = np.zeros(len(records), np.bool_), dict[int, str]()
+        for names, members in groups.items():
+            kept[members], unlike = _of_alike(self.beside(names), [records[row] for row in members])
+            problems |= {members[row]: why for row, why in unlike.items()}
+        return kept, problems
 
     def of_batch(self, batch: pa.RecordBatch) -> np.ndarray:
         """A mask, bool [rows], of the rows of an Arrow batch that are kept. Raises InputError for an unknown field."""
-        kept = np.ones(len(batch), np.bool_)
-        for field, values in self.wanted.items():
-            kept &= _matches(column_at(batch, field_path(field)), values)
+        chosen = self.beside(batch.schema.names)
+        kept = np.full(len(batch), chosen.keys_wanted())
+        for name, values in self.wanted.items():
+            if name not in chosen.keys:
+                kept &= _matches(column_at(batch, field_path(name)), values)
         if self.where:
             table = pa.Table.from_batches([batch])
-            kept &= masks(table, [expression(where_of(self.where), batch.schema)])[0]
+            kept &= masks(table, [expression(where_of(self.where), batch.schema, keys=chosen.keys)])[0]
         return kept
 
 
@@ -99,7 +141,22 @@ def row_filter(source: DataSource) -> RowFilter:
     It is part of a shard's identity, so it is normalized: values are sorted and deduplicated.
     """
     asked = source.filters if source.used_in is None else {**source.filters, USED_IN: source.used_in}
-    return RowFilter({field: _normalized(wanted) for field, wanted in sorted(asked.items())}, source.where or "")
+    root = "/".join(takewhile(lambda folder: not has_magic(folder), absolute(source.path).split("/")))
+    wanted = {field: _normalized(wanted) for field, wanted in sorted(asked.items())}
+    return RowFilter(wanted, source.where or "", above=len(_folder_keys(root)))
+
+
+def _folder_keys(path: str) -> list[tuple[str, str | None]]:
+    """The keys and values of the folders `key=value` of a path, in order; names with dots are of nested fields."""
+    pairs = [
+        (unquote(key), value) for key, sign, value in (each.partition("=") for each in path.split("/")) if sign and key
+    ]
+    return [(key, None if value == NULL else unquote(value)) for key, value in pairs if "." not in key]
+
+
+def _values(text: str | None) -> list[Value]:
+    """The values that a filter may ask for to match a key."""
+    return [] if text is None else [text, number_of(text)]
 
 
 def _normalized(wanted: Value | list[Value]) -> list[Value]:
@@ -109,7 +166,16 @@ def _normalized(wanted: Value | list[Value]) -> list[Value]:
 
 def filter_of(part: Slice) -> RowFilter:
     """The filter of the rows of a slice."""
-    return RowFilter(part.filters, part.where)
+    return RowFilter(part.filters, part.where, part.keys)
+
+
+def _of_alike(chosen: RowFilter, records: Sequence[Record]) -> Judged:
+    """The same for records of which none has one of the keys."""
+    kept = np.fromiter(map(chosen.keeps, records), np.bool_, len(records))
+    if not chosen.where:
+        return kept, {}
+    true, problems = _judged(chosen.where, records, chosen.keys)
+    return kept & true, {row: why for row, why in problems.items() if kept[row]}
 
 
 def value_at(record: Mapping[str, Any], path: Sequence[str]) -> object:
@@ -131,19 +197,21 @@ def _same(found: object, value: Value) -> bool:
     return found == value and isinstance(found, bool) == isinstance(value, bool)
 
 
-def _judged(where: str, records: Sequence[Record]) -> Judged:
+def _judged(where: str, records: Sequence[Record], keys: Mapping[str, str | None]) -> Judged:
     """The records for which a predicate is true."""
     columns = [[value_at(record, path) for record in records] for path in where_of(where).paths]
     kinds = [{KINDS.get(kind, kind) for kind in set(map(type, column))} - {NoneType} for column in columns]
     if all(len(each) <= 1 for each in kinds):
         try:
-            return _true(where, columns, [next(iter(each), NoneType) for each in kinds], len(records)), {}
+            return _true(where, columns, [next(iter(each), NoneType) for each in kinds], len(records), keys), {}
         except (InputError, OverflowError):  # of a type that cannot be compared, or outside 64 bits
             pass
-    return _judged_by_type(where, columns, len(records))
+    return _judged_by_type(where, columns, len(records), keys)
 
 
-def _judged_by_type(where: str, columns: Sequence[Sequence[object]], rows: int) -> Judged:
+def _judged_by_type(
+    where: str, columns: Sequence[Sequence[object]], rows: int, keys: Mapping[str, str | None]
+) -> Judged:
     """The same for rows of different types, in groups of the same."""
     groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     for row in range(rows):
@@ -151,7 +219,8 @@ def _judged_by_type(where: str, columns: Sequence[Sequence[object]], rows: int) 
     true, problems = np.zeros(rows, np.bool_), dict[int, str]()
     for kinds, members in groups.items():
         try:
-            true[members] = _true(where, [[column[row] for row in members] for column in columns], kinds, len(members))
+            values = [[column[row] for row in members] for column in columns]
+            true[members] = _true(where, values, kinds, len(members), keys)
         except InputError as error:
             problems |= dict.fromkeys(members, str(error))
     return true, problems
@@ -163,11 +232,17 @@ def _kind(value: object) -> Any:  # noqa: ANN401 - a key of TYPES
     return KINDS.get(type(value), type(value))
 
 
-def _true(where: str, columns: Sequence[Sequence[object]], kinds: Sequence[Any], rows: int) -> np.ndarray:
+def _true(
+    where: str,
+    columns: Sequence[Sequence[object]],
+    kinds: Sequence[Any],
+    rows: int,
+    keys: Mapping[str, str | None],
+) -> np.ndarray:
     """The rows for which a predicate is true, given the values of its fields, of one kind each, and null."""
     paths = where_of(where).paths
     types = {path: TYPES[kind] for path, kind in zip(paths, kinds, strict=True)}
-    found = expression_of(where_of(where), types)
+    found = expression_of(where_of(where), types, keys)
     arrays = [pa.array(_plain(column, kind), TYPES[kind]) for column, kind in zip(columns, kinds, strict=True)]
     table = pa.table([*arrays, pa.nulls(rows)], names=[str(number) for number in range(len(arrays) + 1)])
     return masks(table, [found])[0]

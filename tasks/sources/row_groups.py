@@ -14,10 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenmill.tasks.blend.predicates import Column, Literal, Operand, where_of
+from tokenmill.tasks.blend.predicates import Column, Literal, Operand, WithKeys, where_of
 
 from .arrow_predicates import COMPARE, NUMBER, TEXT, kind_of
 from .files import Slice
+from .row_filter import filter_of
 
 MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 
@@ -45,13 +46,19 @@ class Outcomes:
 
 
 def groups_to_read(metadata: pq.FileMetaData, part: Slice) -> Sequence[int]:
-    """The row groups of a slice in which its `where` may keep a row; all without one."""
+    """The row groups of a slice in which its filter may keep a row, by its `where` and the keys of its path; all without these."""
     groups = range(part.start, part.stop)
+    if not part.where and not part.keys:
+        return groups
+    schema = metadata.schema.to_arrow_schema()
+    chosen = filter_of(part).beside(schema.names)
+    if not chosen.keys_wanted():
+        return []
     if not part.where:
         return groups
-    tree, schema = where_of(part.where).tree, metadata.schema.to_arrow_schema()
-    leaves = _flat_leaves(metadata)
-    return [group for group in groups if tree(_Statistics(metadata.row_group(group), leaves, schema)).true]
+    tree, leaves = where_of(part.where).tree, _flat_leaves(metadata)
+    found = [_Statistics(metadata.row_group(group), leaves, schema) for group in groups]
+    return [group for group, each in zip(groups, found, strict=True) if tree(WithKeys(each, chosen.keys)).true]
 
 
 def _flat_leaves(metadata: pq.FileMetaData) -> dict[str, int]:
@@ -81,7 +88,11 @@ class _Statistics:
         """See Interpretation."""
         if isinstance(left, Literal) and isinstance(right, Column):
             return self.compared(MIRRORED[sign], right, left)
+        if isinstance(right, Literal) and right.value is None:
+            return Outcomes(true=False, false=False)
         if isinstance(left, Literal) and isinstance(right, Literal):
+            if left.value is None:
+                return Outcomes(true=False, false=False)
             found = COMPARE[sign](left.value, right.value)
             return Outcomes(true=found, false=not found, null=False)
         if not isinstance(left, Column) or not isinstance(right, Literal):

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+import orjson
 import xxhash
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import sealed, unsealed
@@ -206,7 +207,8 @@ def _tag(part: Slice, fields: Sequence[str]) -> str:
     file = part.file
     places = [file.uri, str(file.size), str(file.modified_ns), str(part.start), str(part.stop)]
     where = [part.where] if part.where and format_of(file).columnar else []
-    return ":".join([*places, *_columns(file, fields), *where])
+    keys = [orjson.dumps([part.keys, part.filters]).decode()] if part.keys and format_of(file).columnar else []
+    return ":".join([*places, *_columns(file, fields), *where, *keys])
 
 
 def _now(part: Slice, tag: str) -> str:
@@ -224,5 +226,5 @@ def content_hash(part: Slice, fields: Sequence[str]) -> str:
         hasher = xxhash.xxh3_128(prefix)
         for _, block in range_blocks(stream, ranges, CHUNK_BYTES):
             hasher.update(block)
-    has_rows = any(stop > start for start, stop in ranges) or (prefix and part.where)
+    has_rows = any(stop > start for start, stop in ranges) or (prefix and (part.where or part.keys))
     return f"{HASHED}{hasher.hexdigest()}" if has_rows else NOTHING

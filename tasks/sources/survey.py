@@ -18,7 +18,7 @@ from .formats import format_of
 from .json_rows import pick_records
 from .parquet import Parquet, column_batches, require_any
 from .parquet_batches import decoded_bytes, taken
-from .row_filter import RowFilter, filter_of
+from .row_filter import filter_of
 
 MOST_SLICES = 8
 
@@ -55,19 +55,24 @@ def survey(source: DataSource, slices: Sequence[Slice]) -> Sample:
     Raises InputError if no row of JSON has a field that the filter names, or none can be judged.
     """
     records: list[Record] = []
-    looks = [look for part in slices for look in _looks(replace(part, content=""), records)]
+    problems: list[str] = []
+    looks = [look for part in slices for look in _looks(replace(part, content=""), records, problems)]
     if records:
-        _require_judgeable(source, filter_of(slices[0]), records)
+        keys = {key for part in slices for key in part.keys}
+        _require_fields(source, [name for name in filter_of(slices[0]).fields if name not in keys], records)
+    if records and len(problems) == len(records):
+        raise InputError(f"data set {source.name!r}: {problems[0]}")
     rows, size = (max(1, sum(getattr(look, name) for look in looks)) for name in ("rows", "size"))
+    read = sum(look.read > 0 for look in looks) / max(1, len(looks))  # the others count as slices of the same size
     return Sample(
         rows=sum(look.rows for look in looks),
-        kept_rows=sum(look.kept_rows * look.read for look in looks) / rows,
-        kept_bytes=sum(look.kept_size * look.read for look in looks) / size,
+        kept_rows=read * sum(look.kept_rows * look.read for look in looks) / rows,
+        kept_bytes=read * sum(look.kept_size * look.read for look in looks) / size,
     )
 
 
-def _looks(part: Slice, records: list[Record]) -> Iterator[_Look]:
-    """The first batch of a slice, if it has rows; records of JSON are added to `records`."""
+def _looks(part: Slice, records: list[Record], problems: list[str]) -> Iterator[_Look]:
+    """The first batch of a slice, if it has rows; adds records of JSON to `records`, and why some can't be judged to `problems`."""
     source_format = format_of(part.file)
     if isinstance(source_format, Parquet):
         yield from _arrow_looks(part, source_format.share_read(part))
@@ -75,7 +80,8 @@ def _looks(part: Slice, records: list[Record]) -> Iterator[_Look]:
     for rows in cast("Iterator[list[Row]]", source_format.rows(part)):
         found = pick_records(rows, 0)
         records += found.records
-        kept, _ = filter_of(part).of_records(found.records)
+        kept, why = filter_of(part).of_records(found.records)
+        problems += why.values()
         sizes = np.fromiter(map(len, found.raw), np.int64, len(found.raw))
         yield _Look(len(sizes), int(sizes.sum()), int(kept.sum()), int(sizes[kept].sum()))
         return
@@ -89,18 +95,15 @@ def _arrow_looks(part: Slice, read: float) -> Iterator[_Look]:
             rows, size = len(batch), decoded_bytes(batch)
             yield _Look(rows, size, len(kept), decoded_bytes(kept), read)
             return
-    yield _Look(1, 1, 0, 0, 0.0)
+    yield _Look(0, 0, 0, 0, 0.0)
 
 
-def _require_judgeable(source: DataSource, chosen: RowFilter, records: Sequence[Record]) -> None:
-    optional = where_of(chosen.where).optional if chosen.where else frozenset[tuple[str, ...]]()
-    for field in chosen.fields:
+def _require_fields(source: DataSource, fields: Sequence[str], records: Sequence[Record]) -> None:
+    optional = where_of(source.where).optional if source.where else frozenset[tuple[str, ...]]()
+    for field in fields:
         path = field_path(field)
         if tuple(path) not in optional and not any(_has(record, path) for record in records):
             raise InputError(f"data set {source.name!r}: {_missing(source, field, records)}")
-    _, problems = chosen.of_records(records)
-    if len(problems) == len(records):
-        raise InputError(f"data set {source.name!r}: {next(iter(problems.values()))}")
 
 
 def _has(record: Mapping[str, Any], path: Sequence[str]) -> bool:

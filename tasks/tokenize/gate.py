@@ -153,7 +153,7 @@ def _sampled(slices: Sequence[Slice]) -> list[Slice]:
 def _which(part: Slice) -> list[Any]:
     """What names the rows of a slice."""
     chosen = [part.filters, part.where] if part.filters or part.where else []
-    return [part.content, part.rows, *chosen]
+    return [part.content, part.rows, *chosen, *([part.keys] if part.keys else [])]
 
 
 def _beginnings(documents: Iterator[str]) -> list[str]:

@@ -246,8 +246,8 @@ def test_duplicates_and_the_rows_kept_instead(tmp_path, named, count):
 @pytest.mark.parametrize("mode", ["drop", "tag"])
 def test_rows_that_deduplication_drops_without_comparing_them(tmp_path, mode):
     rows = [{"text": "left out", "score": 1}, b"", {"text": "stays here", "score": 5}]
-    source, out = write_rows(tmp_path / "a.jsonl", rows), tmp_path / "out"
-    blend = {"datasets": [{"name": "a", "path": str(source), "where": "score > 2"}]}
+    source, out = write_rows(tmp_path / "in/lang=en/a.jsonl", rows), tmp_path / "out"
+    blend = {"datasets": [{"name": "a", "path": str(tmp_path / "in"), "where": "score > 2 and lang == 'en'"}]}
     preparing_dedup.prepare(blend, out, mode=mode)
     fates = [only(why_row(str(out), f"{source}:{row + 1}")).reason for row in range(len(rows))]
     assert fates == ["filtered", "blank_line", None]

@@ -36,8 +36,7 @@ def slices(path, where="", text_field="text", shard_size=1 << 30, **filters):
     fields = chosen.read_with([text_field])
     needed = parquet.Needed(parquet.require_text, [text_field], chosen)
     parts = [part for file in discover(source) for part in cut(file, shard_size, fields, needed)]
-    chosen_parts = [replace(part, filters=chosen.wanted, where=chosen.where) for part in parts]
-    return ContentIndex().identify(chosen_parts, fields, "content")
+    return ContentIndex().identify(map(chosen.on, parts), fields, "content")
 
 
 def outcome(parts, text_field="text"):
