@@ -36,6 +36,7 @@ CHOOSING = (
     "recipe.filters",
     "source.filters",
     "source.where",
+    "source.keys",
     "recipe.valid_from",
     "recipe.split",
     "recipe.blend_split",

@@ -44,7 +44,11 @@ def expression(
     def find(column: Column) -> tuple[compute.Expression, pa.DataType] | None:
         first, *deeper = column.path
         known = {*schema.names, *absent, *keys}
-        if first not in known or first in keys:
+        if first in keys:
+            predicate.refuse(
+                column.position, f"field {first!r} comes from the path of the file, so it's text without fields"
+            )
+        if first not in known:
             predicate.refuse(column.position, f"there is no field {first!r}; {nearest(first, known)}")
         if first not in schema.names:
             return None

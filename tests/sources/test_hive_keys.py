@@ -123,6 +123,8 @@ def test_only_folders_below_the_dataset_are_keys(folders):
     assert len(read(slices(folders / "parquet/year=*/*/*.parquet", "year == 7 and n == 0"))[0]) == 3
     with pytest.raises(InputError, match=r"there is no field 'year'; known: "):
         slices(below, "year == 2023")
+    with pytest.raises(InputError, match="field 'year' comes from the path of the file"):
+        slices(folders / "parquet", "year.month == 1")
     with pytest.raises(InputError, match='"007" is text and true is a boolean'):
         slices(folders / "parquet", "year == true")
 
