@@ -297,7 +297,7 @@ def _lacks_calls(number: int, message: Message, rendering: Rendering) -> bool:
     written = "\0".join(rendering.text[start:end] for start, end in zip(starts, ends, strict=True))
     names = Counter(call["function"]["name"] for call in calls)
     lacks = any(len(re.findall(rf"(?<!\w){re.escape(name)}(?!\w)", written)) < count for name, count in names.items())
-    return lacks and not all(call.get("id") and call["id"] in written for call in calls)
+    return lacks and not all((name := call.get("id")) and name in written for call in calls)
 
 
 def _not_generated(number: int, written: Parts) -> tuple[str, str] | None:

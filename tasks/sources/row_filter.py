@@ -156,7 +156,10 @@ def _folder_keys(path: str) -> list[tuple[str, str | None]]:
 
 def _values(text: str | None) -> list[Value]:
     """The values that a filter may ask for to match a key."""
-    return [] if text is None else [text, number_of(text)]
+    if text is None:
+        return []
+    values: list[Value] = [text, number_of(text)]
+    return values
 
 
 def _normalized(wanted: Value | list[Value]) -> list[Value]:

@@ -7,7 +7,7 @@ still hides the tokens that overlap it. Engines take fewer steps. Their ids equa
 for the same characters:
 
 *   a token that strips whitespace, if whitespace itself begins or ends an added token;
-*   two tokens that overlap, if one of them can be rejected, or only one of them is normalized.
+*   two tokens that overlap, if one of them can be rejected, or if the leftmost is normalized and the other isn't.
 
 Such texts are `tangles`: documents that contain one are encoded by the reference. All else is tried by the gate (`neighbors`).
 """
@@ -95,7 +95,8 @@ class AddedTokens:
         """Texts that two overlapping tokens write together."""
         for one, other, text in overlaps(self.tokens):
             rejected = any(token.single_word or (literal and token.special) for token in (one, other))
-            if rejected or one.normalized != other.normalized:
+            # Engines take `one`, the leftmost and longest. The reference does too, unless `other` is found a step earlier.
+            if rejected or (one.normalized and not other.normalized):
                 yield text, (one, other)
 
     def stripping(self) -> list[str]:
@@ -134,7 +135,9 @@ class AddedTokens:
 
 
 def overlaps(tokens: Sequence[Added]) -> Iterator[tuple[Added, Added, str]]:
-    """Pairs of tokens that share characters, with the text that both write together: one ends as the other begins, or holds it."""
+    """Pairs of tokens that share characters, with the text that both write together: the first, which is the leftmost and
+    longest, ends as the second begins, or holds it.
+    """
     beginnings: dict[str, list[Added]] = {}
     for token in tokens:
         for end in range(1, len(token.content) + 1):
@@ -143,9 +146,8 @@ def overlaps(tokens: Sequence[Added]) -> Iterator[tuple[Added, Added, str]]:
     for one in tokens:
         text = one.content
         for start in range(len(text)):
-            for other in beginnings.get(text[start:], ()):
-                if other is not one or start:
-                    yield one, other, text + other.content[len(text) - start :]
+            for other in beginnings.get(text[start:], ()) if start else ():
+                yield one, other, text + other.content[len(text) - start :]
             for end in range(start + 1, len(text)):
                 if text[start:end] in whole:
                     yield one, whole[text[start:end]], text

@@ -139,7 +139,9 @@ class Definition:
     @property
     def matching(self) -> AddedTokens:
         """The added tokens and how they are matched."""
-        return AddedTokens([Added.of(token) for token in self.added], bool(self.others.get("normalizer")))
+        normalizer = self.others.get("normalizer")
+        changes = bool(normalizer and normalizer.get("normalizers", True))  # an empty sequence changes nothing
+        return AddedTokens([Added.of(token) for token in self.added], changes)
 
     def facts(self, config: Mapping[str, Any]) -> Facts:
         """The facts of its model. Raises ValueError, TypeError or KeyError for one without a vocabulary."""

@@ -215,7 +215,7 @@ UNSAFE = [
 def test_a_name_that_is_no_safe_path_segment_is_refused(name):
     found = refusal({"datasets": [source(name=name)]})
     assert found.startswith("blend: datasets[0].name: not a safe name; use 1 to 128 ASCII letters")
-    assert repr(name) in found
+    assert repr(name)[:40] in found  # a long one is shortened
 
 
 @pytest.mark.parametrize("name", ["a", "0", "x" * 128, "A-b_c.d", "nemotron-cc-v2.1", "com", "console", "a..b", "nul1"])

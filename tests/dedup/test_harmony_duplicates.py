@@ -49,7 +49,9 @@ def planted(folder):
     train = [own[f"t{number}"] for number in range(12)]
     train[4:4] = [copy(own["t0"], "t0=1"), *BAD, copy(own["t1"], "t1~1", 2)]
     write_rows(folder / "one/train.jsonl", train)
-    write_rows(folder / "one/valid.jsonl", [own["v0"], copy(own["t2"], "t2=1"), copy(own["t3"], "t3~1", 1), own["v1"]])
+    write_rows(
+        folder / "one/validation.jsonl", [own["v0"], copy(own["t2"], "t2=1"), copy(own["t3"], "t3~1", 1), own["v1"]]
+    )
     kept = [own["b0"], copy(own["t4"], "t4=1"), copy(own["v0"], "v0~1", 3), copy(own["t2"], "t2=2"), own["b1"]]
     filtered = [{**copy(own["t5"], "t5=9"), "license": "none"} for _ in range(3)]
     write_rows(folder / "two/train.jsonl", [*({**row, "license": "mit"} for row in kept), *filtered, b""])

@@ -156,7 +156,7 @@ def test_a_dry_run_scores_nothing_and_knows_what_is_there(folder, expected, tmp_
     ("what", "arguments", "words"),
     [
         ("nll", [], "model: missing"),
-        ("nll", ["model=./nowhere"], "no folder './nowhere'"),
+        ("nll", ["model=./nowhere"], "no file or folder './nowhere'"),
         ("embed", ["engine=hsh"], "engine"),
         ("embed", ["engine=server", "model=a/b"], "engine=server needs server"),
         ("embed", ["loss_mode=final_only"], "loss_mode: unknown key"),

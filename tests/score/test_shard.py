@@ -355,7 +355,7 @@ SERVED = {"engine": "server", "server": "http://a:1", "model": "small"}
     ("what", "settings", "words"),
     [
         ("nll", {}, "model: missing"),
-        ("nll", {"model": "./nowhere"}, "there is no folder './nowhere'"),
+        ("nll", {"model": "./nowhere"}, "there is no file or folder './nowhere'"),
         ("nll", {"model": "small"}, "'small' has a vocabulary of 500 tokens, .* chat_template=tokenizer"),
         ("nll", {"model": "small", "tokenizer": {"model": "o200k_base"}}, "remove tokenizer"),
         ("nll", {"model": "small", "holdout": {"valid": 0.1}}, "holdout does not apply"),

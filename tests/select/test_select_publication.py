@@ -116,7 +116,7 @@ def test_there_is_something_of_everything(prepared):
     out, _, _ = prepared
     assert check(out).problems == []
     assert set(folders(out)) == {
-        ".", "candidates", "data/high", "data/tool_calling", "data/train", "data/valid", "pools/tools", "quarantine",
+        ".", "candidates", "data/high", "data/tool_calling", "data/train", "data/validation", "pools/tools", "quarantine",
         "tools",
     }  # fmt: skip
     assert (out / "hits.parquet").exists()
@@ -128,7 +128,7 @@ def test_there_is_something_of_everything(prepared):
 def test_damage_to_whatever_is_published_is_named_and_mended_by_the_next_run(prepared, damage):
     out, again, whole = prepared
     beside = ("tools/*0-*", "[!m]*.json", "behaviours.md")  # all but the manifest, without which nothing is verified
-    found = published(out, "data/train/*", "data/valid/*", "pools/*/*", "candidates/*0-*", *beside)
+    found = published(out, "data/train/*", "data/validation/*", "pools/*/*", "candidates/*0-*", *beside)
     for path in [*found, min(out.glob("shards/harmony/*/survey.json"))]:
         links = names_of(path, out)
         DAMAGES[damage](path)

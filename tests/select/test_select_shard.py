@@ -48,7 +48,7 @@ def mixed(folder):
     short = [talk(f"s{number}", f"Is {number} even?", "Yes." if number % 2 else "No.") for number in range(8)]
     copies = [copy(own["t0"], "t0=1"), copy(own["t1"], "t1~1", 1)]
     write_rows(folder / "chat/train.jsonl", [*own.values(), *copies, b"{broken", *short])
-    write_rows(folder / "chat/valid.jsonl", [copy(own["t2"], "t2=1"), talk("v0", "Is it so?", "It is.")])
+    write_rows(folder / "chat/validation.jsonl", [copy(own["t2"], "t2=1"), talk("v0", "Is it so?", "It is.")])
     write_rows(folder / "math/high.jsonl", [sources.MATH, {**sources.MATH_PLAIN, "uuid": "u-9"}])
     write_rows(folder / "agents/tool_calling.jsonl", [sources.AGENTIC])
     converters = {"math": "math_v2", "agents": "agentic"}
