@@ -158,8 +158,8 @@ def _values(text: str | None) -> list[Value]:
     """The values that a filter may ask for to match a key."""
     if text is None:
         return []
-    values: list[Value] = [text, number_of(text)]
-    return values
+    number = number_of(text)
+    return [text] if isinstance(number, float) else [text, number]  # a filter asks for no fractions
 
 
 def _normalized(wanted: Value | list[Value]) -> list[Value]:
