@@ -273,8 +273,8 @@ class Trial:
         words = [word for word in words_of(messages[number]) if word in alone]
         behind = alone[max(map(alone.rfind, words), default=0) :]
         token = next((each for each in self.pattern.findall(text[:stop])[-1:] if text[:stop].endswith(each)), "")
-        goes_on = token not in behind and "tool_calls" not in messages[number] and bool(self.pattern.match(text, stop))
-        return stop - len(token) if goes_on else stop
+        stays = token in behind or "tool_calls" in messages[number] or self._open_ended()
+        return stop if stays or not self.pattern.match(text, stop) else stop - len(token)
 
     def _encodings(self, text: str, starts: list[int]) -> list[list[int]]:
         """The tokenizer's ids of a text: as one, and with every answer encoded apart."""
