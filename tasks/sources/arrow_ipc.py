@@ -22,7 +22,7 @@ from .integrity import VerifiedStream, is_hashed, require_content, verified
 from .json_lines import MAX_ROW_BYTES
 from .json_rows import BrokenContentError, RowFormat
 from .opening import BLOCK_BYTES, SourceCorrupt, Stored, is_decoder_error, open_source
-from .parquet_batches import decoded_bytes, holds
+from .parquet_batches import decoded_bytes, drop_nulls, holds
 
 MAGIC = b"ARROW1"
 FEATHER_V1 = b"FEA1"
@@ -118,27 +118,16 @@ def _object(row: pa.RecordBatch) -> Row:
 
 def _objects(batch: pa.RecordBatch) -> list[Row]:
     maps = "lossy" if any(holds(kind, pa.types.is_map) for kind in batch.schema.types) else None
-    rows = [
-        orjson.dumps({name: _without_nulls(value) for name, value in record.items()}, default=_plain)
-        for record in batch.to_pylist(maps_as_pydicts=maps)
-    ]
-    return [_bounded(row) for row in rows]
+    records = batch.to_pylist(maps_as_pydicts=maps)
+    for record in records:
+        drop_nulls([*record.values()])  # a column that is null is counted by its reader
+    return [_bounded(orjson.dumps(record, default=_plain)) for record in records]
 
 
 def _bounded(row: bytes) -> Row:
     if len(row) <= MAX_ROW_BYTES:
         return row
     return Refused("row_too_long", f"{len(row):,} bytes; at most {MAX_ROW_BYTES:,} are read", row[:BLOCK_BYTES])
-
-
-def _without_nulls(value: object) -> object:
-    """A value without fields of structs that are null; nulls in lists stay, to keep positions."""
-    if isinstance(value, dict):
-        fields = cast("dict[str, object]", value).items()
-        return {name: _without_nulls(inner) for name, inner in fields if inner is not None}
-    if isinstance(value, list):
-        return [_without_nulls(inner) for inner in cast("list[object]", value)]
-    return value
 
 
 def _plain(value: Any) -> str | None:  # noqa: ANN401 - whatever Arrow holds and JSON does not

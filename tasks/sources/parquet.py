@@ -46,7 +46,7 @@ from .integrity import VerifiedStream, is_hashed, require_content, verified
 from .json_lines import MAX_ROW_BYTES
 from .json_rows import NO_ROWS, each_row
 from .opening import SMALL, SourceCorrupt, is_decoder_error, open_source
-from .parquet_batches import column_numbers, decoded_bytes, group_batches, holds, is_text, taken
+from .parquet_batches import column_numbers, decoded_bytes, drop_nulls, group_batches, holds, is_text, taken
 from .row_filter import RowFilter, filter_of
 from .row_groups import groups_to_read
 
@@ -455,20 +455,5 @@ def _objects(batch: pa.RecordBatch) -> list[Record]:
     # Asking for dicts makes Arrow five times slower, whether there are maps or not.
     maps = "lossy" if any(holds(kind, pa.types.is_map) for kind in batch.schema.types) else None
     records = batch.to_pylist(maps_as_pydicts=maps)
-    _drop_nulls(records)
+    drop_nulls(records)
     return records
-
-
-def _drop_nulls(value: object) -> None:
-    """Remove fields that are null, at any depth; nulls in lists stay, to keep positions."""
-    if isinstance(value, dict):
-        fields = cast("dict[str, object]", value)
-        for name in [name for name, inner in fields.items() if inner is None]:
-            del fields[name]
-        values = fields.values()
-    elif isinstance(value, list):
-        values = cast("list[object]", value)
-    else:
-        return
-    for inner in values:
-        _drop_nulls(inner)

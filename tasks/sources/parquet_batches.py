@@ -7,6 +7,7 @@ page, plus 64 of the longest rows if they follow short ones.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -144,3 +145,18 @@ def is_text(found: pa.DataType) -> bool:
     """Whether a type holds text: strings, binary (which may be UTF-8), or a dictionary of these."""
     kind = found.value_type if pa.types.is_dictionary(found) else found
     return kind in {pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()}
+
+
+def drop_nulls(value: object) -> None:
+    """Remove fields that are null, at any depth; nulls in lists stay, to keep positions."""
+    if isinstance(value, dict):
+        fields = cast("dict[str, object]", value)
+        for name in [name for name, inner in fields.items() if inner is None]:
+            del fields[name]
+        values = fields.values()
+    elif isinstance(value, list):
+        values = cast("list[object]", value)
+    else:
+        return
+    for inner in values:
+        drop_nulls(inner)
