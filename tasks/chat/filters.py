@@ -9,7 +9,7 @@ hundred bytes until it is written. So values are measured, up to the limit, befo
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sized, ValuesView
 from functools import wraps
 from typing import Any, cast
 
@@ -28,11 +28,18 @@ MOST_STEPS = 1_000_000
 MOST_SECONDS = 20.0
 MOST_CHARACTERS = 64 << 20
 MOST_BITS = 4096
-"""Limits of a rendering: steps and seconds; of any text or list: characters or elements; of a number: bits. A long agentic
+"""Limits of a rendering: steps and seconds; of any text: characters (a list has at most as many elements as there are steps);
+of a number: bits. A long agentic
 conversation takes some 50,000 steps, 0.1 s and 1 M characters."""
 
-CHARACTERS_PER_STEP = 1024
-"""Repeating or rewriting this many characters costs one step, so the steps limit their total."""
+CHARACTERS_PER_STEP, JOINED_PER_STEP, ELEMENTS_PER_STEP = 1024, 4096, 128
+"""Repeating or rewriting so many characters, joining so many (templates that gather their text do so for every message), and
+copying so many elements of a list costs one step, so the steps limit what a rendering can keep: some GB."""
+
+NESTING = (list, tuple, KeysView, ValuesView, ItemsView)
+"""Types beside mappings of values that contain values."""
+
+PARTS_PER_STEP = 8
 
 STEPS_PER_CLOCK_CHECK = 256
 """Steps between checks of the clock."""
@@ -62,32 +69,51 @@ class Budget:
 
 
 def require_size(size: int) -> None:
-    """Raises TemplateLimitError for a text or list of more than MOST_CHARACTERS."""
+    """Raises TemplateLimitError for a text of more than MOST_CHARACTERS."""
     if size > MOST_CHARACTERS:
-        raise TemplateLimitError(f"the template makes a text or list of {size:,}; {MOST_CHARACTERS:,} are the most")
+        raise TemplateLimitError(f"the template makes a text of {size:,} characters; {MOST_CHARACTERS:,} are the most")
+
+
+def require_length(length: int) -> None:
+    """Raises TemplateLimitError for a list of more than MOST_STEPS elements."""
+    if length > MOST_STEPS:
+        raise TemplateLimitError(f"the template makes a list of {length:,} elements; {MOST_STEPS:,} are the most")
 
 
 def require_plain(value: object) -> None:
     """Raises TypeError for a value that contains anything but data (a function would be written with its address, which
     varies), and TemplateLimitError for one that is too large.
     """
+    for each in parts_of(value):
+        if each is not None and not isinstance(each, (str, bool, int, float, Mapping, list, tuple, Undefined)):
+            raise TypeError(f"{type(each).__name__} is not written as text")
+
+
+def parts_of(value: object) -> Iterator[object]:
+    """A value and all values in it, as often as they are there. Raises TemplateLimitError for one that is too large."""
     size, steps = 0, 0
     waiting = [value]
     while waiting:
         each = waiting.pop()
+        yield each
         steps += 1
         if steps > MOST_STEPS:
-            raise TemplateLimitError(f"the template writes a value of more than {MOST_STEPS:,} parts")
+            raise TemplateLimitError(f"the template writes or compares a value of more than {MOST_STEPS:,} parts")
         if isinstance(each, str):
             size += len(each)
+            require_size(size)
         elif isinstance(each, Mapping):
             pairs = cast("Mapping[object, object]", each)
             waiting += [*pairs, *pairs.values()]
-        elif isinstance(each, (list, tuple)):
+        elif isinstance(each, NESTING):
             waiting += cast("list[object]", each)
-        elif each is not None and not isinstance(each, (bool, int, float, Undefined)):
-            raise TypeError(f"{type(each).__name__} is not written as text")
-        require_size(size)
+
+
+def weight(value: object) -> int:
+    """Steps in C that comparing or hashing a value takes: its parts, and its characters by the thousand. Raises as `parts_of`."""
+    if not isinstance(value, (Mapping, *NESTING)):
+        return 1
+    return sum(1 + len(each) // CHARACTERS_PER_STEP if isinstance(each, str) else 1 for each in parts_of(value))
 
 
 def text_of(value: Any) -> str:  # noqa: ANN401 - any value of a template
@@ -105,11 +131,11 @@ Filter = Callable[..., Any]
 SIMPLE = ("abs", "bool", "count", "d", "default", "first", "float", "int", "last", "length")
 """Jinja's filters of a single value."""
 
-COUNTED = (
-    "dictsort", "items", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "sort",
-    "unique",
-)  # fmt: skip
+COUNTED = ("items", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr")
 """Jinja's filters of elements; each element costs a step."""
+
+COMPARING = ("dictsort", "max", "min", "sort", "unique")
+"""Jinja's filters that compare elements a few times each; 8 parts of elements cost a step."""
 
 WRITING = ("capitalize", "lower", "title", "trim", "upper")
 """Jinja's filters of text."""
@@ -122,23 +148,30 @@ def filters(step: Callable[[int], None]) -> dict[str, Filter]:
     """All filters of a sandbox; `step` spends its budget."""
     simple = {name: FILTERS[name] for name in SIMPLE if name in FILTERS}
     counted = {name: _counted(FILTERS[name], step) for name in COUNTED}
+    comparing = {name: _counted(FILTERS[name], step, comparing=True) for name in COMPARING}
     writing = {name: _writing(FILTERS[name], step) for name in WRITING}
-    ours: dict[str, Filter] = {
-        "e": escape, "escape": escape, "round": round_number, "sum": _counted(sum_of_numbers, step),
-        "tojson": tojson, "join": join, "replace": replace, "indent": indent, "string": text_of, "safe": safe,
-        "format": format_text,
+    made = {
+        name: _made(function, step)
+        for name, function in {
+            "e": escape, "escape": escape, "tojson": tojson, "join": join, "replace": replace, "indent": indent,
+            "string": text_of, "safe": safe, "format": format_text,
+        }.items()
     }  # fmt: skip
-    return {**simple, **counted, **writing, **ours}
+    ours: dict[str, Filter] = {"round": round_number, "sum": _counted(sum_of_numbers, step), **made}
+    return {**simple, **counted, **comparing, **writing, **ours}
 
 
-def _counted(function: Filter, step: Callable[[int], None]) -> Filter:
+def _counted(function: Filter, step: Callable[[int], None], *, comparing: bool = False) -> Filter:
     place = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
     def counted(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - a filter's own
         value = args[place]
-        step(len(value) if isinstance(value, Sized) and not isinstance(value, str) else 1)
-        return function(*args, **kwargs)
+        step(len(value) // (PARTS_PER_STEP if isinstance(value, str) else 1) if isinstance(value, Sized) else 1)
+        if comparing and not isinstance(value, Undefined):
+            value = value if isinstance(value, Sized) else list(value)
+            step(weight(value) // PARTS_PER_STEP)
+        return function(*args[:place], value, *args[place + 1 :], **kwargs)
 
     return counted
 
@@ -151,6 +184,16 @@ def _writing(function: Filter, step: Callable[[int], None]) -> Filter:
         return function(written, *args, **kwargs)
 
     return writing
+
+
+def _made(function: Filter, step: Callable[[int], None]) -> Filter:
+    @wraps(function)
+    def made(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401 - same
+        text = function(*args, **kwargs)
+        step(len(text) // CHARACTERS_PER_STEP)
+        return text
+
+    return made
 
 
 def tojson(

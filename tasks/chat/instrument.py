@@ -16,7 +16,7 @@ from jinja2.runtime import Context
 from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
 
-from .filters import CHARACTERS_PER_STEP, text_of, together
+from .filters import CHARACTERS_PER_STEP, ELEMENTS_PER_STEP, JOINED_PER_STEP, text_of, together
 from .traced import Kind, MessageRecord, ToolCallRecord, mark
 
 
@@ -35,13 +35,52 @@ class Generation(Extension):
 
 
 class OutputCode(CodeGenerator):
-    """Jinja's code generator for an environment whose `finalize` returns text, so `str` is not called on it again."""
+    """Jinja's code generator for an environment whose `finalize` returns text, so `str` is not called on it again, and that
+    compares and hashes within limits.
+    """
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802 - Jinja's name
+        """A comparison, by `Sandbox.compared` where it may take long."""
+        pairs = list(zip([node.expr, *(each.expr for each in node.ops)], node.ops, strict=False))
+        if all(_is_cheap(left, operand) for left, operand in pairs):
+            super().visit_Compare(node, frame)
+            return
+        for number, (left, operand) in enumerate(pairs):
+            self.write(" and " if number else "(")
+            self.write(f"environment.compared({operand.op!r}, ")
+            self.visit(left, frame)
+            self.write(", ")
+            self.visit(operand.expr, frame)
+            self.write(")")
+        self.write(")")
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802 - same
+        """A dict, whose keys are checked before they are hashed."""
+        self.write("{")
+        for item in node.items:
+            self.write("environment.key(")
+            self.visit(item.key, frame)
+            self.write("): ")
+            self.visit(item.value, frame)
+            self.write(", ")
+        self.write("}")
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: CodeGenerator._FinalizeInfo) -> None:
         super()._output_child_pre(node, frame, finalize) if _escapes(frame) else self.write("environment.finalize(")
 
     def _output_child_post(self, node: nodes.Expr, frame: Frame, finalize: CodeGenerator._FinalizeInfo) -> None:
         super()._output_child_post(node, frame, finalize) if _escapes(frame) else self.write(")")
+
+
+def _is_cheap(left: nodes.Expr, operand: nodes.Operand) -> bool:
+    """Whether a comparison takes no time: with a literal, or in a list of some."""
+    if operand.op in {"in", "notin"}:
+        return isinstance(operand.expr, nodes.List | nodes.Tuple) and all(map(_is_literal, operand.expr.items))
+    return _is_literal(left) or _is_literal(operand.expr)
+
+
+def _is_literal(node: nodes.Expr) -> bool:
+    return isinstance(node, nodes.Const)
 
 
 def _escapes(frame: Frame) -> bool:
@@ -120,15 +159,21 @@ def marking(step: Callable[[int], None]) -> Mapping[str, Callable[..., str]]:
     @pass_context
     def sliced(_: Context, value: Any, *places: int | None) -> Any:  # noqa: ANN401 - any value with slices
         found = value[slice(*places)]
-        step(len(found) // CHARACTERS_PER_STEP if isinstance(found, Sized) else 0)
+        size = len(found) if isinstance(found, Sized) else 0
+        step(size // (CHARACTERS_PER_STEP if isinstance(found, str) else ELEMENTS_PER_STEP))
         return found
+
+    def written(values: list[Any]) -> str:
+        text = together([text_of(value) for value in values])
+        step(len(text) // JOINED_PER_STEP)
+        return text
 
     return {
         "__opened__": opened,
         "__stepped__": stepped,
         "__ended__": _ended,
         "__marked__": _marked,
-        "__written__": _written,
+        "__written__": written,
         "__sliced__": sliced,
     }
 
@@ -141,8 +186,3 @@ def _ended(_: Context, loop: int) -> str:
 @pass_context
 def _marked(_: Context, kind: Kind) -> str:
     return mark((0, kind))
-
-
-def _written(values: list[Any]) -> str:
-    """The result of `~`."""
-    return together([text_of(value) for value in values])

@@ -10,9 +10,10 @@ escapes, `raise_exception`, the `generation` tag).
 """
 
 import re
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any, NoReturn, cast
 
 from jinja2 import TemplateError
@@ -27,15 +28,21 @@ from tokenmill.tasks.errors import InputError
 from .conversation import Arguments
 from .filters import (
     CHARACTERS_PER_STEP,
+    ELEMENTS_PER_STEP,
+    JOINED_PER_STEP,
     MOST_BITS,
+    NESTING,
+    PARTS_PER_STEP,
     Budget,
     TemplateLimitError,
     escape,
     filters,
     replaced_size,
+    require_length,
     require_size,
     text_of,
     together,
+    weight,
 )
 from .instrument import Generation, OutputCode, marking
 from .traced import MessageRecord, ToolCallRecord
@@ -57,8 +64,7 @@ GROWING = frozenset({"join", "replace"})
 BACKWARD = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
 """Methods that compare at every position, unlike a forward search."""
 
-COMPARISONS_PER_STEP = 1 << 17
-PARTS_PER_STEP = 8
+COMPARISONS_PER_STEP, COMPARED_PER_STEP = 1 << 17, 256
 
 DIRECTIVE = re.compile(r"%-?[aAbBcdDeFgGhHIjklmMnpPrRStTuUVwWxXyYzZ%]")
 """Directives of `strftime` without a width, which could be of any size, and without `%s`, which depends on the machine's time
@@ -67,6 +73,17 @@ LONGEST_DIRECTIVE = 32
 
 LOCAL_VARIABLES = frozenset({"_loop_vars", "_block_vars"})
 """Arguments that Jinja adds to a call, for functions that take a context."""
+
+CONTAINERS = (Mapping, *NESTING)
+COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "eq": eq, "ne": ne, "gt": gt, "gteq": ge, "lt": lt, "lteq": le, "in": lambda left, right: left in right,
+    "notin": lambda left, right: left not in right,
+}  # fmt: skip
+"""Comparisons by Jinja's names of operators."""
+TESTS_THAT_COMPARE = {
+    "eq": "eq", "equalto": "eq", "==": "eq", "ne": "ne", "!=": "ne", "gt": "gt", "greaterthan": "gt", ">": "gt", "ge": "gteq",
+    ">=": "gteq", "lt": "lt", "lessthan": "lt", "<": "lt", "le": "lteq", "<=": "lteq", "in": "in",
+}  # fmt: skip
 
 RECORDS = (MessageRecord, ToolCallRecord)
 ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (
@@ -115,6 +132,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], finalize=text_of)
         self.budget = Budget()
         self.filters = {**filters(self._step), **marking(self._step)}
+        self.tests = {**self.tests, **{name: partial(self.compared, each) for name, each in TESTS_THAT_COMPARE.items()}}
         self.globals: dict[str, Any] = {
             "range": safe_range,
             "dict": _new_dict,
@@ -130,22 +148,45 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if operator == "+" and (isinstance(left, str) or isinstance(right, str)):
             if isinstance(left, Markup) or isinstance(right, Markup):
                 return Markup(together([_escaped(left), _escaped(right)]))  # noqa: S704 - as Jinja does
-            return together([_text(left), _text(right)])
+            text = together([_text(left), _text(right)])
+            self.budget.step(len(text) // JOINED_PER_STEP)
+            return text
         if operator == "%" and isinstance(left, str):
             raise SecurityError("text is not formatted with %; write texts side by side")
         if isinstance(left, int) and isinstance(right, int):
             _require_number(operator, left, right)
         elif operator in {"+", "*"}:
             size = _size(operator, left, right)
-            require_size(size)
-            if operator == "*":
-                self.budget.step(size // CHARACTERS_PER_STEP)
+            text = isinstance(left, str) or isinstance(right, str)
+            (require_size if text else require_length)(size)
+            self.budget.step(size // (CHARACTERS_PER_STEP if text else ELEMENTS_PER_STEP))
         return super().call_binop(context, operator, left, right)
+
+    def compared(self, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401 - same
+        """Compare for the steps that it may take: lists that contain the same list twice, forty levels deep, are compared
+        in one call of C with 2^40 steps.
+        """
+        if isinstance(right, str):
+            self.budget.step(len(right) // COMPARISONS_PER_STEP)
+        elif operator in {"in", "notin"}:
+            right = list(right) if isinstance(right, Iterator) else right
+            self.budget.step(weight(left) * (len(right) if isinstance(right, NESTING) else 1) // COMPARED_PER_STEP)
+        elif isinstance(left, CONTAINERS) and isinstance(right, CONTAINERS):
+            self.budget.step(weight(min(left, right, key=len)) // PARTS_PER_STEP)
+        return COMPARED[operator](left, right)
+
+    def key(self, value: Any) -> Any:  # noqa: ANN401 - same
+        """A value to hash; only tuples can be large."""
+        self.budget.step(weight(value) // PARTS_PER_STEP)
+        return value
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - same
         """Call a macro, a method or a global for one step."""
         self.budget.step()
         owner = getattr(function, "__self__", None)
+        if isinstance(owner, (dict, list, tuple, LoopContext)) or function is _new_dict:
+            places = len(owner) if isinstance(owner, (list, tuple)) else 1
+            self.budget.step(sum(map(weight, args)) * places // COMPARED_PER_STEP)
         if not isinstance(owner, str) and function is not SafeNamespace:
             return super().call(context, function, *args, **kwargs)
         for name in LOCAL_VARIABLES & kwargs.keys():
@@ -181,6 +222,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> None:  # noqa: ANN401 - same
         """Disable formatting, because a width can produce a text of any size."""
+
+    def getitem(self, obj: Any, argument: Any) -> Any:  # noqa: ANN401 - same
+        """An item; see `key`."""
+        return super().getitem(obj, self.key(argument) if isinstance(argument, tuple) else argument)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401 - same
         """Whether the attribute is listed for this type, and safe in Jinja's immutable sandbox."""

@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 from jinja2 import nodes
 from jinja2.runtime import Context
-from jinja2.tests import TESTS
 from jinja2.utils import pass_environment
 from jinja2.visitor import NodeTransformer
 
@@ -414,7 +413,7 @@ class SymbolicSandbox(Sandbox):
         kept = {name for name in self.filters if name.startswith("__")} | own.keys()
         wrapped = {name: each if name in kept else _filter(name, each) for name, each in self.filters.items()}
         self.filters = {**wrapped, **own}
-        self.tests = {name: _test(name, test) for name, test in TESTS.items()}
+        self.tests = {name: _test(name, test) for name, test in self.tests.items()}
         self.finalize = _text
         self.concat = together  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
 

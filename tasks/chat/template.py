@@ -20,6 +20,7 @@ from .filters import Budget, together
 from .instrument import instrumented
 from .sandbox import Sandbox, clock
 from .traced import Span, Traced, records
+from .watchdog import watched
 
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """Errors that a template can raise for an unexpected conversation."""
@@ -68,13 +69,9 @@ class ChatTemplate:
             code = self._sandbox.compile(tree)
         except TemplateSyntaxError as error:
             raise InputError(f"chat_template:{error.lineno}: {error.message}; fix the template") from error
-        except (
-            TemplateError,
-            SyntaxError,
-            RecursionError,
-            MemoryError,
-        ) as error:  # deeply nested loops exceed Python's limits
-            raise InputError(f"chat_template: {error}; fix the template") from error
+        except (TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:  # Python's limits
+            why = str(error).partition("; use ")[0] or "it has too many branches, or brackets in brackets"
+            raise InputError(f"chat_template: {why}; fix the template") from error
         self._template = Template.from_code(self._sandbox, code, self._sandbox.globals)
         self.source = source
         self.digest = f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
@@ -90,7 +87,8 @@ class ChatTemplate:
             "add_generation_prompt": False, **self.variables, **variables,
         }  # fmt: skip
         try:
-            rendered = self._written(given)
+            with watched():
+                rendered = self._written(given)
             spans = rendered.spans if isinstance(rendered, Traced) else ()
             return Rendering(str.__str__(rendered), spans, extents(spans, len(rendered)))
         except FAULTS as error:

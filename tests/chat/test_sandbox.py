@@ -5,9 +5,10 @@ import os
 import re
 import resource
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tokenmill.tasks.chat import filters
+from tokenmill.tasks.chat import filters, watchdog
 from tokenmill.tasks.chat.conversation import Arguments, Conversation, Rejected
 from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.template import ChatTemplate, Rendering
@@ -194,6 +195,54 @@ def test_the_templates_of_other_families(name):
 
 # Runaway: N is small enough for transformers, or the number that follows.
 
+NESTED = "{% set ns = namespace(x=FIRST, y=FIRST) %}{% for i in range(N) %}{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}"
+LISTS, PAIRS = NESTED.replace("FIRST", "[1]"), NESTED.replace("FIRST", "(1,)").replace("[", "(").replace("]", ")")
+TABLES = (
+    NESTED.replace("FIRST", "{}")
+    .replace("[ns.x, ns.x]", "{1: ns.x, 2: ns.x}")
+    .replace("[ns.y, ns.y]", "{1: ns.y, 2: ns.y}")
+)
+COMPARED = [
+    "ns.x == ns.y",
+    "ns.x != ns.y",
+    "ns.x < ns.y",
+    "ns.x <= ns.y",
+    "ns.x > ns.y",
+    "ns.x >= ns.y",
+    "1 < 2 and ns.x <= ns.y <= ns.x",
+    "ns.x in [ns.y]",
+    "ns.x not in [ns.y]",
+    "[ns.x] in [[ns.y]]",
+    "ns.x in {1: ns.y}.values()",
+    "(1, ns.x) in {1: ns.y}.items()",
+    "{1: ns.x}.items() == {1: ns.y}.items()",
+    "ns.x is eq ns.y",
+    "ns.x is ne ns.y",
+    "ns.x is lessthan ns.y",
+    "ns.x is ge ns.y",
+    "ns.x is in [ns.y]",
+    "[ns.x] | select('eq', ns.y) | list | length",
+    "[ns.x] | reject('in', [ns.y]) | list | length",
+    "[{'a': ns.x}] | selectattr('a', 'equalto', ns.y) | list | length",
+    "[{'a': ns.x}] | rejectattr('a', '<', ns.y) | list | length",
+    "ns.x in ([ns.y] | map('list'))",
+    "[ns.y].index(ns.x)",
+    "[ns.y].count(ns.x)",
+    "[ns.x, ns.y] | sort | length",
+    "[ns.x, ns.y] | max | length",
+    "[{'a': ns.x}, {'a': ns.y}] | sort(attribute='a') | length",
+    "[{'a': ns.x}, {'a': ns.y}] | min(attribute='a') | length",
+    "{1: ns.x, 2: ns.y} | dictsort(by='value') | length",
+    "[[ns.x, ns.y]] | map('sort') | list | length",
+    "([ns.x, ns.y] | map('list')) | sort | length",
+]
+HASHED = [
+    "{ns.x: 1} | length", "ns.x in {1: 2}", "ns.x in {1: 2}.keys()", "{1: 2}[ns.x] is defined", "messages[0][ns.x] is defined", "{1: 2}.get(ns.x)",
+    "[ns.x] | unique | list | length", "[{'a': ns.x}] | unique(attribute='a') | list | length", "dict([[ns.x, 1]]) | length", "dict({1: ns.x}.items()) | length",
+    "{1: ns.x}.items() | unique | list | length",
+]  # fmt: skip
+CHANGED = "{% for i in [1, 2] %}{{ loop.changed(ns.x if i == 1 else ns.y) }}{% endfor %}"
+KEPT = "{% set ns = namespace(l=[], t='ab' * N * 100) %}{% for i in range(N) %}{% set ns.l = ns.l + [WORK] %}{% endfor %}{{ ns.l | length }}"
 GROWING = "{% set ns = namespace(t='ab') %}{% for i in range(N) %}WORK{% endfor %}{{ ns.t | length }}"
 RUNAWAY = {
     "loops in loops": ("{% for a in range(N) %}{% for b in range(N) %}{% endfor %}{% endfor %}x", 99_999),
@@ -251,6 +300,21 @@ RUNAWAY = {
     "squares": ("{% set ns = namespace(x=3) %}{% for i in range(N) %}{% set ns.x = ns.x * ns.x %}{% endfor %}{{ ns.x > 1 }}", 60),
     "rounded to that many places": ("{{ 1.5 | round(N, 'ceil') }}", 10**9),
     "rounded to that many places before the point": ("{{ 15 | round(-1 * N) }}", 10**9),
+    **{f"{value} of lists": (LISTS + "{{ " + value + " }}", 40) for value in COMPARED},
+    **{f"{value} of pairs": (PAIRS + "{{ " + value + " }}", 40) for value in COMPARED[::5] + HASHED},
+    **{f"{value} of tables": (TABLES + "{{ " + value + " }}", 40) for value in ("ns.x == ns.y", "ns.x != ns.y", "ns.x in [ns.y]", "[ns.y].index(ns.x)")},
+    "changed lists": (LISTS + CHANGED, 40),
+    "changed pairs": (PAIRS + CHANGED, 40),
+    **{f"a long text many times, by {work}": (KEPT.replace("WORK", work), 15_000) for work in (
+        "ns.t + 'a'", "ns.t ~ 'a'", "[ns.t, 'a'] | join", "ns.t | replace('c', 'd')", "ns.t | indent", "ns.t | e", "ns.t | tojson", "ns.t.strip('a')",
+        "'%s' | format(ns.t)", "[ns.t] | string", "ns.t | list", "ns.t | reverse | list", "ns.t | unique | list", "ns.t | title", "ns.t[1:]",
+    )},
+    **{f"a long list many times, by {work}": (KEPT.replace("'ab' * N * 100", "[1] * N").replace("WORK", work), 15_000) for work in (
+        "ns.t + [1]", "ns.t[1:]", "ns.t | list", "ns.t | sort", "ns.t | reverse | list", "ns.t | map('abs') | list", "ns.t * 2",
+    )},
+    "a long text sought in many": ("{% set s = 'x' * N * 200 %}{% set t = 'x' * N * 200 %}{% for i in range(N) %}" + "{{ s in [t, t, t, t] }}" * 9 + "{% endfor %}", 9_000),
+    "long texts compared often": ("{% set s = 'x' * N * 300 %}{% set t = 'x' * N * 300 %}{% for i in range(N) %}" + "{{ s == t }}" * 300 + "{% endfor %}", 9_000),
+    "a text sought in a long list": ("{% set l = [0] * N %}{% for i in range(N) %}" + "{{ 'x' in l }}" * 300 + "{% endfor %}", 9_000),
     "work that no loop counts": ("{% set l = range(N * 4) | list %}{% for i in range(N) %}" + "{{ l | sort | length }}" * 40 + "{% endfor %}", 240),
 }  # fmt: skip
 
@@ -369,13 +433,32 @@ SOURCES = {
     "brackets in brackets": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
     "loops in loops in loops": "{% for m in messages %}" * 30 + "x" + "{% endfor %}" * 30,
     "a generation without an end": "{% generation %}x",
+    "a number of any length": "{{ " + "9" * 5000 + " }}",
+    "branches without an end": "{% if 0 %}" + "{% elif 0 %}" * 3000 + "{% endif %}",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_what_is_no_template_is_said_once_and_early(source):
-    with pytest.raises(InputError, match="chat_template"):
+    with pytest.raises(InputError, match=r"chat_template(:\d+)?: [^;]{12}.*; fix the template"):
         ChatTemplate(source, {})
+
+
+@pytest.mark.parametrize("thread", [False, True])
+def test_one_operation_without_an_end_ends_the_process(monkeypatch, tmp_path, thread):
+    """Neither Python's own limits nor Ctrl-C reach it."""
+    monkeypatch.setattr(watchdog, "_LIMIT", watchdog._Time(value=(0, 200_000_000)))  # noqa: SLF001 - a fifth of a second
+    chat = ChatTemplate("{{ messages | length }}", {})
+    chat._sandbox.filters["length"] = lambda _: sum(range(10**12))  # noqa: SLF001 - an operation that nothing bounds
+
+    def work():
+        os.dup2(os.open(tmp_path / "stderr", os.O_CREAT | os.O_WRONLY), 2)
+        with ThreadPoolExecutor(1) as pool:
+            (pool.submit if thread else lambda each, *given: each(*given))(chat.render, SIMPLE.messages, [])
+
+    answer = in_a_child(work)
+    assert answer == ["ended", -signal.SIGKILL]
+    assert "the chat template computes for more than" in (tmp_path / "stderr").read_text()
 
 
 def test_a_fault_has_its_line():
