@@ -56,3 +56,14 @@ def hub(tmp_path):
 
     with serve() as hub, used_here(hub, tmp_path / "hf_home"):
         yield hub
+
+
+@pytest.fixture
+def memory():
+    """fsspec's store of objects in memory, empty before and after."""
+    import fsspec  # noqa: PLC0415 - few tests need it
+
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    yield system
+    system.store.clear()

@@ -18,7 +18,6 @@ from tokenmill.tasks.dedup.settings import DedupSettings
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report.plan import plan_record
 from tokenmill.tasks.report.summary import artifact_record, markdown, warnings
-from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.strict import parse
 
@@ -26,10 +25,9 @@ from tests.building import publish_here
 from tests.dedup.scripts import changed, unbroken, units, written
 from tests.dedup.test_crowds import forms
 from tests.dedup.test_near import VOCABULARY
-from tests.preparing import blend_of, tree, write_lines
+from tests.preparing import blend_of, write_lines
 from tests.preparing_dedup import build, decisions_of, plan, prepare
 from tests.preparing_rl import lines_of, write_rows
-from tests.shards.damage import DAMAGES, ONE_DAMAGE_FAST
 
 TEXT = " ".join(f"word{number}" for number in range(60))
 VERSION = TEXT.replace("word3 ", "other ")
@@ -268,16 +266,6 @@ def test_a_change_writes_only_the_shards_whose_rows_it_concerns(tmp_path):
     assert manifest["totals"]["dropped"] == {"exact_duplicate": 1}
 
 
-def test_a_weight_changes_no_byte_of_a_shard(tmp_path):
-    path = write_rows(tmp_path / "a.jsonl", ROWS)
-    prepare(blend_of(path), tmp_path / "out")
-    before = tree(tmp_path / "out" / "shards")
-    decided, _ = prepare(blend_of(path, a=5.0), tmp_path / "out")
-    assert decided.plan.pending == []
-    assert tree(tmp_path / "out" / "shards") == before
-    assert json.loads((tmp_path / "out/blend.json").read_bytes())["datasets"][0]["weight"] == 5
-
-
 def test_the_output_has_the_budget_and_the_facts_of_the_input(tmp_path):
     source = {"name": "a", "path": str(write_rows(tmp_path / "a.jsonl", ROWS)), "weight": 1.0, "text_field": "text"}
     source |= {"max_epochs": 4.0, "group": "web/good", "license": "CC0-1.0", "languages": ["en"], "domain": "web"}
@@ -344,27 +332,6 @@ def test_settings_that_mean_nothing_are_errors(chosen, message):
         parse(DedupSettings, chosen, "settings")
 
 
-def test_a_bad_row_ends_the_run_if_it_is_to(tmp_path):
-    with pytest.raises(BadRowError, match=r"a\.jsonl:5: malformed_json"):
-        prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out", on_bad_row="fail")
-    many = blend_of(write_rows(tmp_path / "b.jsonl", [*ROWS, *[b"{broken"] * 20]))
-    with pytest.raises(RunError, match="22 of 28 rows are bad"):
-        prepare(many, tmp_path / "out", bad_row_ceiling=0.001)
-
-
-@pytest.mark.parametrize("damage", ONE_DAMAGE_FAST)
-def test_damage_is_named_and_mended_by_the_next_run(tmp_path, damage):
-    blend = blend_of(write_rows(tmp_path / "a.jsonl", ROWS))
-    prepare(blend, tmp_path / "out")
-    expected = tree(tmp_path / "out")
-    for path in (tmp_path / "out/edges.parquet", *published(tmp_path / "out")):
-        DAMAGES[damage](path)
-        assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems
-        prepare(blend, tmp_path / "out")
-        assert tree(tmp_path / "out") == expected
-        assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems == []
-
-
 def test_rows_that_were_decided_and_are_not_there_are_an_error(tmp_path, monkeypatch):
     planned = plan(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
     decisions = decisions_of(planned)
@@ -382,18 +349,6 @@ def test_shards_that_do_not_add_up_to_what_was_decided_are_not_published(tmp_pat
     other = replace(decisions, facts={**decisions.facts, "tally": {"kept": 4, "exact_duplicate": 1}})
     with pytest.raises(RunError, match=r"but \{.exact_duplicate.: 1\} was decided"):
         publish_here("dedup", replace(decided, found=replace(decided.found, decisions=other)))
-
-
-def test_store_and_output_may_lie_in_an_object_store(tmp_path):
-    path, place = write_rows(tmp_path / "a.jsonl", ROWS), f"memory://{tmp_path.name}"
-    _, manifest = prepare(blend_of(path), f"{place}/out")
-    assert manifest["totals"]["dropped"] == DROPPED
-    assert verify(f"{place}/out", inspect_dedup_shard).problems == []
-    _, manifest = prepare(blend_of(path), tmp_path / "out", store=f"{place}/out/shards")
-    assert manifest["volatile"]["shards"]["reused"] == 1
-    (local,) = published(tmp_path / "out")
-    assert lines_of(local) == [*CLEAN, ROWS[5]]
-    assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems == []
 
 
 @pytest.mark.parametrize(

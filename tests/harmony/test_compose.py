@@ -73,31 +73,122 @@ def is_harmony(found):
     assert cross_check(text, found.messages) is None
 
 
-# the messages before the turns
+# what becomes of sources as they should be
+
+TWO = calls(call("f", {"n": 1}, id="1"), call("g", {"n": 2}, id="2"))
+TWO_WITHOUT_IDS = calls(call("f", {"n": 1}), call("g", {"n": 2}))
+THINKING = {**ANSWER, "reasoning_content": "t"}
+PYTHON = [calls(call("python", {"code": "1"})), result("1"), ANSWER]
+QUESTION = ("user", None, "q", "end")
+
+SAID = {
+    "a question": ([ASK, ANSWER], {}, [QUESTION, FINAL], {}),
+    "reasoning, remark and call": (
+        [ASK, {**calls(call("f", {"a": 1})), "content": "Wait.", "reasoning_content": "Why."}, result("r"), ANSWER],
+        {},
+        [
+            QUESTION,
+            ("assistant", "analysis", "Why.", "end"),
+            ("assistant", "commentary", "Wait.", "end"),
+            ("assistant>functions.f", "commentary", '{"a":1}', "call"),
+            ("functions.f>assistant", "commentary", "r", "end"),
+            FINAL,
+        ],
+        {"meta_parallel_calls": 0},
+    ),
+    "blank reasoning and remark": (
+        [ASK, {**calls(call("a.B-c_1")), "content": " \n", "reasoning_content": "\n"}, result("r"), ANSWER],
+        {},
+        [
+            QUESTION,
+            ("assistant>functions.a.B-c_1", "commentary", "{}", "call"),
+            ("functions.a.B-c_1>assistant", "commentary", "r", "end"),
+            FINAL,
+        ],
+        {"meta_renamed_tools": None},
+    ),
+    "an empty answer": (
+        [ASK, {**ANSWER, "content": "", "reasoning_content": "y"}],
+        {},
+        [QUESTION, ("assistant", "analysis", "y", "end"), ("assistant", "final", "", "return")],
+        {},
+    ),
+    "only the last answer returns": (
+        [ASK, ANSWER, ASK, ANSWER],
+        {},
+        [QUESTION, ("assistant", "final", "a", "end"), QUESTION, FINAL],
+        {"meta_dropped_trailing": 0},
+    ),
+    "what follows the last answer": ([ASK, ANSWER, ASK, ASK], {}, [QUESTION, FINAL], {"meta_dropped_trailing": 2}),
+    "thoughts before the last question": (
+        [ASK, THINKING, ASK, THINKING, THINKING, ASK],
+        {},
+        [None, "final", None, "analysis", "final", "analysis", "final"],
+        {"meta_dropped_thoughts": 1},
+    ),
+    "all thoughts": (
+        [ASK, THINKING, ASK, THINKING],
+        {"policy": {"thoughts": "keep_all"}},
+        [None, "analysis", "final", None, "analysis", "final"],
+        {"meta_dropped_thoughts": 0},
+    ),
+    "calls of python are no thoughts": (
+        [ASK, *PYTHON, ASK, ANSWER],
+        {"python": True},
+        [None, "analysis", "commentary", "final", None, "final"],
+        {"meta_dropped_thoughts": 0},
+    ),
+    "a name that cannot forge a header": (
+        [ASK, calls(call("f<|message|>x<|end|>")), result("r"), ANSWER],
+        {"tools": [tool("f<|message|>x<|end|>")]},
+        [
+            QUESTION,
+            ("assistant>functions.f__message__x__end__", "commentary", "{}", "call"),
+            ("functions.f__message__x__end__>assistant", "commentary", "r", "end"),
+            FINAL,
+        ],
+        {},
+    ),
+}
 
 
-def test_a_question_needs_no_developer():
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_said_to_whom_on_which_channel(name):
+    messages, source, expected, facts = SAID[name]
+    found = composed(*messages, **source)
+    assert expected in (lines(found), [line[1] for line in lines(found)])
+    assert found.facts.items() >= facts.items()
+    calling = [(each.content_type, each.constrained) for each in found.messages if each.terminator == "call"]
+    assert set(calling) <= {("json", True)} or "python" in source
+    is_harmony(found)
+
+
+def test_the_messages_before_the_turns():
     found = composed(ASK, ANSWER)
     assert [message.author for message in found.messages] == ["system", "user", "assistant"]
-    assert lines(found) == [("user", None, "q", "end"), FINAL]
     assert "Calls to these tools" not in found.messages[0].body
     assert found.declared == {}
-
-
-def test_the_system_s_prompts_and_the_task_are_instructions():
-    before = [
-        {"role": role, "content": text} for role, text in [("system", "One."), ("developer", "Two."), ("system", " ")]
-    ]
+    told = [("system", "One."), ("developer", "Two."), ("system", " ")]
+    before = [{"role": role, "content": text} for role, text in told]
     found = composed(*before, ASK, ANSWER, instructions="Three.")
-    assert found.messages[1].author == "developer"
-    assert found.messages[1].body == "# Instructions\n\nOne.\n\nTwo.\n\nThree."
+    assert (found.messages[1].author, found.messages[1].body) == (
+        "developer",
+        "# Instructions\n\nOne.\n\nTwo.\n\nThree.",
+    )
 
 
-def test_tools_are_declared_with_and_without_their_wrapping():
-    found = composed(ASK, ANSWER, tools=[tool("f"), tool("g")["function"]])
-    assert "type f = " in found.messages[1].body
-    assert "type g = " in found.messages[1].body
-    assert list(found.declared) == ["functions.f", "functions.g"]
+@pytest.mark.parametrize(
+    ("source", "declared"),
+    [
+        ({"tools": [tool("f"), tool("g")["function"]]}, {"f": "functions.f", "g": "functions.g"}),
+        ({"python": True, "tools": [tool("python"), tool("f")]}, {None: "python", "f": "functions.f"}),
+    ],
+)
+def test_tools_are_declared_once_with_and_without_their_wrapping(source, declared):
+    found = composed(ASK, ANSWER, **source)
+    types = [line.split()[1] for line in found.messages[1].body.splitlines() if line.startswith("type ")]
+    assert types == [name for name in declared if name]
+    assert list(found.declared) == list(declared.values())
     assert "Calls to these tools" in found.messages[0].body
 
 
@@ -108,49 +199,6 @@ def test_the_effort_is_the_source_s_or_the_policy_s(effort, default, line):
     found = composed(ASK, ANSWER, effort=effort, policy={"effort": default})
     assert f"Reasoning: {line}" in found.messages[0].body
     assert found.facts["meta_effort"] == effort
-
-
-def test_a_system_that_speaks_later_is_refused():
-    found = refused(ASK, {"role": "system", "content": "s"}, ANSWER)
-    assert found.reason == "developer_after_user"
-    assert found.detail.startswith("message 2 of 3: ")
-
-
-def test_tools_that_cannot_be_declared_are_refused():
-    assert refused(ASK, ANSWER, tools=[tool("f", parameters=[1])]).reason == "bad_tools"
-
-
-# what the assistant says
-
-
-def test_reasoning_remark_and_call_come_in_this_order():
-    found = composed(
-        ASK, {**calls(call("f", {"a": 1})), "content": "Wait.", "reasoning_content": "Why."}, result("r"), ANSWER
-    )
-    assert lines(found) == [
-        ("user", None, "q", "end"),
-        ("assistant", "analysis", "Why.", "end"),
-        ("assistant", "commentary", "Wait.", "end"),
-        ("assistant>functions.f", "commentary", '{"a":1}', "call"),
-        ("functions.f>assistant", "commentary", "r", "end"),
-        FINAL,
-    ]
-    constrained = [
-        (message.content_type, message.constrained) for message in found.messages if message.terminator == "call"
-    ]
-    assert constrained == [("json", True)]
-
-
-def test_blank_reasoning_and_remarks_are_no_messages():
-    found = composed(ASK, {**calls(call("f")), "content": " \n", "reasoning_content": "\n"}, result("r"), ANSWER)
-    assert len(lines(found)) == 4
-
-
-def test_an_empty_answer_stays():
-    assert lines(composed(ASK, {**ANSWER, "content": "", "reasoning_content": "y"}))[1:] == [
-        ("assistant", "analysis", "y", "end"),
-        ("assistant", "final", "", "return"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -173,16 +221,6 @@ def test_arguments_are_compact_json_in_their_order(arguments, body):
     is_harmony(found)
 
 
-@pytest.mark.parametrize("arguments", ["{", "a", "7", "null", '"x"', '{"a": NaN}', "{'a': 1}"])
-def test_arguments_that_are_no_object_are_refused(arguments):
-    found = refused(ASK, calls(call("f", arguments)), result("r"), ANSWER)
-    assert found.reason == "call_args_not_json_object"
-    assert found.detail.startswith("message 2 of 4: ")
-
-
-# Python
-
-
 @pytest.mark.parametrize("name", ["python", "stateful_python_code_exec", "python_code_exec"])
 def test_python_gets_its_code_and_answers_by_its_own_name(name):
     found = composed(ASK, calls(call(name, {"code": "1+1\n", "x": None})), result("2", name=name), ANSWER, python=True)
@@ -195,73 +233,44 @@ def test_python_gets_its_code_and_answers_by_its_own_name(name):
     is_harmony(found)
 
 
-@pytest.mark.parametrize("arguments", [None, {}, [], ["1"], {"code": 1}, {"code": "1", "timeout": 3}, {"script": "1"}])
-def test_python_takes_nothing_but_code(arguments):
-    assert (
-        refused(ASK, calls(call("python", arguments)), result("2"), ANSWER, python=True).reason
-        == "bad_python_arguments"
-    )
-
-
-def test_python_is_not_declared_twice():
-    found = composed(ASK, ANSWER, python=True, tools=[tool("python"), tool("f")])
-    assert "type python" not in found.messages[1].body
-    assert list(found.declared) == ["python", "functions.f"]
-
-
-# names
-
-
-def test_names_are_made_fit_everywhere():
-    found = composed(ASK, calls(call("get it/é")), result("r", name="get it/é"), ANSWER, tools=[tool("get it/é")])
+def test_names_are_made_fit_everywhere_but_in_the_definitions_of_the_source():
+    tools = [tool("get it/é"), {"name": "c d"}]
+    found = composed(ASK, calls(call("get it/é")), result("r", name="get it/é"), ANSWER, tools=tools)
     assert "type get_it__ = " in found.messages[1].body
-    assert lines(found)[1][0] == "assistant>functions.get_it__"
-    assert lines(found)[2][0] == "functions.get_it__>assistant"
-    assert json.loads(found.facts["meta_renamed_tools"]) == {"get it/é": "functions.get_it__"}
+    assert [line[0] for line in lines(found)[1:3]] == [
+        "assistant>functions.get_it__",
+        "functions.get_it__>assistant",
+    ]
+    assert json.loads(found.facts["meta_renamed_tools"])["get it/é"] == "functions.get_it__"
+    assert tools == [tool("get it/é"), {"name": "c d"}]
     is_harmony(found)
 
 
-def test_names_that_fit_stay():
-    found = composed(ASK, calls(call("a.B-c_1")), result("r"), ANSWER)
-    assert lines(found)[1][0] == "assistant>functions.a.B-c_1"
-    assert found.facts["meta_renamed_tools"] is None
+CALLED = {
+    "ids": (TWO, [result("r1", tool_call_id="1"), result("r2", tool_call_id="2")]),
+    "ids in another order": (TWO, [result("r2", tool_call_id="2"), result("r1", tool_call_id="1")]),
+    "ids of calls alone": (TWO, [result("r1"), result("r2")]),
+    "an id of one result": (TWO, [result("r2", tool_call_id="2"), result("r1")]),
+    "no ids": (TWO_WITHOUT_IDS, [result("r1"), result("r2")]),
+    "ids of results alone": (TWO_WITHOUT_IDS, [result("r1", tool_call_id="x"), result("r2", tool_call_id="y")]),
+    "names": (TWO_WITHOUT_IDS, [result("r2", name="g"), result("r1", name="f")]),
+    "one id": (
+        calls(call("f", {"n": 1}, id="c"), call("f", {"n": 2}, id="c")),
+        [result("r1", tool_call_id="c"), result("r2", tool_call_id="c")],
+    ),
+    "an id that comes again in another turn": (
+        calls(call("f", {"n": 1}, id="c")),
+        [result("r1", tool_call_id="c"), calls(call("f", {"n": 2}, id="c")), result("r2", tool_call_id="c")],
+    ),
+}
 
 
-@pytest.mark.parametrize("others", [{"tools": [tool("a b"), tool("a_b")]}, {"tools": [tool("a?b")]}])
-def test_names_that_become_one_are_refused(others):
-    found = refused(ASK, calls(call("a b")), result("r"), ANSWER, **others)
-    assert found.reason == "tool_name_collision"
-    assert "functions.a_b" in found.detail
-
-
-def test_a_definition_is_not_changed_by_its_new_name():
-    tools = [tool("a b"), {"name": "c d"}]
-    composed(ASK, ANSWER, tools=tools)
-    assert tools == [tool("a b"), {"name": "c d"}]
-
-
-# several calls at once
-
-TWO = calls(call("f", {"n": 1}, id="1"), call("g", {"n": 2}, id="2"))
-TWO_WITHOUT_IDS = calls(call("f", {"n": 1}), call("g", {"n": 2}))
-
-
-@pytest.mark.parametrize(
-    ("made", "results"),
-    [
-        (TWO, [result("r1", tool_call_id="1"), result("r2", tool_call_id="2")]),
-        (TWO, [result("r2", tool_call_id="2"), result("r1", tool_call_id="1")]),
-        (TWO, [result("r1"), result("r2")]),
-        (TWO, [result("r2", tool_call_id="2"), result("r1")]),
-        (TWO_WITHOUT_IDS, [result("r1"), result("r2")]),
-        (TWO_WITHOUT_IDS, [result("r1", tool_call_id="x"), result("r2", tool_call_id="y")]),
-        (TWO_WITHOUT_IDS, [result("r2", name="g"), result("r1", name="f")]),
-    ],
-)
-def test_each_call_is_followed_by_its_own_result(made, results):
+@pytest.mark.parametrize("name", CALLED)
+def test_each_call_is_followed_by_its_own_result(name):
+    made, results = CALLED[name]
     found = composed(ASK, made, *results, ANSWER)
     assert by_place(found) == ['{"n":1}', "r1", '{"n":2}', "r2"]
-    assert found.facts["meta_parallel_calls"] == 1
+    assert found.facts["meta_parallel_calls"] == (len(made["tool_calls"]) > 1)
     assert faults(found.messages) == []
 
 
@@ -276,102 +285,69 @@ def test_grouped_calls_come_before_their_results_as_these_came():
     assert faults(found.messages) == []
 
 
-def test_several_calls_may_be_refused():
-    policy = {"parallel_calls": "reject"}
-    assert refused(ASK, TWO, result("r1"), result("r2"), ANSWER, policy=policy).reason == "parallel_calls"
-    assert composed(ASK, calls(call("f")), result("r"), ANSWER, policy=policy).facts["meta_parallel_calls"] == 0
-
-
-def test_ids_that_come_again_belong_to_their_own_turn():
-    one, two = calls(call("f", {"n": 1}, id="c")), calls(call("f", {"n": 2}, id="c"))
-    found = composed(ASK, one, result("r1", tool_call_id="c"), two, result("r2", tool_call_id="c"), ANSWER)
-    assert by_place(found) == ['{"n":1}', "r1", '{"n":2}', "r2"]
-
-
-def test_one_id_for_several_calls_is_read_in_order():
-    made = calls(call("f", {"n": 1}, id="c"), call("f", {"n": 2}, id="c"))
-    found = composed(ASK, made, result("r1", tool_call_id="c"), result("r2", tool_call_id="c"), ANSWER)
-    assert by_place(found) == ['{"n":1}', "r1", '{"n":2}', "r2"]
-
-
-@pytest.mark.parametrize(
-    ("messages", "reason"),
-    [
-        ([result("r")], "tool_result_without_matching_open_call"),
-        ([ANSWER, result("r")], "tool_result_without_matching_open_call"),
-        ([calls(call("f")), result("r"), result("s")], "tool_result_without_matching_open_call"),
-        ([TWO, result("r", tool_call_id="3")], "tool_result_without_matching_open_call"),
-        ([calls(call("f")), result("r", name="g")], "tool_result_wrong_name"),
-        ([TWO, result("r", tool_call_id="1", name="g"), result("s")], "tool_result_wrong_name"),
-        ([calls(call("f"))], "unanswered_call_before_next_turn"),
-        ([TWO, result("r", tool_call_id="2")], "unanswered_call_before_next_turn"),
-        ([calls(call("f")), ASK, result("r")], "unanswered_call_before_next_turn"),
-    ],
-)
-def test_calls_and_results_that_do_not_fit_are_refused(messages, reason):
-    assert refused(ASK, *messages, ASK, ANSWER).reason == reason
-
-
-def test_which_call_is_answered_must_be_known():
-    assert refused(ASK, TWO_WITHOUT_IDS, result("r")).reason == "uncertain_pairing"
-    found = composed(ASK, TWO, result("r2", tool_call_id="2"))
-    assert by_place(found) == ['{"n":2}', "r2", '{"n":1}']
-
-
 def test_calls_may_end_a_conversation():
     found = composed(ASK, TWO_WITHOUT_IDS)
     assert by_place(found) == ['{"n":1}', '{"n":2}']
     assert found.messages[-1].terminator == "call"
     assert faults(found.messages) == []
+    assert by_place(composed(ASK, TWO, result("r2", tool_call_id="2"))) == ['{"n":2}', "r2", '{"n":1}']
 
 
-# the end
+# what is refused
+
+ONE_CALL = [ASK, calls(call("f")), result("r"), ANSWER]
+UNMATCHED, WRONG, UNANSWERED = (
+    "tool_result_without_matching_open_call", "tool_result_wrong_name", "unanswered_call_before_next_turn",
+)  # fmt: skip
+REFUSED = [
+    # messages, the rest of the source, reason, words of the detail
+    ([ASK, {"role": "system", "content": "s"}, ANSWER], {}, "developer_after_user", "message 2 of 3: "),
+    ([ASK, ANSWER], {"tools": [tool("f", parameters=[1])]}, "bad_tools", ""),
+    ([ASK, calls(call("a b")), result("r"), ANSWER], {"tools": [tool("a b"), tool("a_b")]}, "tool_name_collision", "functions.a_b"),
+    ([ASK, calls(call("a b")), result("r"), ANSWER], {"tools": [tool("a?b")]}, "tool_name_collision", "functions.a_b"),
+    ([ASK, TWO, result("r1"), result("r2"), ANSWER], {"policy": {"parallel_calls": "reject"}}, "parallel_calls", ""),
+    ([ASK, result("r"), ASK, ANSWER], {}, UNMATCHED, ""),
+    ([ASK, ANSWER, result("r"), ASK, ANSWER], {}, UNMATCHED, ""),
+    ([ASK, calls(call("f")), result("r"), result("s"), ASK, ANSWER], {}, UNMATCHED, ""),
+    ([ASK, TWO, result("r", tool_call_id="3"), ASK, ANSWER], {}, UNMATCHED, ""),
+    ([ASK, calls(call("f")), result("r", name="g"), ASK, ANSWER], {}, WRONG, ""),
+    ([ASK, TWO, result("r", tool_call_id="1", name="g"), result("s"), ASK, ANSWER], {}, WRONG, ""),
+    ([ASK, calls(call("f")), ASK, ANSWER], {}, UNANSWERED, ""),
+    ([ASK, TWO, result("r", tool_call_id="2"), ASK, ANSWER], {}, UNANSWERED, ""),
+    ([ASK, calls(call("f")), ASK, result("r"), ASK, ANSWER], {}, UNANSWERED, ""),
+    ([ASK, TWO_WITHOUT_IDS, result("r")], {}, "uncertain_pairing", ""),
+    ([ASK, ANSWER, ASK], {"policy": {"trailing": "reject"}}, "last_message_not_assistant", ""),
+    ([ASK, ASK], {}, "no_assistant", ""),
+    ([], {}, "no_assistant", ""),
+    ([{**ASK, "content": "a<|endofprompt|>b"}, ANSWER], {}, "special_in_body", ""),
+    ([ASK, calls(call("f", '{"a": 1, "a": 2}')), result("r"), ANSWER], {"tools": [tool("f")]}, "call_args_not_json_object", "occurs twice"),
+    ([ASK, calls(call("f", '{"a": 1e400}')), result("r"), ANSWER], {"tools": [tool("f")]}, "call_args_not_json_object", "no double holds it"),
+    *(
+        ([ASK, calls(call("f", given)), result("r"), ANSWER], {}, "call_args_not_json_object", "message 2 of 4: ")
+        for given in ["{", "a", "7", "null", '"x"', '{"a": NaN}', "{'a': 1}"]
+    ),
+    *(
+        ([ASK, calls(call("python", given)), result("2"), ANSWER], {"python": True}, "bad_python_arguments", "")
+        for given in [None, {}, [], ["1"], {"code": 1}, {"code": "1", "timeout": 3}, {"script": "1"}]
+    ),
+    *(
+        ([{"role": role, "content": "x", "name": "bob"}, ASK, ANSWER], {}, "named_speaker", "is named 'bob'")
+        for role in ["user", "assistant", "system"]
+    ),
+]  # fmt: skip
 
 
-def test_what_follows_the_last_answer_is_dropped_and_counted():
-    found = composed(ASK, ANSWER, ASK, ASK)
-    assert lines(found) == [("user", None, "q", "end"), FINAL]
-    assert found.facts["meta_dropped_trailing"] == 2
+@pytest.mark.parametrize(("messages", "source", "reason", "words"), REFUSED)
+def test_what_harmony_cannot_say_is_refused(messages, source, reason, words):
+    found = refused(*messages, **source)
+    assert found.reason == reason
+    assert words in found.detail
 
 
-def test_what_follows_the_last_answer_may_be_refused():
-    policy = {"trailing": "reject"}
-    assert refused(ASK, ANSWER, ASK, policy=policy).reason == "last_message_not_assistant"
-    assert composed(ASK, ANSWER, policy=policy).facts["meta_dropped_trailing"] == 0
-
-
-def test_without_an_assistant_there_is_nothing_to_learn():
-    assert refused(ASK, ASK).reason == "no_assistant"
-    assert refused().reason == "no_assistant"
-
-
-def test_only_the_last_answer_returns():
-    found = composed(ASK, ANSWER, ASK, ANSWER)
-    assert [message.terminator for message in found.messages] == ["end"] * 4 + ["return"]
-
-
-# thoughts
-
-THINKING = {**ANSWER, "reasoning_content": "t"}
-
-
-def test_thoughts_before_the_last_question_are_dropped_and_counted():
-    found = composed(ASK, THINKING, ASK, THINKING, THINKING, ASK)
-    assert [line[1] for line in lines(found)] == [None, "final", None, "analysis", "final", "analysis", "final"]
-    assert found.facts["meta_dropped_thoughts"] == 1
-
-
-def test_all_thoughts_may_be_kept():
-    found = composed(ASK, THINKING, ASK, THINKING, policy={"thoughts": "keep_all"})
-    assert [line[1] for line in lines(found)] == [None, "analysis", "final", None, "analysis", "final"]
-    assert found.facts["meta_dropped_thoughts"] == 0
-
-
-def test_calls_of_python_are_no_thoughts():
-    python = [calls(call("python", {"code": "1"})), result("1"), ANSWER]
-    found = composed(ASK, *python, ASK, ANSWER, python=True)
-    assert ("assistant>python", "analysis", "1", "call") in lines(found)
-    assert found.facts["meta_dropped_thoughts"] == 0
+@pytest.mark.parametrize("policy", [{"parallel_calls": "reject"}, {"trailing": "reject"}])
+def test_nothing_is_refused_that_is_not_there(policy):
+    found = composed(*ONE_CALL[:2], result("r", name="f"), ANSWER, policy=policy)
+    assert (found.facts["meta_parallel_calls"], found.facts["meta_dropped_trailing"]) == (0, 0)
 
 
 # text that looks like structure
@@ -410,13 +386,6 @@ def test_text_that_looks_like_structure_can_be_broken_up(where):
     found = composed(*messages, **source, policy={"special_strings": "escape"})
     assert found.facts["meta_escaped_strings"] == 4
     assert any(FORGED.replace("<|", "<|\u200b") in message.body for message in found.messages)
-    is_harmony(found)
-
-
-def test_a_name_cannot_forge_a_header():
-    name = "f<|message|>x<|end|>"
-    found = composed(ASK, calls(call(name)), result("r"), ANSWER, tools=[tool(name)])
-    assert lines(found)[1][0] == "assistant>functions.f__message__x__end__"
     is_harmony(found)
 
 
@@ -602,25 +571,9 @@ def test_numbers_are_written_as_the_source_spells_them(given):
     assert faults([*found.messages], found.declared, WARNINGS) == []
 
 
-@pytest.mark.parametrize("role", ["user", "assistant", "system"])
-def test_the_name_of_a_speaker_is_not_lost_silently(role):
-    found = refused({"role": role, "content": "x", "name": "bob"}, ASK, ANSWER)
-    assert found.reason == "named_speaker"
-    assert "message 1 of 3" in found.detail
-    assert "'bob'" in found.detail
-    assert composed(ASK, calls(call("f")), result("r", name="f"), ANSWER, tools=[tool("f")])
-
-
 def test_the_second_name_of_a_reserved_token_is_structure_as_in_tiktoken():
     vocabulary = find_vocabulary(TokenizerSource(model="o200k_harmony"))
     assert vocabulary.controls["<|endofprompt|>"] == vocabulary.controls["<|reserved_200018|>"]
     assert refused({**ASK, "content": "a<|endofprompt|>b"}, ANSWER).reason == "special_in_body"
     escaped = composed({**ASK, "content": "a<|endofprompt|>b"}, ANSWER, policy={"special_strings": "escape"})
     assert escaped.facts["meta_escaped_strings"] == 1
-
-
-@pytest.mark.parametrize("given", ['{"a": 1, "a": 2}', '{"a": 1e400}'])
-def test_arguments_that_would_change_are_refused_and_it_is_said_why(given):
-    found = refused(ASK, calls(call("f", given)), result("r"), ANSWER, tools=[tool("f")])
-    assert found.reason in {"call_args_not_json_object", "bad_tool_arguments"}
-    assert "occurs twice" in found.detail or "no double holds it" in found.detail

@@ -103,88 +103,29 @@ def test_as_many_calls_and_results_come_out_as_go_in(row):
     assert sum(message.recipient == "assistant" for message in messages) == results
 
 
-def test_math_with_python():
-    found = composed("math_v2", rows.MATH, "high_part00")
-    assert "Reasoning: high" in found.messages[0].body
-    assert "# Tools" in found.messages[0].body
-    assert "## python" in found.messages[0].body
-    assert "\\boxed{}" in found.messages[1].body
-    assert "stateful_python_code_exec" not in render(found.messages)
-    assert lines(found.messages) == [
+LEAN = "Prove it in Lean 4:\ntheorem two : 1 + 1 = 2 := by sorry"
+SAID = {
+    "math with python": ("math_v2", rows.MATH, "high_part00", ["Reasoning: high", "# Tools", "## python", "\\boxed{}"], [
         ("user", None, "What is 2^10?", "end"),
         ("assistant", "analysis", "Compute it.", "end"),
         ("assistant>python", "analysis", "print(2**10)\n", "call"),
         ("python>assistant", "commentary", "1024\n", "end"),
         ("assistant", "analysis", "Good.", "end"),
         ("assistant", "final", "\\boxed{1024}", "return"),
-    ]
-    assert found.declared == {"python": None}
-
-
-def test_math_without_tools_declares_none():
-    found = composed("math_v2", rows.MATH_PLAIN, "medium")
-    assert "Reasoning: medium" in found.messages[0].body
-    assert "# Tools" not in found.messages[0].body
-    assert found.declared == {}
-
-
-def test_python_that_is_called_but_not_offered_is_the_built_in_one():
-    found = composed("math_v2", {**rows.MATH, "tools": []}, "low")
-    assert "## python" in found.messages[0].body
-
-
-def test_python_that_is_offered_and_not_called_is_declared():
-    found = composed("math_v2", {**rows.MATH_PLAIN, "tools": [rows.PYTHON_TOOL]}, "low")
-    assert found.declared == {"python": None}
-
-
-def test_python_of_other_sources_is_a_function():
-    row = {**rows.MATH, "tools": [{"function": {**rows.PYTHON_TOOL["function"], "name": "python"}}]}
-    row = json.loads(json.dumps(row).replace('"stateful_python_code_exec"', '"python"'))
-    found = composed("openai_messages", row)
-    assert [message.recipient for message in found.messages if message.terminator == "call"] == ["functions.python"]
-
-
-def test_a_proof_is_learned_from_the_messages():
-    assert lines(composed("math_proofs", rows.PROOF, "lean").messages) == [
-        ("user", None, "Prove it in Lean 4:\ntheorem two : 1 + 1 = 2 := by sorry", "end"),
+    ]),
+    "math without tools": ("math_v2", rows.MATH_PLAIN, "medium", ["Reasoning: medium"], None),
+    "python that is called but not offered": ("math_v2", {**rows.MATH, "tools": []}, "low", ["## python"], None),
+    "python that is offered and not called": ("math_v2", {**rows.MATH_PLAIN, "tools": [rows.PYTHON_TOOL]}, "low", ["## python"], None),
+    "a proof, from the messages": ("math_proofs", rows.PROOF, "lean", [], [
+        ("user", None, LEAN, "end"),
         ("assistant", "analysis", "Numbers.", "end"),
         ("assistant", "final", "theorem two : 1 + 1 = 2 := by norm_num", "return"),
-    ]
-
-
-@pytest.mark.parametrize("empty", [[], "[]", None, ""])
-def test_rows_without_a_proof_are_rejected(empty):
-    assert CONVERTERS["math_proofs"]({**rows.PROOF, "messages": empty}, "lean").reason == "no_messages"
-
-
-def test_a_statement_is_learned_from_the_problem():
-    found = composed("math_proofs_formalize", rows.PROOF, "lean")
-    assert "Lean 4" in found.messages[1].body
-    assert lines(found.messages) == [
+    ]),
+    "a statement, from the problem": ("math_proofs_formalize", rows.PROOF, "lean", ["Lean 4"], [
         ("user", None, "Show that 1 + 1 = 2.", "end"),
         ("assistant", "final", "import Mathlib\n\ntheorem two : 1 + 1 = 2 := by", "return"),
-    ]
-
-
-@pytest.mark.parametrize("field", ["problem", "lean_header", "formal_statement"])
-@pytest.mark.parametrize("value", [None, " \n", 7])
-def test_rows_without_a_statement_are_rejected(field, value):
-    found = CONVERTERS["math_proofs_formalize"]({**rows.PROOF, field: value}, "lean")
-    assert found.reason == "no_formal_statement"
-    assert field in found.detail
-
-
-def test_every_task_of_proofs_is_made_of_converters():
-    assert {name for names in PROOF_TASKS.values() for name in names} <= CONVERTERS.keys()
-    assert set(PROOF_TASKS["both"]) == {*PROOF_TASKS["proof"], *PROOF_TASKS["formalize"]}
-
-
-def test_agentic_with_objects_and_without_ids():
-    found = composed("agentic", rows.AGENTIC)
-    assert "You help with orders." in found.messages[1].body
-    assert "id: string" in found.messages[1].body
-    assert lines(found.messages) == [
+    ]),
+    "agentic with objects and without ids": ("agentic", rows.AGENTIC, "train", ["You help with orders.", "id: string"], [
         ("user", None, "Where are A1 and A2?", "end"),
         ("assistant", "commentary", "Let me look.", "end"),
         ("assistant>functions.get_order", "commentary", '{"id":"A1","deep":[1,2.5,null,true]}', "call"),
@@ -198,57 +139,116 @@ def test_agentic_with_objects_and_without_ids():
         ("functions.get_user_>assistant", "commentary", "true", "end"),
         ("assistant", "analysis", "Done.", "end"),
         ("assistant", "final", "A1 was sent, A2 is lost.", "return"),
-    ]
-    assert found.facts["meta_parallel_calls"] == 1
-    assert found.facts["meta_dropped_thoughts"] == 2
-    assert json.loads(found.facts["meta_renamed_tools"]) == {"get user?": "functions.get_user_"}
-    assert list(found.declared) == ["functions.get_order", "functions.get_user_"]
-
-
-def test_agentic_with_text_and_ids():
-    found = composed("agentic", rows.INTERACTIVE)
-    assert lines(found.messages) == [
+    ]),
+    "agentic with text and ids": ("agentic", rows.INTERACTIVE, "train", [], [
         ("user", None, "cancel A1", "end"),
         ("assistant>functions.get_order", "commentary", '{"id":"A1"}', "call"),
         ("functions.get_order>assistant", "commentary", "first", "end"),
         ("assistant>functions.get_order", "commentary", '{"id":"B1"}', "call"),
         ("functions.get_order>assistant", "commentary", "second", "end"),
         ("assistant", "final", "Done.", "return"),
-    ]
-    assert found.facts["meta_dropped_trailing"] == 1
+    ]),
+    "chat, without thoughts of earlier turns": ("instruction_following", rows.CHAT, "train", ["Reasoning: medium"], [
+        ("user", None, "Name a colour.", "end"),
+        ("assistant", "final", "Blue.", "end"),
+        ("user", None, "Another!", "end"),
+        ("assistant", "analysis", "Not blue.", "end"),
+        ("assistant", "final", "Red.", "return"),
+    ]),
+    "chat without reasoning": ("instruction_following", rows.CHAT_OFF, "train", ["Reasoning: low"], None),
+    "ShareGPT": ("openai_messages", rows.SHAREGPT, "train", [], [
+        ("user", None, "Hi", "end"),
+        ("assistant", "analysis", "Greet.", "end"),
+        ("assistant", "final", "Hello", "return"),
+    ]),
+    "pairs": ("openai_messages", rows.PAIR, "train", ["Reasoning: high"], None),
+}  # fmt: skip
+FACTS = {
+    "agentic with objects and without ids": {"meta_parallel_calls": 1, "meta_dropped_thoughts": 2, "meta_renamed_tools": '{"get user?": "functions.get_user_"}'},
+    "agentic with text and ids": {"meta_dropped_trailing": 1},
+    "chat without reasoning": {"meta_effort": "low"},
+}  # fmt: skip
+DECLARED = {
+    "math with python": ["python"], "math without tools": [], "python that is offered and not called": ["python"],
+    "agentic with objects and without ids": ["functions.get_order", "functions.get_user_"],
+}  # fmt: skip
 
 
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_said_to_whom(name):
+    converter, row, split, before, expected = SAID[name]
+    found = composed(converter, row, split)
+    said = "".join(message.body for message in found.messages if message.author in {"system", "developer"})
+    assert all(words in said for words in before), said
+    assert lines(found.messages) == (expected or lines(found.messages))
+    assert found.facts.items() >= FACTS.get(name, {}).items()
+    if name in DECLARED:
+        assert list(found.declared) == DECLARED[name]
+        assert ("# Tools" in said) == bool(DECLARED[name])
+    assert "stateful_python_code_exec" not in render(found.messages)
+    if "without reasoning" in name:
+        everything = composed(converter, row, split, thoughts="keep_all")
+        assert not [message for message in everything.messages if message.channel == "analysis"]
+
+
+def test_python_of_other_sources_is_a_function():
+    row = {**rows.MATH, "tools": [{"function": {**rows.PYTHON_TOOL["function"], "name": "python"}}]}
+    row = json.loads(json.dumps(row).replace('"stateful_python_code_exec"', '"python"'))
+    found = composed("openai_messages", row)
+    assert [message.recipient for message in found.messages if message.terminator == "call"] == ["functions.python"]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "reason"),
+    [
+        *(("math_proofs", {**rows.PROOF, "messages": empty}, "no_messages") for empty in ([], "[]", None, "")),
+        *(
+            ("math_proofs_formalize", {**rows.PROOF, field: value}, "no_formal_statement")
+            for field in ("problem", "lean_header", "formal_statement")
+            for value in (None, " \n", 7)
+        ),
+        ("harmony_text", {"text": ""}, "empty_text"),
+        ("harmony_text", {"text": None}, "not_str"),
+        ("harmony_text", {"text": "Hi"}, "text_outside_message"),
+        ("harmony_text", {"text": rows.HARMONY["text"] + "\n"}, "text_outside_message"),
+        ("harmony_text", {"text": rows.HARMONY["text"].replace("Hello", "<|endoftext|>")}, "special_in_body"),
+    ],
+)
+def test_rows_without_what_is_learned_are_rejected(name, row, reason):
+    found = CONVERTERS[name](row, "train")
+    assert found.reason == reason
+    changed = [field for field in row if row[field] != rows.PROOF.get(field)]
+    assert reason != "no_formal_statement" or changed[0] in found.detail
+
+
+def test_every_task_of_proofs_is_made_of_converters():
+    assert {name for names in PROOF_TASKS.values() for name in names} <= CONVERTERS.keys()
+    assert set(PROOF_TASKS["both"]) == {*PROOF_TASKS["proof"], *PROOF_TASKS["formalize"]}
+
+
+@pytest.mark.parametrize("bare", [False, True])
 @pytest.mark.parametrize("given", [[1, {"a": None}], '[1, {"a": null}]', ' [1,{"a":null}]'])
-def test_arguments_may_be_an_array(given):
-    row = copy.deepcopy(rows.AGENTIC)
-    row["messages"][7]["tool_calls"][0]["function"]["arguments"] = given
+def test_arguments_may_be_an_array(given, bare):
+    row, call = copy.deepcopy(rows.AGENTIC), {"name": "get user?", "arguments": given}
+    row["messages"][7]["tool_calls"] = [call if bare else {"type": "function", "function": call}]
     found = composed("agentic", row)
     (call,) = [message for message in found.messages if message.recipient == "functions.get_user_"]
     assert call.body == '[1,{"a":null}]'
     assert "S13" in {fault.code for fault in faults(found.messages, found.declared)}
 
 
-def test_arguments_of_bare_calls_may_be_an_array():
-    row = copy.deepcopy(rows.AGENTIC)
-    row["messages"][7]["tool_calls"] = [{"name": "get user?", "arguments": []}]
-    found = composed("agentic", row)
-    assert [each.body for each in found.messages if each.recipient == "functions.get_user_"] == ["[]"]
-
-
-@pytest.mark.parametrize("given", ['{"id": ', "[1,", "A1", 7, "7", "null", [float("nan")]])
-def test_arguments_that_are_no_object_reject_the_row(given):
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [(each, "bad_tool_arguments") for each in ('{"id": ', "[1,", "A1", 7, "7", "null", [float("nan")])]
+    + [(["\ud83d"], "lone_surrogate")],
+)
+def test_arguments_that_are_no_object_reject_the_row(given, reason):
     row = copy.deepcopy(rows.AGENTIC)
     row["messages"][2]["tool_calls"][1]["function"]["arguments"] = given
     found = CONVERTERS["agentic"](row, "tool_calling")
     assert isinstance(found, Rejected)
-    assert found.reason == "bad_tool_arguments"
+    assert found.reason == reason
     assert "message 3 of 10" in found.detail
-
-
-def test_half_a_character_in_an_array_rejects_the_row():
-    row = copy.deepcopy(rows.AGENTIC)
-    row["messages"][2]["tool_calls"][1]["function"]["arguments"] = ["\ud83d"]
-    assert CONVERTERS["agentic"](row, "tool_calling").reason == "lone_surrogate"
 
 
 def test_every_one_of_372_tools_is_declared_with_its_arguments():
@@ -261,35 +261,6 @@ def test_every_one_of_372_tools_is_declared_with_its_arguments():
     assert body.count("= (_: {") == 372
     assert body.count("id: string") == 372
     assert len(found.declared) == found.facts["source_tools_count"] == 372
-
-
-def test_chat_forgets_thoughts_of_earlier_turns():
-    found = composed("instruction_following", rows.CHAT)
-    assert lines(found.messages) == [
-        ("user", None, "Name a colour.", "end"),
-        ("assistant", "final", "Blue.", "end"),
-        ("user", None, "Another!", "end"),
-        ("assistant", "analysis", "Not blue.", "end"),
-        ("assistant", "final", "Red.", "return"),
-    ]
-    assert [message.author for message in found.messages[:2]] == ["system", "user"]
-    assert "Reasoning: medium" in found.messages[0].body
-
-
-def test_chat_without_reasoning():
-    found = composed("instruction_following", rows.CHAT_OFF, thoughts="keep_all")
-    assert "Reasoning: low" in found.messages[0].body
-    assert not [message for message in found.messages if message.channel == "analysis"]
-    assert found.facts["meta_effort"] == "low"
-
-
-def test_share_gpt_and_pairs_are_read():
-    assert lines(composed("openai_messages", rows.SHAREGPT).messages) == [
-        ("user", None, "Hi", "end"),
-        ("assistant", "analysis", "Greet.", "end"),
-        ("assistant", "final", "Hello", "return"),
-    ]
-    assert "Reasoning: high" in composed("openai_messages", rows.PAIR).messages[0].body
 
 
 @pytest.mark.parametrize("effort", [None, "extreme", 3, ["high"]])
@@ -315,20 +286,6 @@ def test_harmony_text_is_brought_into_canonical_form():
         "<|start|>user<|message|>a<|end|><|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json"
         "<|message|>{}<|call|>"
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "empty_text"),
-        (None, "not_str"),
-        ("Hi", "text_outside_message"),
-        (rows.HARMONY["text"] + "\n", "text_outside_message"),
-        (rows.HARMONY["text"].replace("Hello", "<|endoftext|>"), "special_in_body"),
-    ],
-)
-def test_text_that_is_not_harmony_is_rejected(text, reason):
-    assert CONVERTERS["harmony_text"]({"text": text}, "train").reason == reason
 
 
 @pytest.mark.parametrize("name", sorted(CONVERTERS))

@@ -1,7 +1,6 @@
 """A whole normalization: rows of every source in, strict Parquet out, with every row accounted for."""
 
 import json
-import random
 from collections import Counter
 from pathlib import Path
 
@@ -21,12 +20,9 @@ from tokenmill.tasks.harmony.inspect import inspect_harmony_shard
 from tokenmill.tasks.harmony.inventory import strictest
 from tokenmill.tasks.harmony.planning import splits_of
 from tokenmill.tasks.harmony.vocabulary import encoding
-from tokenmill.tasks.report.verification import inspector_of
-from tokenmill.tasks.shards.verify import verify
 
 from tests.harmony import rows
-from tests.preparing import tree
-from tests.preparing_harmony import build, plan, prepare
+from tests.preparing_harmony import plan, prepare
 from tests.preparing_rl import write_rows
 
 TAGGED = {"messages": [{"role": "user", "content": "a <|end|> b"}, {"role": "assistant", "content": "c"}]}
@@ -109,19 +105,6 @@ def test_broken_up_strings_and_other_choices_reach_the_rows(tmp_path):
     assert [each["author"] for each in json.loads(row["messages_json"])][-2:] == ["user", "assistant"]
 
 
-@pytest.mark.slow
-def test_any_order_cut_and_repetition_gives_the_same_bytes(tmp_path):
-    blend = {"datasets": every_source(tmp_path)}
-    prepare(blend, tmp_path / "one" / "out", shard_size=900)
-    planned = plan(blend, tmp_path / "other" / "out", shard_size=900)
-    shards = list(planned.plan.pending)
-    random.Random(7).shuffle(shards)
-    build(planned, [*shards[: len(shards) // 2], *shards])
-    prepare(blend, tmp_path / "other" / "out", shard_size=900)
-    assert len(shards) > len(blend["datasets"])
-    assert tree(tmp_path / "one" / "out") == tree(tmp_path / "other" / "out")
-
-
 def test_slices_of_a_file_hold_what_the_whole_holds(tmp_path):
     one = source(tmp_path, "chat", "openai_messages", *rows_of_messages(50))
     texts = {}
@@ -131,16 +114,6 @@ def test_slices_of_a_file_hold_what_the_whole_holds(tmp_path):
         texts[size] = [row["text"] for row in found]
         assert len({row["row_id"] for row in found}) == 50
     assert texts["1MB"] == texts[700]
-
-
-def test_only_what_changed_is_normalized_again(tmp_path):
-    one = source(tmp_path / "a", "one", "openai_messages", *rows_of_messages(3))
-    other = source(tmp_path / "b", "other", "openai_messages", *rows_of_messages(5))
-    prepare({"datasets": [one, other]}, tmp_path / "out")
-    assert not plan({"datasets": [{**one, "weight": 3.0}, other]}, tmp_path / "out").plan.pending
-    write_rows(Path(other["path"]), rows_of_messages(6))
-    assert [shard.dataset for shard in plan({"datasets": [one, other]}, tmp_path / "out").plan.pending] == ["other"]
-    assert len(plan({"datasets": [one, other]}, tmp_path / "out", effort="high").plan.pending) == 2
 
 
 def test_proofs_are_read_in_the_ways_that_are_asked_for(tmp_path):
@@ -273,23 +246,6 @@ def test_the_card_has_the_languages_that_the_blend_states(tmp_path):
 )
 def test_the_strictest_licence_is_that_of_the_whole(licences, whole):
     assert strictest(dict.fromkeys(licences, 1)) == whole
-
-
-def test_a_damaged_file_is_named_and_its_shard_made_again(tmp_path):
-    one = source(tmp_path, "chat", "openai_messages", *rows_of_messages(50))
-    _, manifest = prepare({"datasets": [one]}, tmp_path / "out", shard_size=2000)
-    assert verify(str(tmp_path / "out"), inspector_of(str(tmp_path / "out"))).problems == []
-    before = tree(tmp_path / "out")
-    entry = manifest["shards"][1]
-    file = tmp_path / "out" / entry["published"]["all"][0]
-    with file.open("r+b") as stream:  # where it lies, so that the file of the store is damaged as well
-        stream.truncate(file.stat().st_size - 10)
-    found = verify(str(tmp_path / "out"), inspector_of(str(tmp_path / "out")))
-    assert found.withdrawn == [entry["key"]]
-    assert any(entry["key"] in problem for problem in found.problems)
-    again, _ = prepare({"datasets": [one]}, tmp_path / "out", shard_size=2000)
-    assert again.plan.pending == []
-    assert tree(tmp_path / "out") == before
 
 
 def test_a_file_whose_texts_are_no_harmony_is_found(tmp_path):

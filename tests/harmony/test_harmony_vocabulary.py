@@ -54,10 +54,26 @@ def run(source, cache_home):
     return subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
 
 
-def test_the_file_is_unpacked_into_the_cache_and_the_library_pointed_there(cache):
+@pytest.mark.parametrize("content", [None, b"", b"YQ== 0\n"], ids=["no file", "an empty one", "another one"])
+def test_the_file_is_unpacked_into_the_cache_and_the_library_pointed_there(cache, content):
+    if content is not None:
+        cache.mkdir(parents=True)
+        (cache / RANKS).write_bytes(content)
     ensure_vocabulary()
     assert os.environ[PLACE] == str(cache)
     assert digest(cache / RANKS) == RANKS_SHA256
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_folder_that_is_named_is_used_where_it_is_right(cache, tmp_path, monkeypatch, right):
+    own = tmp_path / "own"
+    own.mkdir()
+    packed = resources.files("bpe_openai.data").joinpath(f"{RANKS}.gz").read_bytes()
+    (own / RANKS).write_bytes(gzip.decompress(packed) if right else b"YQ== 0\n")
+    monkeypatch.setenv(PLACE, str(own))
+    ensure_vocabulary()
+    assert os.environ[PLACE] == str(own if right else cache)
+    assert cache.exists() != right
 
 
 def test_a_second_call_writes_nothing(cache):
@@ -69,32 +85,6 @@ def test_a_second_call_writes_nothing(cache):
     after = (cache / RANKS).stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
     assert [file.name for file in cache.iterdir()] == [RANKS]
-
-
-@pytest.mark.parametrize("content", [b"", b"YQ== 0\n"])
-def test_a_damaged_file_is_replaced(cache, content):
-    cache.mkdir(parents=True)
-    (cache / RANKS).write_bytes(content)
-    ensure_vocabulary()
-    assert digest(cache / RANKS) == RANKS_SHA256
-
-
-def test_a_folder_that_is_named_and_right_is_used_as_it_is(cache, tmp_path, monkeypatch):
-    own = tmp_path / "own"
-    own.mkdir()
-    packed = resources.files("bpe_openai.data").joinpath(f"{RANKS}.gz").read_bytes()
-    (own / RANKS).write_bytes(gzip.decompress(packed))
-    monkeypatch.setenv(PLACE, str(own))
-    ensure_vocabulary()
-    assert os.environ[PLACE] == str(own)
-    assert not cache.exists()
-
-
-def test_a_folder_that_is_named_and_wrong_is_not_used(cache, tmp_path, monkeypatch):
-    (tmp_path / RANKS).write_bytes(b"YQ== 0\n")
-    monkeypatch.setenv(PLACE, str(tmp_path))
-    ensure_vocabulary()
-    assert os.environ[PLACE] == str(cache)
 
 
 @pytest.mark.parametrize("shipped", [None, b"YQ== 0\n"], ids=["no file", "another file"])
@@ -125,9 +115,6 @@ def test_the_special_strings_are_those_of_the_library_and_of_tiktoken(tmp_path):
     theirs = o200k_ranks(tmp_path).special_tokens
     assert encoding().special_tokens_set | set(theirs) == SPECIAL_STRINGS
     assert theirs.keys() - encoding().special_tokens_set == {"<|endofprompt|>"}
-
-
-def test_the_ids_are_the_librarys():
     assert {name: encoding().encode(name, allowed_special="all") for name in IDS} == {
         name: [number] for name, number in IDS.items()
     }

@@ -28,45 +28,38 @@ def test_a_good_row():
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "offset"),
-    [
-        ("", "E01", 0),
-        ("4", "E02", 0),
-        (ASKED + "\n" + ANSWER, "E02", len(ASKED)),
-        (ASKED + ANSWER.removesuffix("<|return|>"), "E04", len(ASKED + ANSWER) - len("<|return|>")),
-    ],
-)
-def test_text_that_is_not_harmony_has_no_quality(text, code, offset):
-    assert judged(text) == Quality(quality_error_code=code, quality_error_offset=offset)
+FAULTS = [
+    ("", "E01", 0),
+    ("4", "E02", 0),
+    (ASKED + "\n" + ANSWER, "E02", len(ASKED)),
+    (ASKED + ANSWER.removesuffix("<|return|>"), "E04", len(ASKED + ANSWER) - len("<|return|>")),
+    (ANSWER, "S18", 0),
+    (ASKED + ANSWER.replace("final", "comment"), "S01", len(ASKED)),
+    (ASKED + RESULT + ANSWER, "S11", len(ASKED)),
+    (ASKED + CALL.replace('{"a":1}', "[]") + RESULT + ANSWER, "S13", len(ASKED)),
+    (ASKED + CALL + ANSWER, "S21", len(ASKED)),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "offset"),
-    [
-        (ANSWER, "S18", 0),
-        (ASKED + ANSWER.replace("final", "comment"), "S01", len(ASKED)),
-        (ASKED + RESULT + ANSWER, "S11", len(ASKED)),
-        (ASKED + CALL.replace('{"a":1}', "[]") + RESULT + ANSWER, "S13", len(ASKED)),
-        (ASKED + CALL + ANSWER, "S21", len(ASKED)),
-    ],
-)
-def test_a_broken_rule_makes_a_row_invalid(text, code, offset):
+@pytest.mark.parametrize(("text", "code", "offset"), FAULTS)
+def test_a_fault_makes_a_row_invalid_and_no_harmony_has_no_quality(text, code, offset):
     found = judged(text)
     assert not found.quality_valid_harmony
     assert (found.quality_error_code, found.quality_error_offset) == (code, offset)
-    assert found.num_messages == len(parse(text))
+    if code.startswith("E"):
+        assert found == Quality(quality_error_code=code, quality_error_offset=offset)
+    else:
+        assert found.num_messages == len(parse(text))
 
 
-def test_a_rule_that_is_off_is_not_asked():
-    assert judged(ANSWER, off=frozenset({"S18"})).quality_valid_harmony
-
-
-def test_a_warning_makes_no_row_invalid():
-    text = ASKED + "<|start|>assistant to=python<|channel|>commentary<|message|>1<|call|>"
-    found = judged(text)
-    assert found.quality_valid_harmony
-    assert found.quality_error_code is None
+def test_what_makes_no_row_invalid():
+    assert judged(ANSWER, off=frozenset({"S18"})).quality_valid_harmony, "a rule that is off"
+    warned = judged(ASKED + "<|start|>assistant to=python<|channel|>commentary<|message|>1<|call|>")
+    assert (warned.quality_valid_harmony, warned.quality_error_code) == (True, None)
+    unasked = judged(CALL + RESULT + ANSWER)
+    assert (unasked.quality_valid_harmony, unasked.quality_valid_tool_schema) == (False, True)
+    tools = {ASKED + ANSWER: False, ASKED + CALL: True, ASKED + RESULT + ANSWER: True}
+    assert {text: judged(text).quality_has_tool for text in tools} == tools
 
 
 @pytest.mark.parametrize(
@@ -82,12 +75,6 @@ def test_a_warning_makes_no_row_invalid():
 def test_calls_are_judged_by_what_is_declared(declared, valid, schema):
     found = judged(ASKED + CALL + RESULT + ANSWER, declared)
     assert (found.quality_valid_harmony, found.quality_valid_tool_schema) == (valid, schema)
-
-
-def test_other_faults_leave_the_tools_valid():
-    found = judged(CALL + RESULT + ANSWER)
-    assert not found.quality_valid_harmony
-    assert found.quality_valid_tool_schema
 
 
 @pytest.mark.parametrize(
@@ -112,13 +99,6 @@ def test_a_completion_is_a_last_answer_that_says_something(ending, nonempty, ret
 def test_a_completion_may_be_asked_to_be_longer(characters, nonempty):
     text = ASKED + ANSWER.replace("4", f" {'x' * characters}\n")
     assert judged(text, least=32).quality_completion_nonempty == nonempty
-
-
-@pytest.mark.parametrize(
-    ("text", "has"), [(ASKED + ANSWER, False), (ASKED + CALL, True), (ASKED + RESULT + ANSWER, True)]
-)
-def test_a_call_or_a_result_is_a_tool(text, has):
-    assert judged(text).quality_has_tool == has
 
 
 def test_what_the_reference_reads_otherwise_is_invalid():

@@ -27,6 +27,11 @@ from tests.preparing_sft import CHATML, chat_vocabulary, probing_once
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
 LONG_AGO = (1_000_000_000, 1_000_000_000)
+CHANGES_NO_BYTE = {
+    "shrink_ceiling": 1.0, "allow_shrink": ["some"], "bad_row_ceiling": 0.9, "allow_partial": True,
+    "cluster": "tcp://nowhere:1", "cluster_timeout": 7.0, "workers": 7,
+}  # fmt: skip
+"""Settings of every kind, each with a value that no preparation has."""
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "blends/tiny"
 

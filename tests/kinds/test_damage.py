@@ -36,7 +36,8 @@ def vouched_for(out):
         folder = path.relative_to(out).parts[:-1]
         if folder[:1] != ("shards",) or keys & {*folder}:
             stage = folder[: 2 if folder[:1] == ("shards",) else 1]
-            found.setdefault((stage, path.name if path.suffix == ".json" else path.suffix), path)
+            kind = path.name if path.suffix == ".json" else (path.suffix, "_leading_" in path.name)
+            found.setdefault((stage, kind), path)
     return found.values()
 
 

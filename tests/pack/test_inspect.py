@@ -2,7 +2,6 @@
 
 import os
 import random
-from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +17,6 @@ from tokenmill.tasks.shards.verify import verify
 from tests.peers.conversations import assistant, talk, thinking, user
 from tests.preparing import blend_of, tree
 from tests.preparing_sft import chat_vocabulary, pack_receipts, prepare, probing_once, write_rows
-from tests.shards.damage import DAMAGES, ONE_DAMAGE_FAST, names_of, proofs, replaced, shard_of
 
 PACK_SIZE = 12
 TYPES = {
@@ -207,58 +205,6 @@ def whole(tmp_path_factory):
 
 def check(out):
     return verify(str(out), inspector_of(str(out)))
-
-
-@pytest.mark.slow
-def test_there_is_one_of_everything(whole):
-    out, _, _ = whole
-    kinds = Counter(
-        "cut" if "_leading_" in path.name else f"{path.parent.name}/" if "splits" in path.parts and path.suffix == ".parquet" else path.name
-        for path in proofs(out)
-    )  # fmt: skip
-    assert kinds.keys() == {
-        "blend.json", "manifest.json", "receipt.json", "quarantine.jsonl", "a.jsonl", "b.jsonl", "train.tokens",
-        "train.index.parquet", "valid.tokens", "valid.index.parquet", "train.parquet", "valid.parquet", "train/", "valid/",
-        "cut", "packing_train.json", "packing_valid.json",
-    }  # fmt: skip
-    assert kinds["receipt.json"] == 7, "three shards, and a group of packs for each split of two data sets"
-
-
-@pytest.mark.slow
-def test_a_whole_preparation_has_no_problems(whole):
-    out, again, _ = whole
-    again()
-    found = check(out)
-    assert found.problems == found.withdrawn == []
-    assert found.shards == 7
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ONE_DAMAGE_FAST)
-def test_damage_to_any_file_is_named_and_the_next_run_mends_only_that(whole, damage):
-    out, again, expected = whole
-    for path in proofs(out):
-        if path.name == "manifest.json":
-            continue  # like that of any preparation
-        links = names_of(path, out)
-        DAMAGES[damage](path)
-        damaged = links if path.exists() and path.stat().st_nlink > 1 else {str(path)}
-        assert any(problem.startswith(tuple(damaged)) for problem in check(out).problems), path
-        plan = again()
-        concerned = {key for name in damaged for key in shard_of(Path(name), plan)}
-        assert {shard.key for shard in plan.plan.pending} == concerned, path
-        assert tree(out) == expected, path
-    assert check(out).problems == []
-
-
-def test_a_published_copy_of_a_shards_file_is_compared_by_content(whole):
-    out, again, _ = whole
-    path = next(path for path in (out / "splits/train").iterdir() if "_leading_" not in path.name)
-    replaced(path, path.read_bytes())
-    assert path.stat().st_nlink == 1
-    assert check(out).problems == []
-    assert again().plan.pending == []
-    assert check(out).problems == []
 
 
 def reissued(store, receipt, changed, **counts):

@@ -21,7 +21,6 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 
 from tests import preparing, preparing_sft
-from tests.faults.injection import PowerOff, count_operations, fail_operation, killed_at
 from tests.pack.small_packs import MULTIPLE, PACK_SIZE, PADDING, facts_of, packs, shard
 from tests.peers.conversations import assistant, talk, user
 
@@ -323,22 +322,6 @@ def test_equal_files_are_each_published(tmp_path):
         assert problems(tmp_path) == []
 
 
-def test_the_order_in_which_shards_are_built_changes_no_byte(tmp_path):
-    trees = []
-    for attempt in range(3):
-        store = Store(str(tmp_path / f"{attempt}" / "shards"), "packs")
-        work = [(name, number, count) for name, counts in COUNTS.items() for number, count in enumerate(counts)]
-        planned = list(work)
-        random.Random(attempt).shuffle(work)
-        done = {
-            (name, number): shard(store, name, number, {"train": packs(count, count)}) for name, number, count in work
-        }
-        finished = [done[name, number] for name, number, _ in planned]
-        publish(tmp_path / f"{attempt}", store, finished, sampling="up")
-        trees.append(tree(tmp_path / f"{attempt}"))
-    assert trees[0] == trees[1] == trees[2]
-
-
 def test_publishing_the_same_again_changes_nothing_and_other_choices_leave_nothing_behind(tmp_path, built):
     store, finished = built
     publish(tmp_path / "alone", store, finished, sampling="down")
@@ -377,72 +360,6 @@ def test_what_others_put_into_the_folder_stays(tmp_path, built):
     assert folder(tmp_path) == [str(strangers[2])]
 
 
-def readable(out):
-    """What a trainer reads by way of blend.json: the names, and the content of each."""
-    blend = (out / "blend.json").read_bytes()
-    names = [name for entries in json.loads(blend).values() for name in (entries or [])[1::2]]
-    return blend, {name: Path(name).read_bytes() for name in names}
-
-
-@pytest.mark.slow
-def test_a_kill_at_any_moment_leaves_the_earlier_publication_or_the_new_one(tmp_path):
-    store, finished = build(tmp_path / "shards", {"math": [12, 20], "code": [25]}, parts=("train", "valid"))
-    weights = {("datasets", "math"): 1.0, ("datasets", "code"): 1.5}
-    out = tmp_path / "out"
-
-    def earlier():
-        publish(out, store, finished[1:], weights=weights, sampling="none", seed=7)
-
-    def later():
-        publish(out, store, finished, weights=weights, sampling="up")
-
-    later()
-    whole, new = tree(out), readable(out)
-    earlier()
-    old = readable(out)
-    assert old != new
-    with count_operations() as log:
-        later()
-    seen = []
-    for number in range(1, len(log.operations) + 1):
-        earlier()
-        if number % 2:
-            assert killed_at(number, later)
-        else:
-            with fail_operation(number, PowerOff()), pytest.raises(PowerOff):
-                later()
-        seen.append(readable(out))
-        assert seen[-1] in (old, new), number
-        later()
-        assert tree(out) == whole, number
-        assert not [path for path in out.rglob(".*") if path.is_file()]
-    assert seen[0] == old
-    assert seen[-1] == new
-
-
-def change_last_byte(path):
-    """A file of other content under the same name; a hard link to it stays as it was."""
-    content = path.read_bytes()
-    path.unlink()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-
-
-def test_damage_to_anything_published_is_named_and_mended_by_publishing_again(tmp_path, built):
-    store, finished = built
-    publish(tmp_path, store, finished, sampling="up")
-    expected = tree(tmp_path)
-    paths = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "manifest.json"]
-    assert any("leading" in path.name for path in paths)
-    for path in paths:
-        for damage in (change_last_byte, Path.unlink):
-            damage(path)
-            (problem,) = problems(tmp_path)
-            assert problem.startswith(f"{path}: ")
-            publish(tmp_path, store, finished, sampling="up")
-            assert tree(tmp_path) == expected
-            assert problems(tmp_path) == []
-
-
 def test_a_damaged_file_that_is_to_be_cut_stops_publication(tmp_path):
     store, finished = build(tmp_path / "shards", {"math": [40], "code": [80]})
     path = Path(store.path(finished[1].key, "train.parquet"))
@@ -450,14 +367,6 @@ def test_a_damaged_file_that_is_to_be_cut_stops_publication(tmp_path):
     with pytest.raises(RunError, match=f"{path}: cannot be read"):
         publish(tmp_path / "out", store, finished, weights=dict.fromkeys(WEIGHTS, 1.0), sampling="down")
     assert not (tmp_path / "out" / "blend.json").exists()
-
-
-@pytest.fixture
-def memory():
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    yield system
-    system.store.clear()
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from tokenmill.tasks.sources.files import Slice, SourceFile
 from tests.building import build_here
 from tests.peers.conversations import assistant, talk, thinking, user
 from tests.preparing import blend_of, tree
-from tests.preparing_sft import build, chat_vocabulary, pack_receipts, plan, prepare, probing_once, write_rows
+from tests.preparing_sft import build, pack_receipts, plan, prepare, probing_once, write_rows
 
 PACK_SIZE, SMALL = 512, 2_000
 WORDS = ["mill", "grain", "Wasser", "北京", "0.5", "\n\n", "=>"]
@@ -64,11 +64,6 @@ ROWS = [conversation(number) for number in range(90)]
 def _quickly():
     with probing_once():
         yield
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 import logging
 from pathlib import Path
 
-import pytest
 from tokenmill.tasks.chat import programs
 from tokenmill.tasks.chat.programs import Programs
 
 from tests.peers.conversations import assistant, system, talk, thinking, user
 from tests.preparing import blend_of
-from tests.preparing_sft import chat_vocabulary, prepare, write_rows
+from tests.preparing_sft import prepare, write_rows
 
 ROWS = [
     talk(*([system("Be brief.")] if number % 3 else []), user(f"{number}?"), thinking(f"Is it {number}?", f" {number}!\n"))
@@ -24,11 +23,6 @@ def built(folder, vocabulary, name):
     prepare(blend_of(source), folder / name, tokenizer={"model": str(vocabulary)}, pack_size=512)
     files = sorted(path for path in Path(folder / name / "shards").rglob("*") if path.is_file())
     return {path.relative_to(folder / name): path.read_bytes() for path in files if path.suffix != ".json"}
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
 
 
 def rendered(self, conversation):

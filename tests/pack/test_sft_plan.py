@@ -1,6 +1,5 @@
 """Incremental SFT: a plan asks for the shards whose bytes would be others, says why, and for nothing else."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.report.plan import pending_reasons
 
+from tests.kinds.preparations import CHANGES_NO_BYTE
 from tests.peers.conversations import assistant, talk, thinking, user
 from tests.preparing import blend_of, tree
 from tests.preparing_sft import CHATML, chat_vocabulary, plan, prepare, write_rows
@@ -24,11 +24,6 @@ ROWS = [
     }
     for number in range(60)
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +65,6 @@ def pending(planned):
     return [(Path(shard.part.file.uri).name, shard.part.start) for shard in planned.plan.pending]
 
 
-def test_everything_is_new_at_first_and_nothing_the_second_time(prepared, given, tmp_path):
-    first = plan(blend(prepared / "corpus"), tmp_path / "out", **given)
-    assert len(first.plan.pending) == len(first.plan.shards) > 6
-    assert pending_reasons(first) == {"new": len(first.plan.shards)}
-    assert pending(plan(blend(prepared / "corpus"), prepared / "out", **given)) == []
-
-
 # Settings, each with another value than the preparation's and how its plan explains that every shard is to be built.
 
 REBUILD = {
@@ -101,24 +89,29 @@ NEUTRAL = {
     "oversize": "truncate",
     "pad_seq_to_mult": 4,
     "seed": 43,
-    "shrink_ceiling": 1.0,
-    "allow_shrink": ["some"],
     "sampling": "up",
-    "on_bad_row": "fail",
-    "bad_row_ceiling": 0.5,
-    "allow_partial": True,
-    "cluster": "tcp://nowhere:1",
-    "cluster_timeout": 7.0,
-    "workers": 7,
 }
-"""Settings that change no byte of stored sequences, each with another value than the preparation's."""
+"""The kind's own settings that change no byte of stored sequences, each with another value than the preparation's."""
 
-WHICH_ROWS_AND_WHERE = {"tokenizer", "shard_size", "store", "source_identity", "scale", "sample", "force", "previous"}
+WHICH_ROWS_AND_WHERE = {
+    "tokenizer",
+    "shard_size",
+    "store",
+    "source_identity",
+    "scale",
+    "sample",
+    "force",
+    "previous",
+    "on_bad_row",
+}
 """Those that have tests of their own, here or with the shards of any kind."""
 
 
 def test_every_setting_is_known_to_change_bytes_or_not_to():
-    assert REBUILD.keys() | NEUTRAL.keys() | WHICH_ROWS_AND_WHERE == SftSettings.model_fields.keys()
+    assert (
+        REBUILD.keys() | NEUTRAL.keys() | CHANGES_NO_BYTE.keys() | WHICH_ROWS_AND_WHERE
+        == SftSettings.model_fields.keys()
+    )
 
 
 @pytest.mark.parametrize("name", REBUILD)
@@ -188,63 +181,6 @@ def test_the_same_tokenizer_and_template_in_other_places_rebuild_nothing(prepare
     assert pending(plan(blend(prepared / "corpus"), prepared / "out", **given | changed)) == []
 
 
-def test_a_changed_weight_packs_nothing_and_changes_what_is_published_alone(own, given):
-    files = {path: path.stat().st_ino for path in (own / "out/shards/sft").rglob("*") if path.is_file()}
-    before = json.loads((own / "out/blend.json").read_bytes())["train"]
-    assert pending(plan(blend(own / "corpus", a=5.0), own / "out", **given)) == []
-    prepare(blend(own / "corpus", a=5.0), own / "out", **given)
-    after = json.loads((own / "out/blend.json").read_bytes())["train"]
-    assert {path: path.stat().st_ino for path in (own / "out/shards/sft").rglob("*") if path.is_file()} == files
-    assert sum(map(float, before[0::2])) == pytest.approx(2)
-    assert sum(map(float, after[0::2])) == pytest.approx(6)
-    assert [Path(path).name for path in after[1::2]] == [Path(path).name for path in before[1::2]]
-
-
-@pytest.mark.parametrize("seconds", [1_000_000_001, None])
-def test_a_touched_file_packs_nothing(own, given, seconds):
-    os.utime(own / "corpus/a.jsonl", seconds and (seconds, seconds))
-    assert pending(plan(blend(own / "corpus"), own / "out", **given)) == []
-
-
-def test_renamed_and_moved_files_pack_nothing(own, given):
-    moved = (own / "corpus").rename(own / "elsewhere")
-    (moved / "a.jsonl").rename(moved / "z.jsonl")
-    assert pending(plan(blend_of(moved / "z.jsonl", moved / "b.jsonl"), own / "out", **given)) == []
-
-
-def owned(data, shard_size):
-    """The lines that begin in each slice, by its start."""
-    found, place = {}, 0
-    for line in data.splitlines(keepends=True):
-        found.setdefault(place // shard_size * shard_size, []).append(line)
-        place += len(line)
-    return found
-
-
-@pytest.mark.parametrize("more", [1, 12])
-def test_a_file_that_grows_costs_its_last_slice_and_the_new_ones(own, given, more):
-    path = own / "corpus/a.jsonl"
-    before = owned(path.read_bytes(), given["shard_size"])
-    with path.open("ab") as stream:
-        stream.write(b"".join(json.dumps(talk(user(f"New {n}?"), assistant("Yes."))).encode() + b"\n" for n in range(more)))  # fmt: skip
-    after = owned(path.read_bytes(), given["shard_size"])
-    planned = plan(blend(own / "corpus"), own / "out", **given)
-    assert pending(planned) == [("a.jsonl", start) for start in after if after[start] != before.get(start)]
-    assert len(before) > 3
-    assert all(start >= max(before) for _, start in pending(planned))
-    assert pending_reasons(planned).keys() <= {"source content changed", "new"}
-
-
-def test_a_changed_row_costs_its_slice(own, given):
-    path = own / "corpus/a.jsonl"
-    path.write_bytes(path.read_bytes().replace(b"Question 17?", b"Question 71?"))
-    planned = plan(blend(own / "corpus"), own / "out", **given)
-    ((name, start),) = pending(planned)
-    (found,) = [at for at, lines in owned(path.read_bytes(), given["shard_size"]).items() if b"Question 71?" in b"".join(lines)]  # fmt: skip
-    assert (name, start) == ("a.jsonl", found)
-    assert pending_reasons(planned) == {"source content changed": 1}
-
-
 def test_of_parquet_the_columns_that_are_read_count_and_those_of_a_filter_among_them(given, tmp_path):
     path = tmp_path / "some.parquet"
     filtered = {"datasets": [{**source, "used_in": "train"} for source in blend_of(path)["datasets"]]}
@@ -262,13 +198,6 @@ def test_of_parquet_the_columns_that_are_read_count_and_those_of_a_filter_among_
     assert pending(plan(filtered, tmp_path / "out", **given)) == []
     written(1_000_000_002, used_in=[["draft"]] + [["train", "tiny"]] * 59)
     assert pending_reasons(plan(filtered, tmp_path / "out", **given)) == {"source content changed": 1}
-
-
-def test_force_rebuilds_everything_to_the_same_bytes(own, given):
-    before = tree(own / "out")
-    planned, _ = prepare(blend(own / "corpus"), own / "out", force=True, **given)
-    assert len(planned.plan.pending) == len(planned.plan.shards)
-    assert tree(own / "out") == before
 
 
 def test_a_date_in_yaml_is_the_text_that_templates_take():

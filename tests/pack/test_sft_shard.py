@@ -25,11 +25,9 @@ from tokenmill.tasks.pack import shard as shard_module
 from tokenmill.tasks.pack.preparation import SFT, build_sft_shard, packing_lines
 from tokenmill.tasks.report.page import leave_report
 from tokenmill.tasks.report.summary import artifact_record, markdown, print_summary
-from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers import PreTrainedTokenizerFast
 
-from tests.building import publish_here
 from tests.flows.cloning import REPOSITORY
 from tests.peers.conversations import assistant, call, function, system, talk, thinking, tool, user
 from tests.preparing import blend_of, tree
@@ -48,11 +46,6 @@ PADDING_ROLE, ASSISTANT_ROLE = 6, 4
 PACK_SIZE = 1024
 KEEPING = {"template_variables": {"keep_reasoning": True}}
 PACKINGS = ["best_fit_decreasing", "first_fit_decreasing", "first_fit_shuffle", "concatenative"]
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
 
 
 @pytest.fixture(scope="module")
@@ -452,16 +445,6 @@ def test_concatenative_packs_are_consecutive_rows(tmp_path, chosen):
     assert packs != sorted(packs), "a trainer that reads rows in order must not read the source in order"
 
 
-def test_another_seed_changes_the_order_of_packs_and_no_pack(tmp_path, chosen):
-    source = write_rows(tmp_path / "some.jsonl", CONVERSATIONS)
-    found = []
-    for seed in (1, 2):
-        prepare(blend_of(source), tmp_path / f"out{seed}", seed=seed, **chosen)
-        found.append([tuple(sequence.learnable for sequence in pack) for pack in packs_of(tmp_path / f"out{seed}")])
-    assert found[0] != found[1]
-    assert Counter(found[0]) == Counter(found[1])
-
-
 @pytest.mark.slow
 def test_how_much_is_encoded_at_once_changes_no_byte(tmp_path, chosen, monkeypatch):
     source = write_rows(tmp_path / "some.jsonl", [*CONVERSATIONS, b"broken", *CONVERSATIONS])
@@ -660,37 +643,6 @@ def test_every_row_is_a_document_or_a_counted_drop(tmp_path, chosen, tokenizer, 
     assert [(row["line"], row["reason"]) for row in quarantined(tmp_path / "out")] == given.bad
     assert {row["file"] for row in quarantined(tmp_path / "out")} == {str(path)}
     assert all(row["detail"] for row in quarantined(tmp_path / "out"))
-
-
-@pytest.mark.parametrize(("row", "reason"), [BAD[0], BAD[11], BAD[24]], ids=lambda value: str(value)[:20])
-def test_a_bad_row_fails_the_shard_where_it_is_told_to(tmp_path, chosen, row, reason):
-    source = write_rows(tmp_path / "some.jsonl", [marked(1), b"", row, marked(4)])
-    chosen |= {"chat_template": REFUSING, "on_bad_row": "fail"}
-    with pytest.raises(BadRowError, match=rf"^{source}:3: {reason}: .*on_bad_row=quarantine"):
-        prepare(blend_of(source), tmp_path / "out", **chosen)
-    assert not list((tmp_path / "out").rglob("receipt.json"))
-    assert not (tmp_path / "out/blend.json").exists()
-
-
-@pytest.mark.parametrize(("bad", "passes"), [(10, True), (11, False)])
-def test_more_bad_rows_than_the_ceiling_stop_publication(tmp_path, chosen, bad, passes):
-    rows = [marked(1)] * 50 + [b"{"] * 3 + [talk(user("Anyone?"))] * (bad - 3) + [b""] * 20
-    chosen |= {"bad_row_ceiling": 0.001}
-    source = write_rows(tmp_path / "some.jsonl", rows)
-    if passes:
-        assert prepare(blend_of(source), tmp_path / "out", **chosen)[1]["totals"]["quarantined"] == bad
-        return
-    worst = rf"{bad} of {70 + bad} rows are bad \(no_assistant {bad - 3}, malformed_json 3\), 10 are allowed"
-    with pytest.raises(RunError, match=worst):
-        prepare(blend_of(source), tmp_path / "out", **chosen)
-    assert not (tmp_path / "out/blend.json").exists()
-
-
-def test_strictness_holds_for_shards_that_were_built_leniently(tmp_path, chosen):
-    source = write_rows(tmp_path / "some.jsonl", [marked(1), b"{", marked(3)])
-    prepare(blend_of(source), tmp_path / "out", **chosen)
-    with pytest.raises(RunError, match=r"1 of 3 rows are bad \(malformed_json 1\), 0 are allowed"):
-        prepare(blend_of(source), tmp_path / "out", on_bad_row="fail", **chosen)
 
 
 def test_values_that_only_parquet_has_are_bad_rows_and_no_more(tmp_path, chosen):
@@ -912,15 +864,6 @@ def test_a_split_of_the_blend_is_taken_as_it_is(tmp_path, chosen, tokenizer):
 # What a shard refuses to vouch for.
 
 
-def test_a_source_that_changes_after_the_plan_is_not_packed(tmp_path, chosen):
-    source = write_rows(tmp_path / "some.jsonl", [marked(1)])
-    planned = plan(blend_of(source), tmp_path / "out", **chosen)
-    write_rows(source, [marked(1), marked(2)])
-    with pytest.raises(RunError, match="changed while it was being prepared"):
-        build(planned, planned.plan.pending)
-    assert not list((tmp_path / "out").rglob("receipt.json"))
-
-
 def test_a_worker_with_another_template_or_tokenizer_packs_nothing(tmp_path, chosen):
     planned = plan(blend_of(write_rows(tmp_path / "some.jsonl", [marked(1)])), tmp_path / "out", **chosen)
     [shard], store, arguments = planned.plan.pending, planned.plan.store, SFT.arguments(planned)
@@ -940,20 +883,6 @@ def test_an_id_that_the_vocabulary_does_not_have_stops_the_shard(tmp_path, chose
     with pytest.raises(RunError, match="id 499 is outside the vocabulary of 499 ids"):
         build(planned, [shard])
     assert not list((tmp_path / "out").rglob("receipt.json"))
-
-
-def test_a_plan_with_gaps_is_published_only_where_that_is_asked_for(tmp_path, chosen, tokenizer):
-    source = write_rows(tmp_path / "some.jsonl", [marked(number) for number in range(30)])
-    chosen |= {"shard_size": 700}
-    planned = plan(blend_of(source), tmp_path / "out", **chosen)
-    gap = planned.plan.pending[1]
-    build(planned, [shard for shard in planned.plan.pending if shard is not gap])
-    with pytest.raises(RunError, match=f"1 of {len(planned.plan.shards)} planned shards have no receipt"):
-        publish_here("sft", planned)
-    assert not (tmp_path / "out/blend.json").exists()
-    manifest = publish_here("sft", plan(blend_of(source), tmp_path / "out", allow_partial=True, **chosen))
-    assert manifest["missing"] == [gap.place]
-    assert 10 < len(numbers_in(sequences_of(tmp_path / "out"), tokenizer)) == manifest["totals"]["documents"] < 30
 
 
 def test_messages_that_the_data_leaves_out_are_counted_and_not_trained_on(tmp_path, chosen, tokenizer):

@@ -136,12 +136,6 @@ def test_without_a_limit_no_tokenizer_is_asked_for(tmp_path):
         plan(blend_of(path), tmp_path / "out", max_tokens=5, **chosen)
 
 
-def test_a_limit_needs_a_target_to_know_what_is_read(tmp_path, counting):
-    path = write_rows(tmp_path / "some.jsonl", QUESTIONS[:5])
-    with pytest.raises(InputError, match="set target as well"):
-        plan(blend_of(path), tmp_path / "out", max_tokens=5, **counting | {"target": "none"})
-
-
 def test_a_worker_with_another_tokenizer_refuses(tmp_path, counting):
     path = write_rows(tmp_path / "some.jsonl", QUESTIONS)
     planned = plan(blend_of(path), tmp_path / "out", max_tokens=5, **counting)

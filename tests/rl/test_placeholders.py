@@ -167,18 +167,43 @@ def test_an_answer_is_the_first_value_of_json_and_else_the_text(text, answer):
     compact(found)
 
 
-@pytest.mark.parametrize("text", [None, "", "\n ", "[]", "{}", "[null]", '[""]', "[[]]", '{"a": null}'])
-def test_a_row_without_an_answer_is_rejected(text):
-    assert rejection(record(1), ("p", "1"), ("q", text)) == (
-        "placeholder_without_answer",
-        "row 1 of the table has no answer; take the table that the row was made with, or leave the row out",
-    )
+FIRST, LACKS = (
+    ("p", "1"),
+    "of the table has no answer; take the table that the row was made with, or leave the row out",
+)
+REJECTED = [
+    *((record(1), ("q", text), "placeholder_without_answer", f"row 1 {LACKS}") for text in (None, "", "\n ", "[]", "{}", "[null]", '[""]', "[[]]", '{"a": null}')),
+    (record(1), (None, "2"), "placeholder_without_question", "row 1 of the table has no question"),
+    *((record(responses_create_params=given), ("q", "2"), "bad_request_params", "responses_create_params is a") for given in ([], "text", 5, True)),
+    *((record(number), ("q", "2"), "placeholder_out_of_range", f"row is {number}, and the table has 2 rows") for number in (-1, 2, 3, 2**62, -(2**63))),
+]  # fmt: skip
 
 
-def test_a_row_without_a_question_is_rejected():
-    reason, detail = rejection(record(1), ("p", "1"), (None, "2"))
-    assert reason == "placeholder_without_question"
-    assert "row 1 of the table has no question" in detail
+@pytest.mark.parametrize(("given", "pair", "reason", "said"), REJECTED)
+def test_a_row_that_cannot_be_made_whole_is_rejected(given, pair, reason, said):
+    found, detail = rejection(given, FIRST, pair)
+    assert found == reason
+    assert said in detail
+
+
+@pytest.mark.parametrize(
+    ("style", "template", "said"),
+    [
+        ("dapo", "{question}", "question_template is a string; make it an object with prefix or suffix"),
+        ("dapo", ["a"], "question_template is an array"),
+        ("dapo", {"prefix": 5}, "question_template.prefix is a number"),
+        ("dapo", {"prefix": "a", "suffix": ["b"]}, "question_template.suffix is an array"),
+        ("dapo", {"template": "{question}"}, "has 'template' instead of prefix or suffix; check the style"),
+        ("skywork", 5, "question_template is a number; make it a text with {question}"),
+        ("skywork", ["{question}"], "question_template is an array"),
+        ("skywork", {"template": False}, "question_template.template is a boolean"),
+        ("skywork", {"prefix": "a", "template": None}, "has 'prefix', 'template' instead of template"),
+    ],
+)
+def test_a_template_that_the_style_cannot_fill_is_rejected(style, template, said):
+    reason, detail = rejection(record(template=template), FIRST, style=style)
+    assert reason == "malformed_placeholder"
+    assert said in detail
 
 
 FULL = record(
@@ -206,18 +231,8 @@ def test_everything_else_of_a_row_stays_where_it_was():
     names = [*kept]
     assert [*found] == [*names, "expected_answer"]
     assert [*found["responses_create_params"]] == ["metadata", "input", "temperature", "tools"]
-
-
-def test_request_parameters_that_are_null_are_none():
-    found = resolved(record(responses_create_params=None), ("q", "2"))
-    assert found["responses_create_params"] == {"input": [{"role": "user", "content": "q"}]}
-
-
-@pytest.mark.parametrize("params", [[], "text", 5, True])
-def test_request_parameters_of_another_kind_are_rejected(params):
-    reason, detail = rejection(record(responses_create_params=params), ("q", "2"))
-    assert reason == "bad_request_params"
-    assert detail.startswith("responses_create_params is a")
+    null = resolved(record(responses_create_params=None), ("q", "2"))
+    assert null["responses_create_params"] == {"input": [{"role": "user", "content": "q"}]}
 
 
 def unused():
@@ -242,13 +257,6 @@ def test_a_row_without_a_placeholder_comes_back_as_the_same_object(given):
     assert not placeholder_of(given)
 
 
-@pytest.mark.parametrize("number", [-1, 2, 3, 2**62, -(2**63)])
-def test_a_row_that_the_table_does_not_have_is_rejected(number):
-    reason, detail = rejection(record(number), ("p", "1"), ("q", "2"))
-    assert reason == "placeholder_out_of_range"
-    assert f"row is {number}, and the table has 2 rows" in detail
-
-
 @pytest.mark.parametrize(
     ("placeholder", "said"),
     [
@@ -269,26 +277,6 @@ def test_a_placeholder_that_names_no_row_is_rejected(placeholder, said, style):
     given = {"dataset": "d", "_hf_placeholder": placeholder}
     assert placeholder_of(given)
     reason, detail = rejection(given, ("p", "1"), style=style)
-    assert reason == "malformed_placeholder"
-    assert said in detail
-
-
-@pytest.mark.parametrize(
-    ("style", "template", "said"),
-    [
-        ("dapo", "{question}", "question_template is a string; make it an object with prefix or suffix"),
-        ("dapo", ["a"], "question_template is an array"),
-        ("dapo", {"prefix": 5}, "question_template.prefix is a number"),
-        ("dapo", {"prefix": "a", "suffix": ["b"]}, "question_template.suffix is an array"),
-        ("dapo", {"template": "{question}"}, "has 'template' instead of prefix or suffix; check the style"),
-        ("skywork", 5, "question_template is a number; make it a text with {question}"),
-        ("skywork", ["{question}"], "question_template is an array"),
-        ("skywork", {"template": False}, "question_template.template is a boolean"),
-        ("skywork", {"prefix": "a", "template": None}, "has 'prefix', 'template' instead of template"),
-    ],
-)
-def test_a_template_that_the_style_cannot_fill_is_rejected(style, template, said):
-    reason, detail = rejection(record(template=template), ("p", "1"), style=style)
     assert reason == "malformed_placeholder"
     assert said in detail
 
@@ -398,8 +386,7 @@ def test_random_rows_become_what_a_plain_fill_makes_of_them(tmp_path_factory, ca
         given = record(number, template, **fields)
         filled = resolve(given)
         if isinstance(filled, Rejected):
-            assert filled.reason == "placeholder_without_answer"
-            assert answer == '""'
+            assert (filled.reason, answer) == ("placeholder_without_answer", '""')
             continue
         # As bytes, because 1, 1.0 and true are equal to Python and different to whoever reads the file.
         assert in_one_spelling(filled) == in_one_spelling(fill(given, peer, style))
@@ -524,16 +511,11 @@ def test_a_masked_question_that_is_nowhere_is_rejected(placeholder, pair, reason
     assert said in found.detail
 
 
-@pytest.mark.parametrize("placeholder", [5, "x", []])
-def test_what_is_no_placeholder_of_a_question_is_rejected(placeholder):
-    found = unmasked({"_hf_question_placeholder": placeholder})
-    assert (found.reason, "make it an object with dataset, split and row" in found.detail) == (
-        "malformed_placeholder",
-        True,
-    )
-
-
-@pytest.mark.parametrize("placeholder", [None, {"dataset": None, "row": None}])
-def test_a_row_whose_question_is_not_masked_is_returned_as_it_is(placeholder):
-    given = {"_hf_question_placeholder": placeholder, "question": "q"}
-    assert unmasked(given) is given
+def test_a_row_whose_question_is_not_masked_is_returned_as_it_is():
+    for placeholder in (None, {"dataset": None, "row": None}):
+        given = {"_hf_question_placeholder": placeholder, "question": "q"}
+        assert unmasked(given) is given
+    for placeholder in (5, "x", []):
+        found = unmasked({"_hf_question_placeholder": placeholder})
+        assert found.reason == "malformed_placeholder"
+        assert "make it an object with dataset, split and row" in found.detail

@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.plan import pending_reasons
 from tokenmill.tasks.rl.settings import RlSettings
-from tokenmill.tasks.rl.tables import load_table
 
 from tests.building import publish_here
+from tests.kinds.preparations import CHANGES_NO_BYTE
 from tests.preparing import blend_of, tree
 from tests.preparing_rl import build, plan, prepare, write_rows
 from tests.tokenize.small_vocabularies import byte_level_bpe
@@ -64,13 +64,6 @@ def pending(planned):
     return [(Path(shard.part.file.uri).name, shard.part.start) for shard in planned.plan.pending]
 
 
-def test_everything_is_new_at_first_and_nothing_the_second_time(prepared, tmp_path):
-    first = plan(blend(prepared / "corpus"), tmp_path / "out", **GIVEN)
-    assert len(first.plan.pending) == len(first.plan.shards) > 8
-    assert pending_reasons(first) == {"new": len(first.plan.shards)}
-    assert pending(plan(blend(prepared / "corpus"), prepared / "out", **GIVEN)) == []
-
-
 # Settings, each with another value than the preparation's and how its plan explains that every shard is to be built.
 
 REBUILD = {
@@ -83,19 +76,8 @@ REBUILD = {
     ),
 }
 
-NEUTRAL = {
-    "shrink_ceiling": 1.0,
-    "allow_shrink": ["some"],
-    "on_bad_row": "fail",
-    "bad_row_ceiling": 0.5,
-    "allow_partial": True,
-    "cluster": "tcp://nowhere:1",
-    "cluster_timeout": 7.0,
-    "workers": 7,
-    "tokenizer": {"model": "/nowhere"},
-}
-"""Settings that change no byte of a shard, each with another value than the preparation's; nothing is counted here, so the
-tokenizer is one of them."""
+NEUTRAL = {"tokenizer": {"model": "/nowhere"}}
+"""The kind's own settings that change no byte of a shard: nothing is counted here, so the tokenizer is one of them."""
 
 SOME = {"val_holdout", "splits", "max_tokens"}
 """Those that rebuild some shards, or move them to other splits: tests of their own follow."""
@@ -103,13 +85,12 @@ SOME = {"val_holdout", "splits", "max_tokens"}
 WITH_BATCHES = {"batch_size", "sampling", "curriculum", "seed"}
 """Those of the order of rows; `test_batches` shows that they build nothing."""
 
-WHICH_ROWS_AND_WHERE = {"shard_size", "store", "source_identity", "scale", "sample", "force", "previous"}
+WHICH_ROWS_AND_WHERE = {"shard_size", "store", "source_identity", "scale", "sample", "force", "previous", "on_bad_row"}
 
 
 def test_every_setting_is_known_to_change_bytes_or_not_to():
-    assert (
-        REBUILD.keys() | NEUTRAL.keys() | SOME | WITH_BATCHES | WHICH_ROWS_AND_WHERE == RlSettings.model_fields.keys()
-    )
+    known = REBUILD.keys() | NEUTRAL.keys() | CHANGES_NO_BYTE.keys() | SOME | WITH_BATCHES | WHICH_ROWS_AND_WHERE
+    assert known == RlSettings.model_fields.keys()
 
 
 @pytest.mark.parametrize("name", REBUILD)
@@ -192,19 +173,6 @@ def test_fields_that_other_preparations_read_mean_nothing_here(prepared, key):
     assert pending(plan(blend(prepared / "corpus", **{key: "other"}), prepared / "out", **GIVEN)) == []
 
 
-def test_a_changed_weight_builds_nothing_and_changes_what_is_published_alone(own):
-    files = {path: path.stat().st_ino for path in (own / "out/shards/rl").rglob("*") if path.is_file()}
-    before = json.loads((own / "out/blend.json").read_bytes())["train"]
-    assert pending(plan(blend(own / "corpus", a=5.0), own / "out", **GIVEN)) == []
-    _, manifest = prepare(blend(own / "corpus", a=5.0), own / "out", **GIVEN)
-    after = json.loads((own / "out/blend.json").read_bytes())["train"]
-    assert {path: path.stat().st_ino for path in (own / "out/shards/rl").rglob("*") if path.is_file()} == files
-    assert sum(map(float, before[0::2])) == pytest.approx(2)
-    assert sum(map(float, after[0::2])) == pytest.approx(6)
-    assert after[1::2] == before[1::2]
-    assert len(Path(manifest["train"]).read_bytes().splitlines()) == 60
-
-
 def test_another_data_set_builds_its_own_shards_alone(own):
     write_rows(own / "corpus/c.jsonl", [{"input": f"More {number}?", "output": "Yes."} for number in range(20)])
     more = blend(own / "corpus")
@@ -213,51 +181,6 @@ def test_another_data_set_builds_its_own_shards_alone(own):
     assert {name for name, _ in pending(planned)} == {"c.jsonl"}
     found = [json.loads(line)["input"].split()[0] for line in Path(manifest["train"]).read_bytes().splitlines()]
     assert found == ["Question"] * 40 + ["More"] * 20 + ["Question"] * 20
-
-
-@pytest.mark.parametrize("seconds", [1_000_000_001, None])
-def test_a_touched_file_builds_nothing(own, seconds):
-    os.utime(own / "corpus/a.jsonl", seconds and (seconds, seconds))
-    assert pending(plan(blend(own / "corpus"), own / "out", **GIVEN)) == []
-
-
-def test_renamed_and_moved_files_build_nothing(own):
-    moved = (own / "corpus").rename(own / "elsewhere")
-    (moved / "a.jsonl").rename(moved / "z.jsonl")
-    assert pending(plan(blend_of(moved / "z.jsonl", moved / "b.jsonl"), own / "out", **GIVEN)) == []
-
-
-def owned(data, shard_size):
-    """The lines that begin in each slice, by its start."""
-    found, place = {}, 0
-    for line in data.splitlines(keepends=True):
-        found.setdefault(place // shard_size * shard_size, []).append(line)
-        place += len(line)
-    return found
-
-
-@pytest.mark.parametrize("more", [1, 12])
-def test_a_file_that_grows_costs_its_last_slice_and_the_new_ones(own, more):
-    path = own / "corpus/a.jsonl"
-    before = owned(path.read_bytes(), GIVEN["shard_size"])
-    with path.open("ab") as stream:
-        stream.write(b"".join(json.dumps(ROWS[number] | {"n": number}).encode() + b"\n" for number in range(more)))
-    after = owned(path.read_bytes(), GIVEN["shard_size"])
-    planned = plan(blend(own / "corpus"), own / "out", **GIVEN)
-    assert pending(planned) == [("a.jsonl", start) for start in after if after[start] != before.get(start)]
-    assert len(before) > 3
-    assert all(start >= max(before) for _, start in pending(planned))
-    assert pending_reasons(planned).keys() <= {"source content changed", "new"}
-
-
-def test_a_changed_row_costs_its_slice(own):
-    path = own / "corpus/a.jsonl"
-    path.write_bytes(path.read_bytes().replace(b"Question 17?", b"Question 71?"))
-    planned = plan(blend(own / "corpus"), own / "out", **GIVEN)
-    ((name, start),) = pending(planned)
-    (found,) = [at for at, lines in owned(path.read_bytes(), GIVEN["shard_size"]).items() if b"Question 71?" in b"".join(lines)]  # fmt: skip
-    assert (name, start) == ("a.jsonl", found)
-    assert pending_reasons(planned) == {"source content changed": 1}
 
 
 def test_of_parquet_every_column_counts(tmp_path):
@@ -279,13 +202,6 @@ def test_of_parquet_every_column_counts(tmp_path):
     renamed = pq.read_table(path).rename_columns(["input", "output", "grade__", "used_in"])
     pq.write_table(renamed, path)
     assert pending_reasons(plan(blend_of(path), tmp_path / "out", **GIVEN)) == {"source content changed": 1}
-
-
-def test_force_rebuilds_everything_to_the_same_bytes(own):
-    before = tree(own / "out")
-    planned, _ = prepare(blend(own / "corpus"), own / "out", force=True, **GIVEN)
-    assert len(planned.plan.pending) == len(planned.plan.shards)
-    assert tree(own / "out") == before
 
 
 # Tables that placeholders point into.
@@ -363,16 +279,6 @@ def test_tables_that_settings_name_lie_where_the_command_is_given(tmp_path, reso
     monkeypatch.chdir("/")
     build(planned, planned.plan.pending)
     assert answers(publish_here("rl", planned, 0.0)) == ["Ten", "Two", "Far"] * 3
-
-
-def test_a_table_that_changes_between_plan_and_work_proves_nothing(tmp_path, resolving):
-    """A worker that loaded it before still has what was planned; one that starts now finds another."""
-    planned = plan(resolving, tmp_path / "other")
-    load_table.cache_clear()
-    table(tmp_path / "table.parquet", QUESTIONS[::-1], seconds=1_000_000_009)
-    with pytest.raises(RunError, match=r"table\.parquet: changed while it was being prepared"):
-        build(planned, planned.plan.pending)
-    assert not [*(tmp_path / "other").rglob("receipt.json")]
 
 
 def test_a_table_that_is_not_there_is_refused_by_the_name_that_rows_know(tmp_path, resolving):

@@ -59,18 +59,15 @@ def test_the_last_rows_are_held_out_across_slices_and_files(tmp_path, shard_size
 
 
 @pytest.mark.parametrize("shard_size", [400, 10**9])
-def test_they_are_held_out_whatever_shares_are_asked_for(tmp_path, shard_size):
-    path = write_rows(tmp_path / "a.jsonl", rows(50))
-    chosen = {"val_holdout": 4, "holdout": {"valid": 0.3, "test": 0.3}}
-    found = prepared(blend_of(path), tmp_path / "out", shard_size=shard_size, **chosen)
-    assert found == split_at([*range(50)], 4)
-
-
-def test_each_data_set_gives_its_last_rows(tmp_path):
-    one, other = write_rows(tmp_path / "one.jsonl", rows(30)), write_rows(tmp_path / "other.jsonl", rows(20, 100))
-    found = prepared(blend_of(one, other), tmp_path / "out", val_holdout=3)
-    assert found["val"] == [27, 28, 29, 117, 118, 119]
-    assert found["train"] == [*range(27), *range(100, 117)]
+def test_each_data_set_gives_its_last_rows_whatever_shares_are_asked_for(tmp_path, shard_size):
+    one, other = write_rows(tmp_path / "one.jsonl", rows(50)), write_rows(tmp_path / "other.jsonl", rows(20, 100))
+    chosen = {"val_holdout": 3, "holdout": {"valid": 0.3, "test": 0.3}, "shard_size": shard_size}
+    found = prepared(blend_of(one, other), tmp_path / "out", **chosen)
+    assert found["val"] == [47, 48, 49, 117, 118, 119]
+    assert found["train"] == [*range(47), *range(100, 117)]
+    named = {"train": blend_of(one)["datasets"], "valid": blend_of(other)["datasets"]}
+    found = prepared(named, tmp_path / "named", val_holdout=3, shard_size=shard_size)
+    assert found == {"train": [*range(50)], "val": [*range(100, 120)], "test": []}
 
 
 @pytest.mark.parametrize("count", [5, 6, 1000])
@@ -139,13 +136,6 @@ def test_a_data_set_that_grows_costs_its_tail(tmp_path):
     assert prepared(blend_of(path), tmp_path / "out", **chosen) == split_at([*range(200)], 10)
 
 
-def test_a_split_that_the_blend_names_is_left_as_it_is(tmp_path):
-    path, other = write_rows(tmp_path / "a.jsonl", rows(20)), write_rows(tmp_path / "b.jsonl", rows(5, 100))
-    blend = {"train": blend_of(path)["datasets"], "valid": blend_of(other)["datasets"]}
-    found = prepared(blend, tmp_path / "out", val_holdout=3)
-    assert found == {"train": [*range(20)], "val": [*range(100, 105)], "test": []}
-
-
 @max_examples(60)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.integers(1, 70), st.integers(1, 400), st.none() | st.integers(1, 80))  # fmt: skip
 def test_every_slice_knows_its_rows_among_the_last(tmp_path_factory, counts, held_out, shard_size, sample):
@@ -185,27 +175,26 @@ def folder(place, *names, each=10):
 TEN = {name: [*range(first, first + 10)] for name, first in (("first", 0), ("second", 10), ("third", 20))}
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("train.jsonl", "validation.jsonl", "test.jsonl"),
-        ("training.jsonl", "valid.jsonl", "testing.jsonl"),
-        ("train/a.jsonl", "dev/a.jsonl", "test/a.jsonl"),
-        ("data/train-00000-of-00001.jsonl", "data/val-00000-of-00001.jsonl", "data/test_0001.jsonl"),
-    ],
-)
-def test_splits_of_the_source_are_taken_by_any_of_their_names(tmp_path, names):
-    blend = folder(tmp_path / "in", *names)
+FILES = [
+    # the files, of ten rows each, another split to take in place of train, what each split has, and the splits of the source
+    ("train.jsonl validation.jsonl test.jsonl", None, ("first", "second", "third")),
+    ("training.jsonl valid.jsonl testing.jsonl", None, ("first", "second", "third")),
+    ("train/a.jsonl dev/a.jsonl test/a.jsonl", None, ("first", "second", "third")),
+    ("data/train-00000-of-00001.jsonl data/val-00000-of-00001.jsonl data/test_0001.jsonl", None, ("first", "second", "third")),
+    ("train.jsonl validation.jsonl dev.jsonl", None, ("first", "third second", "")),
+    ("train.jsonl validation.jsonl test.jsonl", "validation", ("second", "", "")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "split", "expected"), FILES)
+def test_splits_of_the_source_are_taken_by_any_of_their_names(tmp_path, names, split, expected):
+    blend = folder(tmp_path / "in", *names.split())
+    blend["datasets"][0] |= {"split": split} if split else {}
     _, manifest = prepare(blend, tmp_path / "out", splits="source", holdout={"valid": 0.4, "test": 0.4})
-    assert ids(manifest) == {"train": TEN["first"], "val": TEN["second"], "test": TEN["third"]}
-    assert set(manifest["source_splits"]) == {"train", "validation", "test"}
-
-
-def test_files_of_all_spellings_of_a_split(tmp_path):
-    blend = folder(tmp_path / "in", "train.jsonl", "validation.jsonl", "dev.jsonl")
-    _, manifest = prepare(blend, tmp_path / "out", splits="source")
-    assert ids(manifest) == {"train": TEN["first"], "val": TEN["third"] + TEN["second"], "test": []}
-    assert manifest["source_splits"] == ["train", "validation"]
+    found = dict(zip(("train", "val", "test"), expected, strict=True))
+    assert ids(manifest) == {key: [row for name in files.split() for row in TEN[name]] for key, files in found.items()}
+    taken = [name for name, files in zip(("train", "validation", "test"), expected, strict=True) if files]
+    assert set(manifest["source_splits"]) == ({split} if split else {*taken})
 
 
 def test_each_data_set_has_the_splits_that_it_has(tmp_path):
@@ -216,25 +205,15 @@ def test_each_data_set_has_the_splits_that_it_has(tmp_path):
     assert found == {"train": [*range(10), *range(100, 110)], "val": [], "test": TEN["second"]}
 
 
-def test_a_data_set_that_names_its_split_stays_training_data(tmp_path):
-    blend = folder(tmp_path / "in", "train.jsonl", "validation.jsonl", "test.jsonl")
-    blend["datasets"][0]["split"] = "validation"
-    _, manifest = prepare(blend, tmp_path / "out", splits="source")
-    assert ids(manifest) == {"train": TEN["second"], "val": [], "test": []}
-    assert manifest["source_splits"] == ["validation"]
-
-
-def test_a_file_that_is_named_outright_is_training_data_and_nothing_else(tmp_path):
-    """It has no splits to choose from, and rows that are trained on must never be validated with."""
+def test_a_file_that_is_named_outright_is_training_data_and_a_folder_needs_some(tmp_path):
+    """The file has no splits to choose from, and rows that are trained on must never be validated with."""
     path = write_rows(tmp_path / "some.jsonl", rows(10))
     found = prepared(blend_of(path), tmp_path / "out", splits="source")
     assert found == {"train": TEN["first"], "val": [], "test": []}
-
-
-def test_a_source_without_training_data_is_refused(tmp_path):
-    blend = folder(tmp_path / "in", "validation.jsonl", "test.jsonl")
     with pytest.raises(InputError, match="has no split 'train"):
-        plan(blend, tmp_path / "out", splits="source")
+        plan(folder(tmp_path / "in", "validation.jsonl", "test.jsonl"), tmp_path / "out", splits="source")
+    with pytest.raises(InputError, match="splits=source: this blend lists its splits itself; remove the setting"):
+        by_source_splits(load_blend({"train": blend_of(path)["datasets"]}))
 
 
 def test_what_is_done_to_rows_is_done_in_every_split(tmp_path):
@@ -244,12 +223,6 @@ def test_what_is_done_to_rows_is_done_in_every_split(tmp_path):
     assert ids(manifest) == {"train": [0, 1], "val": [10, 11], "test": []}
     assert all(line == b'{"id":0}' for line in Path(manifest["train"]).read_bytes().splitlines()[:1])
     assert {source.weight for sources in planned.blend.parts().values() for source in sources} == {3}
-
-
-def test_a_blend_that_lists_splits_has_none_to_look_for(tmp_path):
-    blend = load_blend({"train": folder(tmp_path / "in", "train.jsonl")["datasets"]})
-    with pytest.raises(InputError, match="splits=source: this blend lists its splits itself; remove the setting"):
-        by_source_splits(blend)
 
 
 @pytest.mark.parametrize(

@@ -70,29 +70,15 @@ def refusal(path, **fields):
 PAIRS = [("What is 1 + 1?", "2"), ("Was ist 語 😀?", '["a"]'), ("What is 1 + 1?", "3"), ("", "")]
 
 
-def test_a_table_gives_back_question_and_answer_of_every_row(tmp_path):
-    table = load_table(found(write_pairs(tmp_path / "a.parquet", PAIRS)))
-    assert pairs_of(table) == PAIRS
-    assert table.style == "dapo"
-
-
-def test_there_is_no_row_before_the_first_or_after_the_last(tmp_path):
-    table = load_table(found(write_pairs(tmp_path / "a.parquet", PAIRS)))
-    assert len(table) == 4
-    assert [table.row(number) for number in (-1, -4, 4, 2**40)] == [None] * 4
-
-
-def test_rows_count_on_from_file_to_file_in_the_order_of_names(tmp_path):
-    write_pairs(tmp_path / "b.parquet", PAIRS[2:])
+def test_a_table_gives_back_question_and_answer_of_every_row_from_file_to_file(tmp_path):
+    write_pairs(tmp_path / "b.parquet", PAIRS[2:], row_group_size=1)
     write_pairs(tmp_path / "a.parquet", PAIRS[:2])
-    table = load_table(found(tmp_path))
+    files = found(tmp_path)
+    table = load_table(files)
+    assert [(part.start, part.stop) for part in files.slices] == [(0, 1), (0, 2)], "a slice, of any row groups"
     assert pairs_of(table) == PAIRS
-
-
-def test_a_file_is_one_slice_however_many_row_groups_it_has(tmp_path):
-    write_pairs(tmp_path / "a.parquet", PAIRS, row_group_size=1)
-    write_pairs(tmp_path / "b.parquet", PAIRS, row_group_size=2)
-    assert [(part.start, part.stop) for part in found(tmp_path).slices] == [(0, 4), (0, 2)]
+    assert (table.style, len(table)) == ("dapo", 4)
+    assert [table.row(number) for number in (-1, -4, 4, 2**40)] == [None] * 4
 
 
 texts = st.one_of(st.none(), st.sampled_from(["x", "y", "[1]", ""]), st.text(max_size=8))
@@ -172,17 +158,14 @@ def test_texts_that_repeat_are_held_once_however_many_batches_they_come_in(tmp_p
     assert held(table.questions) + held(table.answers) < 30_000 * 8 + 300 * 700 < texts / 20
 
 
-def test_a_table_is_loaded_once_in_a_process(tmp_path):
-    files = found(write_pairs(tmp_path / "a.parquet", PAIRS))
-    assert load_table(TableFiles.from_record(files.record())) is load_table(files)
-
-
-def test_the_files_of_a_table_travel_as_json(tmp_path):
+def test_the_files_of_a_table_travel_as_json_and_are_loaded_once_in_a_process(tmp_path):
     write_pairs(tmp_path / "a.parquet", PAIRS)
     write_pairs(tmp_path / "b.parquet", PAIRS)
     for identity in ("content", "stat"):
         files = found(tmp_path, identity, "skywork")
-        assert TableFiles.from_record(json.loads(json.dumps(files.record()))) == files
+        travelled = TableFiles.from_record(json.loads(json.dumps(files.record())))
+        assert travelled == files
+        assert load_table(travelled) is load_table(files)
 
 
 def test_content_names_what_is_read_and_nothing_else(tmp_path):
@@ -209,21 +192,26 @@ def test_a_local_file_is_hashed_once_for_an_index(tmp_path):
     assert not index.changed
 
 
-def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path):
-    path = write_pairs(tmp_path / "a.parquet", PAIRS)
-    files = found(path)
-    write_pairs(path, [*PAIRS, *PAIRS])
-    with pytest.raises(RunError, match=r"a\.parquet: changed"):
-        load_table(files)
-
-
-def test_a_table_in_the_place_of_another_of_its_size_and_time_is_refused(tmp_path):
-    path = write_pairs(tmp_path / "a.parquet", PAIRS, use_dictionary=False, compression="none")
-    files, content = found(path), path.read_bytes()
+def disguised(path):
+    """Other content of the same size and time."""
     times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
-    path.write_bytes(content.replace(b"What is", b"That is"))
+    path.write_bytes(path.read_bytes().replace(b"What is", b"That is"))
     os.utime(path, ns=times)
-    with pytest.raises(RunError, match=r"a\.parquet: changed"):
+
+
+CHANGES = {
+    "more rows": (lambda path: write_pairs(path, [*PAIRS, *PAIRS]), "changed"),
+    "another of its size and time": (disguised, "changed"),
+    "gone": (Path.unlink, "gone since the plan; put it back"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path, what):
+    path = write_pairs(tmp_path / "a.parquet", PAIRS, use_dictionary=False, compression="none")
+    files, (change, words) = found(path), CHANGES[what]
+    change(path)
+    with pytest.raises(RunError, match=rf"a\.parquet: {words}"):
         load_table(files)
 
 
@@ -238,14 +226,6 @@ def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path, monkeypatch
 
     monkeypatch.setattr(tables, "column_batches", read_and_touch)
     with pytest.raises(RunError, match=r"a\.parquet: changed"):
-        load_table(files)
-
-
-def test_a_file_that_is_gone_since_it_was_planned_is_refused(tmp_path):
-    path = write_pairs(tmp_path / "a.parquet", PAIRS)
-    files = found(path)
-    path.unlink()
-    with pytest.raises(RunError, match=r"a\.parquet: gone since the plan; put it back"):
         load_table(files)
 
 
@@ -277,24 +257,16 @@ def test_texts_that_are_not_utf8_are_no_texts(tmp_path):
         load_table(files)
 
 
-def test_a_table_that_is_not_there_is_refused_with_what_is_there_instead(tmp_path):
+def test_what_is_no_table_is_refused(tmp_path):
     write_pairs(tmp_path / "dapo-math.parquet", PAIRS)
     said = refusal(tmp_path / "dapo_math.parquet")
     assert said.startswith("table 'some': ")
     assert f"did you mean {tmp_path / 'dapo-math.parquet'}?" in said
-
-
-def test_only_parquet_is_a_table(tmp_path):
-    (tmp_path / "a.jsonl").write_text(json.dumps(row("q", "a")))
-    assert "must be Parquet; convert it" in refusal(tmp_path)
-
-
-def test_a_table_without_rows_is_refused(tmp_path):
-    assert "holds no rows" in refusal(write_pairs(tmp_path / "a.parquet", []))
-
-
-def test_a_revision_of_a_local_table_means_nothing(tmp_path):
     assert "'revision' 'main' applies to hf:// paths only" in refusal(tmp_path, revision="main")
+    assert "holds no rows" in refusal(write_pairs(tmp_path / "a.parquet", []))
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines/a.jsonl").write_text(json.dumps(row("q", "a")))
+    assert "must be Parquet; convert it" in refusal(tmp_path / "lines")
 
 
 @pytest.mark.parametrize(
@@ -335,16 +307,12 @@ def test_a_table_of_the_hub_is_read_from_the_commit_it_was_planned_at(hub, tmp_p
     assert [part.file.uri for part in files.slices] == [
         f"hf://datasets/org/name@{first}/data/math-00000-of-00001.parquet"
     ]
+    assert "has no split 'maths'" in refusal("hf://org/name", split="maths")
+    assert "'math'" in refusal("hf://org/name", split="maths")
     second = commit(hub, tmp_path, "org/name", "data/math-00000-of-00001.parquet", PAIRS[2:])
     assert pairs_of(load_table(files)) == PAIRS
     assert found("hf://org/name", split="math", revision=first) == files
     assert pairs_of(load_table(found("hf://org/name", split="math", revision=second))) == PAIRS[2:]
-
-
-def test_a_split_that_is_not_there_is_refused_with_those_that_are(hub, tmp_path):
-    commit(hub, tmp_path, "org/name", "data/math-00000-of-00001.parquet", PAIRS)
-    assert "has no split 'maths'" in refusal("hf://org/name", split="maths")
-    assert "'math'" in refusal("hf://org/name", split="maths")
 
 
 @pytest.mark.parametrize("name", KEY_SETS)
@@ -379,9 +347,11 @@ def test_the_published_sets_are_pinned():
         assert list(named.values()) == list(KEY_SETS["nano3"].values())
 
 
-def test_tables_of_ones_own_are_an_object_by_name():
+def test_tables_of_ones_own_are_an_object_by_name_and_key_sets_stay_as_they_are():
     asked = {"_why": "a comment", "org/a b": {"path": "a.parquet", "style": "skywork", "_note": 1}}
     assert table_sources(asked) == {"org/a b": TableSource(path="a.parquet", style="skywork")}
+    table_sources("nano3").clear()
+    assert len(table_sources("nano3")) == 2
 
 
 @pytest.mark.parametrize(
@@ -407,11 +377,6 @@ def test_an_argument_that_names_no_tables_is_refused_with_a_remedy(argument, sai
         table_sources(argument)
     assert said in str(refused.value)
     assert str(refused.value).startswith("resolve_placeholders: ")
-
-
-def test_key_sets_cannot_be_changed_through_what_was_given():
-    table_sources("nano3").clear()
-    assert len(table_sources("nano3")) == 2
 
 
 def test_tables_are_found_from_any_folder(tmp_path, monkeypatch):

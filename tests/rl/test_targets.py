@@ -276,11 +276,6 @@ REFUSED = [
     ("nemo_gym", {"_hf_question_placeholder": {"row": 1}, "agent_ref": AGENT}, "unresolved_placeholder", ["_hf_question_placeholder", "resolve_placeholders"], FAILS),
 ]  # fmt: skip
 
-OVERWRITTEN = [
-    # row, the words of the detail, and how the reader has changed what the row said
-    (request(Q) | {"_rowidx": 17}, ["_rowidx", "remove"], lambda read: read["_rowidx"] == 0),
-]  # fmt: skip
-
 
 @pytest.mark.parametrize(("target", "row", "texts", "read"), GOOD)
 def test_a_good_row_passes_and_is_read_as_it_says(target, row, texts, read):
@@ -317,17 +312,15 @@ def test_a_bad_row_is_refused_with_field_and_remedy_and_would_harm(target, row, 
         assert READERS[target]([row]) == [read]
 
 
-@pytest.mark.parametrize(("row", "words", "is_overwritten"), OVERWRITTEN)
-def test_a_field_that_the_trainer_writes_is_refused(row, words, is_overwritten):
+def test_what_the_reader_would_change_or_ask_wrongly_is_refused():
+    row = request(Q) | {"_rowidx": 17}
     rejected = TARGETS["nemo_gym"].check(row)
-    assert isinstance(rejected, Rejected)
-    assert rejected.reason == "reserved_field"
-    assert [word for word in words if word not in rejected.detail] == []
-    (read,) = readers.read_gym([row])
-    assert is_overwritten(read)
-
-
-def test_an_unresolved_placeholder_is_refused_though_its_request_could_be_read():
+    assert (rejected.reason, "_rowidx" in rejected.detail, "remove" in rejected.detail) == (
+        "reserved_field",
+        True,
+        True,
+    )
+    assert readers.read_gym([row])[0]["_rowidx"] == 0
     row = request({"role": "user", "content": ""}) | {"_hf_placeholder": {"row": 3, "question_template": "{question}"}}
     assert TARGETS["nemo_gym"].check(row).reason == "unresolved_placeholder"
     assert readers.read_gym([row])[0]["responses_create_params"]["input"][0]["content"] == ""
@@ -337,12 +330,6 @@ def test_any_row_passes_where_nobody_reads():
     for row in [{}, {"task_name": 1}, {"messages": None}]:
         assert TARGETS["none"].check(row) is None
         assert TARGETS["none"].texts(row) == []
-
-
-def test_every_target_has_a_check_and_texts():
-    for target in TARGETS:
-        assert callable(TARGETS[target].check)
-        assert callable(TARGETS[target].texts)
 
 
 def test_texts_are_json_where_they_are_no_text():

@@ -289,9 +289,21 @@ def test_an_unusable_spec_is_shown_with_its_remedy(spec, says):
     assert says in str(error.value)
 
 
-def test_a_long_spec_is_shown_in_part():
+def test_placeholders_are_resolved_by_what_the_caller_gives():
+    asked = []
+
+    def resolver(argument):
+        asked.append(argument)
+        if argument == "nano9":
+            raise InputError("no such tables")
+        return len
+
+    assert parse([RESOLVE, {RESOLVE: "nano3"}, {RESOLVE: {"a": {"path": "x"}}}], resolver) == [len, len, len]
+    assert asked == [None, "nano3", {"a": {"path": "x"}}]
+    with pytest.raises(InputError, match=r'transform 1, {"resolve_placeholders": "nano9"}: no such tables'):
+        parse([{RESOLVE: "nano9"}], resolver)
     with pytest.raises(InputError, match="transform 1, ") as error:
-        parse([{"select": ["field" * 1000, "b.c"]}], no_tables)
+        parse([{"select": ["field" * 1000, "b.c"]}], resolver)
     assert len(str(error.value)) < 400
 
 
@@ -301,30 +313,8 @@ def test_transforms_come_in_the_order_of_their_specs():
     assert between == {"input": "1", "output": "2"}
     assert second(between) is between
     assert parse([], no_tables) == []
-
-
-def test_placeholders_are_resolved_by_what_the_caller_gives():
-    asked = []
-
-    def resolver(argument):
-        asked.append(argument)
-        return len
-
-    assert parse([RESOLVE, {RESOLVE: "nano3"}, {RESOLVE: {"a": {"path": "x"}}}], resolver) == [len, len, len]
-    assert asked == [None, "nano3", {"a": {"path": "x"}}]
-
-
-def test_an_error_of_the_resolver_is_shown_with_its_spec():
-    def resolver(argument):
-        raise InputError("no such tables")
-
-    with pytest.raises(InputError, match=r'transform 1, {"resolve_placeholders": "nano9"}: no such tables'):
-        parse([{RESOLVE: "nano9"}], resolver)
-
-
-def test_fields_share_their_values_with_the_row():
     row = {"messages": [Q, A], "id": 1}
-    assert transform("openai_chat")(row)["messages"] is row["messages"]
+    assert transform("openai_chat")(row)["messages"] is row["messages"], "values are shared"
 
 
 TEXT = st.text("ab é\n{}", max_size=5)

@@ -463,14 +463,6 @@ def test_the_error_about_bad_rows_shows_the_first_of_them(tmp_path, chosen):
         prepare(blend_of(path), tmp_path / "out", **chosen)
 
 
-@pytest.fixture
-def memory():
-    system = fsspec.filesystem("memory")
-    system.store.clear()
-    yield system
-    system.store.clear()
-
-
 def write_in_memory(system, path, texts):
     system.pipe_file(path, b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts))
 

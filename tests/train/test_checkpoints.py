@@ -12,7 +12,6 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import unsealed
 from tokenmill.tasks.train import checkpoints
 from tokenmill.tasks.train.checkpoints import steps_in
-from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.events import Exported, Saved, Step
 from tokenmill.tasks.train.job import Job
 from tokenmill.tasks.train.loop import Training, train
@@ -30,12 +29,6 @@ from tests.train.training_runs import engines_in_turn, found
 torch.set_num_threads(1)
 
 PLAIN = {"engine": "transformers", "steps": 8, "checkpoint_every": 4, "model": {"tied_embeddings": True}}
-
-
-@pytest.fixture
-def world():
-    with joined("cpu") as world:
-        yield world
 
 
 def plain(**settings):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.train.engine import Shape, joined
+from tokenmill.tasks.train.engine import Shape
 from tokenmill.tasks.train.loop import Training, learning_rate, train
 from tokenmill.tasks.train.model import configuration, fresh
 from tokenmill.tasks.train.rows import Batch
@@ -157,12 +157,6 @@ def test_a_model_is_exported_in_the_precision_of_its_weights(folder, name):
     wanted = torch.float32 if "plain" in name else torch.bfloat16
     assert {tensor.dtype for tensor in weights(folder, name).values()} == {wanted}
     assert LlamaForCausalLM.from_pretrained(folder / name / "model").dtype == wanted
-
-
-@pytest.fixture
-def world():
-    with joined("cpu") as world:
-        yield world
 
 
 @pytest.mark.parametrize("kind", ["plain", "plain tied"])

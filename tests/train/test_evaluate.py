@@ -252,39 +252,39 @@ def test_what_is_no_number_is_named_by_its_document(folder, pretrain, monkeypatc
         evaluate(saved_model(folder / "broken", VOCABULARY, change=broken), pretrain, QUIET)
 
 
-def test_data_of_another_vocabulary_is_refused(pretrain, model):
-    with pytest.raises(InputError, match=r"was prepared with the tokenizer .* restore its files"):
-        evaluate(model, pretrain.model_copy(update={"fingerprint": "sha256:0"}), QUIET)
+@pytest.mark.parametrize(
+    ("rows", "change", "words"),
+    [
+        (None, lambda data: {"fingerprint": "sha256:0"}, r"was prepared with the tokenizer .* restore its files"),
+        (300, lambda data: {}, r"token \d+ is outside the model's vocabulary of 300"),
+        (None, lambda data: {"sources": data.of("train")}, r"split valid has no documents; prepare it with holdout\.valid"),
+    ],
+    ids=["another vocabulary", "a model that is too small", "nothing held out"],
+)  # fmt: skip
+def test_what_cannot_be_evaluated_is_refused(folder, model, pretrain, rows, change, words):
+    place = model if rows is None else saved_model(folder / "narrow", rows)
+    with pytest.raises(InputError, match=words):
+        evaluate(place, pretrain.model_copy(update=change(pretrain)), QUIET)
 
 
-def test_a_model_that_is_too_small_for_the_data_is_refused(folder, pretrain):
-    with pytest.raises(InputError, match=r"token \d+ is outside the model's vocabulary of 300"):
-        evaluate(saved_model(folder / "narrow", 300), pretrain, QUIET)
-
-
-def test_nothing_held_out_is_an_error_with_a_remedy(pretrain, model):
-    nothing = pretrain.model_copy(update={"sources": pretrain.of("train")})
-    with pytest.raises(InputError, match=r"split test has no documents; prepare it with holdout\.test"):
-        evaluate(model, nothing, EvaluateSettings(split="test"))
-
-
-@pytest.mark.parametrize(("kind", "file"), [("pretrain", "gone"), ("sft", "gone.parquet")])
-def test_a_missing_file_is_an_error_with_a_remedy(request, folder, kind, file):
+@pytest.mark.parametrize(
+    ("kind", "file", "words"),
+    [
+        ("pretrain", "gone", r"gone.*run the preparation again"),
+        ("sft", "gone.parquet", r"gone.*run the preparation again"),
+        ("pretrain", "damaged", r"damaged\.idx"),
+    ],
+)
+def test_a_missing_or_damaged_file_is_an_error(request, folder, kind, file, words):
     data = request.getfixturevalue(kind)
+    if file == "damaged":
+        for ending in (".bin", ".idx"):
+            content = bytearray((folder / f"{data.of('valid')[0].files[0]}{ending}").read_bytes())
+            content[40] ^= 1
+            (folder / file).with_suffix(ending).write_bytes(content)
     source = data.of("valid")[0].model_copy(update={"files": [str(folder / file)]})
-    with pytest.raises(InputError, match=r"gone.*run the preparation again"):
+    with pytest.raises(InputError, match=words):
         list(held_out(data.model_copy(update={"sources": [source]}), "valid"))
-
-
-def test_a_damaged_index_is_an_error(folder, pretrain):
-    prefix = folder / "damaged"
-    for ending in (".bin", ".idx"):
-        content = bytearray((folder / f"{pretrain.of('valid')[0].files[0]}{ending}").read_bytes())
-        content[40] ^= 1
-        prefix.with_suffix(ending).write_bytes(content)
-    source = pretrain.of("valid")[0].model_copy(update={"files": [str(prefix)]})
-    with pytest.raises(InputError, match=r"damaged\.idx"):
-        list(held_out(pretrain.model_copy(update={"sources": [source]}), "valid"))
 
 
 @pytest.fixture(scope="module")

@@ -103,10 +103,23 @@ def test_a_loop_is_seen(model, vocabulary):
     assert one(model, vocabulary, opening([7]), new_tokens=3).repeated is None
 
 
-def test_nothing_is_repeated_where_all_fours_differ(model, vocabulary):
+def test_what_is_repeated_is_a_share_of_the_fours(model, vocabulary):
     wanted = likeliest(model, [9, 300, 20], 12)
     fours = [tuple(wanted[place : place + 4]) for place in range(9)]
     assert one(model, vocabulary, opening([9, 300, 20])).repeated == pytest.approx(1 - len(set(fours)) / 9)
+
+
+def test_prompts_are_text(vocabulary, tmp_path):
+    first, second = given([f"a {EOS} b", "c"], vocabulary)
+    assert vocabulary.eos not in first.prompt
+    assert vocabulary.decode(first.prompt.tolist()) == f"a {EOS} b"
+    assert vocabulary.decode(second.prompt.tolist()) == "c"
+    assert first.continuation is None
+    with pytest.raises(InputError, match="'' has no tokens"):
+        given(["a", ""], vocabulary)
+    encoding = find_vocabulary(TokenizerSource(model="cl100k_base"))
+    wide = LlamaForCausalLM.from_pretrained(saved_model(tmp_path, 100_352)).eval()
+    assert one(wide, encoding, opening([5, 100_261]), new_tokens=1).prompt == "token ids [5, 100261]"
 
 
 @pytest.mark.slow
@@ -136,25 +149,6 @@ def test_logits_that_are_no_numbers_are_an_error(model, vocabulary, value):
         model.lm_head.weight[SIZE - 1] = value
     with pytest.raises(RunError, match="logits after 3 tokens are not finite"):
         one(model, vocabulary, opening([7, 8, 9]))
-
-
-def test_control_strings_in_a_prompt_are_text(vocabulary):
-    first, second = given([f"a {EOS} b", "c"], vocabulary)
-    assert vocabulary.eos not in first.prompt
-    assert vocabulary.decode(first.prompt.tolist()) == f"a {EOS} b"
-    assert vocabulary.decode(second.prompt.tolist()) == "c"
-    assert first.continuation is None
-
-
-def test_an_empty_prompt_is_refused(vocabulary):
-    with pytest.raises(InputError, match="'' has no tokens"):
-        given(["a", ""], vocabulary)
-
-
-def test_numbers_that_an_encoding_leaves_out_are_spelled_as_such(tmp_path):
-    encoding = find_vocabulary(TokenizerSource(model="cl100k_base"))
-    wide = LlamaForCausalLM.from_pretrained(saved_model(tmp_path, 100_352)).eval()
-    assert one(wide, encoding, opening([5, 100_261]), new_tokens=1).prompt == "token ids [5, 100261]"
 
 
 def documents(*pairs):

@@ -47,25 +47,19 @@ def test_relative_places_are_those_of_the_folder_it_was_asked_in(here):
     assert said["policy"]["model_name"] == said["policy"]["tokenizer"]["name"] == str(here / "model")
 
 
-def test_a_model_that_is_not_here_is_one_of_the_hub(here):
-    assert handed_over(start_from="org/model")[1]["policy"]["model_name"] == "org/model"
-
-
-def test_rows_that_are_known_by_a_name_are_made_from_their_folder(here):
+def test_rows_and_models_are_known_by_name_folder_or_repository(here):
     register("rows", Artifact(path=str(here / "rows"), type="rl"))
     assert handed_over("art://rows")[0]["made_from"] == [{"type": "rl", "path": str(here / "rows")}]
+    assert handed_over(start_from="org/model")[1]["policy"]["model_name"] == "org/model"
+    (here / "model/job.json").write_text("{}")
+    register("begun", Artifact(path=str(here / "model"), type="model"))
+    for named in ("model", "art://begun"):
+        assert handed_over(start_from=named)[1]["policy"]["model_name"] == str(here / "model/model")
 
 
 def test_a_folder_in_a_store_is_refused_before_anything_is_written(here):
     with pytest.raises(InputError, match="output_dir=memory://run: launcher=nemo-rl"):
         handed_over(output_dir="memory://run/")
-
-
-def test_the_model_of_a_training_is_the_one_that_it_published(here):
-    (here / "model/job.json").write_text("{}")
-    register("begun", Artifact(path=str(here / "model"), type="model"))
-    for named in ("model", "art://begun"):
-        assert handed_over(start_from=named)[1]["policy"]["model_name"] == str(here / "model/model")
 
 
 def test_a_dry_run_tells_the_command_and_writes_the_same_files_for_review(here, capsys):

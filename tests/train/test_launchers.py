@@ -138,17 +138,6 @@ def test_processes_share_the_cores_and_what_the_environment_says_stays(monkeypat
     assert launch_of(job(), 1).environment == {"OMP_NUM_THREADS": "77"}
 
 
-def test_several_machines_are_not_one_machine():
-    with pytest.raises(InputError, match="nodes=2: launcher=local"):
-        launch_of(job(nodes=2), 1)
-
-
-@pytest.mark.parametrize("launcher", ["local", "slurm", "kubernetes", "megatron-lm", "megatron-bridge"])
-def test_a_training_is_a_folder_whoever_starts_it(cluster, launcher):
-    with pytest.raises(InputError, match=f"output_dir=s3://bucket/out: launcher={launcher} .* name a folder that all"):
-        launch_of(job(launcher=launcher, output_dir="s3://bucket/out"), 1)
-
-
 @pytest.mark.slow
 def test_two_processes_on_one_machine_start_and_meet(tmp_path):
     script = tmp_path / "meets.py"
@@ -270,33 +259,26 @@ def batch_job(written, shell, tmp_path):
     return run_until
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        {"saved": ["step_00000004"]},
-        {"at_the_end": ["step_00000004"]},
-        {"before": ["step_00000004"], "saved": ["step_00000008"]},
-        {"before": ["step_99999999"], "saved": ["step_100000000"]},
-    ],
-    ids=str,
-)
-def test_a_batch_job_comes_back_when_its_time_is_up_and_a_checkpoint_was_saved_in_it(batch_job, steps):
-    assert batch_job(signal.SIGUSR1, **steps) == (0, True, "")
+FOURTH = "step_00000004"
+BATCH_JOBS = {
+    "saved": (signal.SIGUSR1, {"saved": [FOURTH]}, (0, True)),
+    "saved at the end": (signal.SIGUSR1, {"at_the_end": [FOURTH]}, (0, True)),
+    "saved after others": (signal.SIGUSR1, {"before": [FOURTH], "saved": ["step_00000008"]}, (0, True)),
+    "saved with more digits": (signal.SIGUSR1, {"before": ["step_99999999"], "saved": ["step_100000000"]}, (0, True)),
+    "nothing saved": (signal.SIGUSR1, {}, (1, False)),
+    "nothing new saved": (signal.SIGUSR1, {"before": [FOURTH]}, (1, False)),
+    "half saved": (signal.SIGUSR1, {"before": [FOURTH], "saved": [".step_00000008.tmp"]}, (1, False)),
+    "cancelled": (signal.SIGTERM, {"saved": [FOURTH]}, (143, False)),
+}
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [{}, {"before": ["step_00000004"]}, {"before": ["step_00000004"], "saved": [".step_00000008.tmp"]}],
-    ids=str,
-)
-def test_a_batch_job_that_would_do_the_same_steps_again_says_what_to_set(batch_job, tmp_path, steps):
-    code, again, complained = batch_job(signal.SIGUSR1, **steps)
-    assert (code, again) == (1, False)
-    assert f"set checkpoint_every in {tmp_path}/it's $HOME and 100%/job.json to fewer steps" in complained
-
-
-def test_a_batch_job_that_is_cancelled_does_not_come_back(batch_job):
-    assert batch_job(signal.SIGTERM, saved=["step_00000004"]) == (143, False, "")
+@pytest.mark.parametrize("case", BATCH_JOBS)
+def test_a_batch_job_comes_back_when_its_time_is_up_and_a_checkpoint_was_saved_in_it(batch_job, tmp_path, case):
+    how, steps, expected = BATCH_JOBS[case]
+    code, again, complained = batch_job(how, **steps)
+    assert (code, again) == expected
+    remedy = f"set checkpoint_every in {tmp_path}/it's $HOME and 100%/job.json to fewer steps"
+    assert remedy in complained if code == 1 else complained == ""
 
 
 # Kubernetes
@@ -342,35 +324,8 @@ def test_several_machines_find_the_first_by_its_name(cluster):
     (container,) = pod["containers"]
     assert {f"--master-addr={name}-0.{name}", "--nnodes=3", "--node-rank=$(NODE_RANK)"} <= set(container["command"])
     assert [each["name"] for each in container["env"]] == ["NODE_RANK"]
-
-
-def test_pods_without_gpus_ask_for_cores(cluster):
-    (one,) = manifests(device="cpu")
-    assert one["spec"]["template"]["spec"]["containers"][0]["resources"] == {"requests": {"cpu": 8}}
-
-
-@pytest.mark.parametrize(
-    ("image", "claim", "changed", "reason"),
-    [
-        ("", "files:/data", {}, "TOKENMILL_IMAGE is not set"),
-        ("image", "", {}, "TOKENMILL_CLAIM=''"),
-        ("image", "files", {}, "TOKENMILL_CLAIM='files'"),
-        ("image", "files:data", {}, "TOKENMILL_CLAIM='files:data'"),
-        ("image", "files:/data", {"output_dir": "/home/me/out"}, "output_dir /home/me/out is not in /data"),
-        ("image", "files:/data", {"path": "/database/x"}, "the data /database/x is not in /data"),
-        ("image", "files:/data", {"start_from": "/models/x"}, "start_from /models/x is not in /data"),
-        ("image", "files:/data", {"output_dir": "s3://bucket/out"}, "output_dir=s3://bucket/out: launcher=kubernetes"),
-    ],
-)
-def test_what_kubernetes_lacks_is_asked_for(monkeypatch, image, claim, changed, reason):
-    monkeypatch.setenv("TOKENMILL_IMAGE", image)
-    monkeypatch.setenv("TOKENMILL_CLAIM", claim)
-    with pytest.raises(InputError, match=reason):
-        launch_of(job(launcher="kubernetes", **changed), 8)
-
-
-def test_data_in_a_store_of_objects_needs_no_claim(cluster):
-    assert launch_of(job(launcher="kubernetes", path="s3://bucket/data", start_from="org/model"), 8).runs
+    (without_gpus,) = manifests(device="cpu")
+    assert without_gpus["spec"]["template"]["spec"]["containers"][0]["resources"] == {"requests": {"cpu": 8}}
 
 
 KUBECTL = """#!/bin/sh
@@ -420,8 +375,12 @@ def kubectl(cluster, written, shell, tmp_path):
     return make
 
 
+@pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("result", ["Complete", "SuccessCriteriaMet Complete", "unreachable", "unanswered"])
-def test_a_job_of_kubernetes_is_waited_for_and_its_log_shown(kubectl, result):
+def test_a_job_of_kubernetes_is_waited_for_and_its_log_shown(kubectl, tmp_path, result, before):
+    """But not that of a pod of the attempt before."""
+    if before:
+        (tmp_path / "old.pod").write_text(Failed(reason="the attempt before").model_dump_json() + "\n")
     launch, calls = kubectl(result)
     lines = []
     run(launch, lines.append, lines.append)
@@ -429,14 +388,6 @@ def test_a_job_of_kubernetes_is_waited_for_and_its_log_shown(kubectl, result):
     asked = [line.split()[0] for line in calls.read_text().splitlines()]
     assert asked[:2] == ["delete", "create"]
     assert f"--filename {FOLDER}/job.yaml" in calls.read_text()
-
-
-def test_a_job_of_kubernetes_does_not_hear_the_pod_of_the_attempt_before(kubectl, tmp_path):
-    (tmp_path / "old.pod").write_text(Failed(reason="the attempt before").model_dump_json() + "\n")
-    launch, _ = kubectl("Complete")
-    lines = []
-    run(launch, lines.append, lines.append)
-    assert lines == ["created", "a line"]
 
 
 @pytest.mark.parametrize(("result", "reason"), [("FailureTarget Failed", "failed: kubectl describe job"), ("removed", "removed by someone else")])  # fmt: skip
@@ -504,42 +455,62 @@ def test_megatron_lm_is_given_a_tokenizer_that_it_can_find(written, shell, token
     assert value_of("--vocab-size", said) == (None if name else "1000")
 
 
-def test_several_machines_of_megatron_lm_are_numbered_by_who_starts_them(written, shell):
+def test_megatron_lm_is_told_its_number_and_arguments_by_who_starts_it(written, shell):
     torchrun, _ = megatron_lm(job(launcher="megatron-lm", nodes=2), written, shell, NODE_RANK="1", MASTER_ADDR="first")
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=first"} <= set(torchrun)
-
-
-def test_more_arguments_of_megatron_lm_have_the_last_word(written, shell):
-    shell.program("python", SAYS_ITS_ARGUMENTS)
     folder = written(launch_of(job(launcher="megatron-lm"), 1))
     assert orjson.loads(shell(folder / "train.sh", "--lr", "1", MEGATRON_LM="x").stdout)[-2:] == ["--lr", "1"]
 
 
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [
-        (job(launcher="megatron-lm", kind="sft"), "packed conversations.*set launcher=megatron-bridge"),
-        (job(launcher="megatron-lm", start_from="org/model"), "start_from=org/model.*set launcher=megatron-bridge"),
-        (job(launcher="megatron-lm", model={"rope_base": 0.5}), "model.rope_base=0.5"),
-        (job(launcher="megatron-bridge", kind="sft"), "'o200k_harmony' is not one"),
-        (job(launcher="nemo-rl"), "launcher=nemo-rl: .* holds pretrain data"),
-    ],
-    ids=lambda each: None if isinstance(each, str) else f"{each.settings.launcher}-{each.data.kind}",
-)
-def test_what_a_trainer_cannot_do_is_said_with_what_can(made, reason):
+def elsewhere(made, path="/data/out", **changed):
+    """The job with other data: in another place, or with more files of its first source."""
+    data = made.data.model_copy(update={"path": path})
+    if changed:
+        data = data.model_copy(update={"sources": [*data.sources, data.sources[0].model_copy(update=changed)]})
+    return made.model_copy(update={"data": data})
+
+
+def launched_by(made, launcher):
+    return made.model_copy(update={"settings": made.settings.model_copy(update={"launcher": launcher})})
+
+
+STORED = "s3://bucket/data"
+REFUSED = [
+    (job(nodes=2), {}, "nodes=2: launcher=local"),
+    *(
+        (job(launcher=name, output_dir="s3://bucket/out"), {}, f"output_dir=s3://bucket/out: launcher={name} .* name a folder that all")
+        for name in ("local", "slurm", "kubernetes", "megatron-lm", "megatron-bridge")
+    ),
+    *(
+        (elsewhere(job(launcher=name, path=files), path), {}, f"launcher={name}: .* {STORED}.* prepare the data again with --output-dir")
+        for name in ("megatron-lm", "megatron-bridge")
+        for path, files in ((STORED, "/data/store"), ("/data/out", STORED))
+    ),
+    (job(launcher="megatron-lm", kind="sft"), {}, "packed conversations.*set launcher=megatron-bridge"),
+    (job(launcher="megatron-lm", start_from="org/model"), {}, "start_from=org/model.*set launcher=megatron-bridge"),
+    (job(launcher="megatron-lm", model={"rope_base": 0.5}), {}, "model.rope_base=0.5"),
+    (job(launcher="megatron-bridge", kind="sft"), {}, "'o200k_harmony' is not one"),
+    (elsewhere(job(launcher="megatron-bridge", kind="sft", tokenizer=HUB), files=["/elsewhere/00.parquet"]), {}, "packs of train are in 2 folders"),
+    (launched_by(phased(), "megatron-bridge"), {}, "has 2 phases, and Megatron-Bridge reads one blend"),
+    (job(launcher="nemo-rl"), {}, "launcher=nemo-rl: .* holds pretrain data"),
+    (job(launcher="kubernetes"), {"IMAGE": ""}, "TOKENMILL_IMAGE is not set"),
+    *((job(launcher="kubernetes"), {"CLAIM": claim}, f"TOKENMILL_CLAIM={claim!r}") for claim in ("", "files", "files:data")),
+    (job(launcher="kubernetes", output_dir="/home/me/out"), {}, "output_dir /home/me/out is not in /data"),
+    (job(launcher="kubernetes", path="/database/x"), {}, "the data /database/x is not in /data"),
+    (job(launcher="kubernetes", start_from="/models/x"), {}, "start_from /models/x is not in /data"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "variables", "reason"), REFUSED, ids=[case[2][:50] for case in REFUSED])
+def test_what_a_launcher_cannot_do_is_refused(cluster, monkeypatch, made, variables, reason):
+    for name, value in variables.items():
+        monkeypatch.setenv(f"TOKENMILL_{name}", value)
     with pytest.raises(InputError, match=f"(?s){reason}"):
-        launch_of(made, 1)
+        launch_of(made, 8)
 
 
-@pytest.mark.parametrize("launcher", ["megatron-lm", "megatron-bridge"])
-@pytest.mark.parametrize(("path", "files"), [("s3://bucket/data", "/data/store"), ("/data/out", "s3://bucket/data")])
-def test_data_in_a_store_of_objects_is_not_for_trainers_that_open_files(launcher, path, files):
-    made = job(launcher=launcher, path=files)
-    made = made.model_copy(update={"data": made.data.model_copy(update={"path": path})})
-    with pytest.raises(
-        InputError, match=f"launcher={launcher}: .* s3://bucket/data.* prepare the data again with --output-dir"
-    ):
-        launch_of(made, 1)
+def test_data_in_a_store_of_objects_needs_no_claim(cluster):
+    assert launch_of(job(launcher="kubernetes", path=STORED, start_from="org/model"), 8).runs
 
 
 # Megatron-Bridge
@@ -606,14 +577,6 @@ def test_megatron_bridge_begins_with_weights_and_their_tokenizer():
     assert said["TokenizerConfig"] == {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "START_FROM"}
     assert said["CheckpointConfig"]["pretrained_checkpoint"] == "START_FROM"
     assert 'START_FROM = "/models/it\'s"' in launch_of(made, 8).files["train.py"]
-
-
-def test_packs_in_several_folders_are_not_for_megatron_bridge():
-    made = job(launcher="megatron-bridge", kind="sft", tokenizer=HUB)
-    other = made.data.sources[0].model_copy(update={"files": ["/elsewhere/00.parquet"]})
-    data = made.data.model_copy(update={"sources": [*made.data.sources, other]})
-    with pytest.raises(InputError, match="packs of train are in 2 folders"):
-        launch_of(made.model_copy(update={"data": data}), 8)
 
 
 # NeMo-RL
@@ -710,23 +673,19 @@ def test_the_script_of_nemo_rl_finds_its_settings_from_another_folder(written, s
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("given", "out", "reason"),
     [
-        (manifest("none"), "target=none"),
-        (manifest("nemo_rl_sft", train=""), "no training split"),
-        (manifest("nemo_rl_sft", train="/x.jsonl.zst"), "compression=none"),
-        (manifest("nemo_rl_dpo", train="s3://b/x.jsonl"), "opens files, but s3://b/x.jsonl is in an object store"),
-        (manifest("nemo_rl_sft", val="s3://b/v.jsonl"), "opens files, but s3://b/v.jsonl is in an object store"),
+        (manifest("none"), FOLDER, "target=none"),
+        (manifest("nemo_rl_sft", train=""), FOLDER, "no training split"),
+        (manifest("nemo_rl_sft", train="/x.jsonl.zst"), FOLDER, "compression=none"),
+        (manifest("nemo_rl_dpo", train="s3://b/x.jsonl"), FOLDER, "opens files, but s3://b/x.jsonl is in an object store"),
+        (manifest("nemo_rl_sft", val="s3://b/v.jsonl"), FOLDER, "opens files, but s3://b/v.jsonl is in an object store"),
+        (manifest("nemo_rl_sft"), "s3://bucket/out", "output_dir=s3://bucket/out: launcher=nemo-rl"),
     ],
-)
-def test_rows_that_nemo_rl_does_not_read_are_refused(given, reason):
+)  # fmt: skip
+def test_rows_that_nemo_rl_does_not_read_are_refused(given, out, reason):
     with pytest.raises(InputError, match=reason):
-        nemo_rl_launch(given, FOLDER, "org/model")
-
-
-def test_what_nemo_rl_is_handed_is_a_folder():
-    with pytest.raises(InputError, match="output_dir=s3://bucket/out: launcher=nemo-rl"):
-        nemo_rl_launch(manifest("nemo_rl_sft"), "s3://bucket/out", "org/model")
+        nemo_rl_launch(given, out, "org/model")
 
 
 @pytest.mark.parametrize("target", NEMO_RL)
@@ -765,10 +724,3 @@ def test_megatron_lm_runs_once_per_phase_and_goes_on_where_it_was(tmp_path, writ
     assert orjson.loads(launch.files["blend-main.json"]) == {
         "train": ["24.0", "/d/0"], "valid": ["1.0", "/data/pre pared/valid/00"], "test": None,
     }  # fmt: skip
-
-
-def test_megatron_bridge_is_given_no_phases():
-    made = phased()
-    settings = made.settings.model_copy(update={"launcher": "megatron-bridge"})
-    with pytest.raises(InputError, match="has 2 phases, and Megatron-Bridge reads one blend"):
-        launch_of(made.model_copy(update={"settings": settings}), 8)

@@ -29,7 +29,6 @@ from tokenmill.tasks.train.samples import parts_of, pieces_of
 from tokenmill.tasks.train.settings import OrderSettings, Plan
 
 from tests.flaky_storage import flaky_server, used_here
-from tests.preparing_sft import chat_vocabulary
 from tests.train.small_data import packs, texts
 
 SETTINGS = OrderSettings(sequence_length=16, global_batch=6, steps=25, seed=7, validation_batches=2)
@@ -38,11 +37,6 @@ SETTINGS = OrderSettings(sequence_length=16, global_batch=6, steps=25, seed=7, v
 def here(_name, function, calls):
     """Run tasks one after the other in this process, with what a scheduler would send."""
     return [json.loads(json.dumps(function(**call))) for call in calls]
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
 
 
 @pytest.fixture(scope="module")

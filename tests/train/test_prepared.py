@@ -18,19 +18,8 @@ from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.train.prepared import ListedFile, content_digest, prepared_data
 
-from tests.preparing_sft import chat_vocabulary
 from tests.tokenize.small_vocabularies import EOS
 from tests.train.small_data import packs, texts
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +110,9 @@ def test_packs_are_the_files_of_blend_json_whole_repeated_or_cut(tmp_path, vocab
             assert source.tokens == sum(tokens_in(file) for file in source.files)
     names = Counter("_leading_" in file for file, _ in seen(data, "train"))
     assert bool(names[True]) == (sampling != "none")
+    other = "down" if sampling == "none" else "none"
+    again, _ = packs(tmp_path / other, vocabulary, sampling=other, pad_seq_to_mult=4)
+    assert prepared_data(again).made_from != data.made_from
 
 
 def test_sources_come_in_the_order_of_blend_json(of_packs):
@@ -148,14 +140,6 @@ def test_the_same_content_is_the_same_wherever_and_whenever_it_was_made(tmp_path
 def test_other_content_is_known_for_it(tmp_path, vocabulary, of_texts, change):
     out, _ = texts(tmp_path, vocabulary, **change)
     assert prepared_data(out).made_from != prepared_data(of_texts[0]).made_from
-
-
-def test_other_leading_packs_are_other_content(tmp_path, vocabulary, store):
-    made = {
-        prepared_data(packs(tmp_path / sampling, vocabulary, sampling=sampling, store=store)[0]).made_from
-        for sampling in ("none", "down", "up")
-    }
-    assert len(made) == 3
 
 
 LISTED = ListedFile("train", "/out/a", 1.5, "a", "0" * 32, "train", packs=3)
@@ -233,26 +217,32 @@ def edit(out, **changes):
     place.write_bytes(sealed({**unsealed(place.read_bytes()), **changes}))
 
 
-def test_an_empty_folder_is_refused(tmp_path):
-    assert "no manifest.json here; train on the --output-dir of tokenmill pretrain" in refusal(tmp_path)
+def rewrite(name, old, new):
+    """An edit of a file of an output."""
+
+    def change(out):
+        before = (out / name).read_bytes()
+        assert old in before
+        (out / name).write_bytes(before.replace(old, new))
+
+    return change
 
 
-def test_a_blend_made_by_hand_is_refused(own):
-    (own / "manifest.json").unlink()
-    assert "blend.json has no manifest.json beside it; train on the --output-dir" in refusal(own)
+REFUSED = {
+    "an empty folder": (shutil.rmtree, "no manifest.json here; train on the --output-dir of tokenmill pretrain"),
+    "a blend made by hand": (lambda out: (out / "manifest.json").unlink(), "blend.json has no manifest.json beside it; train on the --output-dir"),
+    "an edited blend": (rewrite("blend.json", b'"3.0', b'"9.0'), "blend.json: changed since it was published; change weights and data sets in the input blend"),
+    "no blend": (lambda out: (out / "blend.json").unlink(), "blend.json: missing; change weights"),
+    "a run that failed": (lambda out: edit(out, status="failed", error="out of disk"), "the run failed and published nothing: out of disk; fix this, and prepare the data again"),
+    "a damaged manifest": (rewrite("manifest.json", b'"vocabulary_size": 500', b'"vocabulary_size": 501'), "does not match its seal"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("change", [lambda blend: blend.replace(b'"3.0', b'"9.0').replace(b'"1', b'"2'), None])
-def test_a_blend_that_was_edited_or_removed_is_refused(own, change):
-    place = own / "blend.json"
-    before = place.read_bytes()
-    if change is None:
-        place.unlink()
-        assert "blend.json: missing; change weights" in refusal(own)
-        return
-    assert change(before) != before
-    place.write_bytes(change(before))
-    assert "blend.json: changed since it was published; change weights and data sets in the input blend" in refusal(own)
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_on_is_refused(own, case):
+    change, words = REFUSED[case]
+    change(own)
+    assert words in refusal(own)
 
 
 @pytest.mark.parametrize(
@@ -267,17 +257,6 @@ def test_a_blend_that_was_edited_or_removed_is_refused(own, change):
 def test_other_kinds_of_data_are_refused_with_what_to_do(own, kind, remedy):
     edit(own, type=kind)
     assert refusal(own) == f"{own}: holds {kind} data, which cannot be trained on directly; {remedy.format(own)}"
-
-
-def test_a_run_that_failed_is_refused(own):
-    edit(own, status="failed", error="out of disk")
-    assert "the run failed and published nothing: out of disk; fix this, and prepare the data again" in refusal(own)
-
-
-def test_a_damaged_manifest_is_refused(own):
-    place = own / "manifest.json"
-    place.write_bytes(place.read_bytes().replace(b'"vocabulary_size": 500', b'"vocabulary_size": 501'))
-    assert "does not match its seal" in refusal(own)
 
 
 def test_a_folder_that_was_copied_is_refused(own, tmp_path):

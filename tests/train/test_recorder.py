@@ -94,20 +94,17 @@ def test_restarts_with_other_numbers_of_replicas_are_proven(dataset, data, tmp_p
     assert (proof.steps, proof.problem) == (STEPS, None)
 
 
-def test_a_restart_that_skips_rows_is_caught(dataset, data, tmp_path):
+@pytest.mark.parametrize(
+    ("shift", "words"),
+    [(BATCH, ": from its first sample on, it read what was planned for step 7"), (-1, "")],
+    ids=["rows skipped by a restart", "rows read twice"],
+)
+def test_other_rows_after_a_restart_are_caught(dataset, data, tmp_path, shift, words):
     train(dataset, data, tmp_path, range(1, 6))
-    train(dataset, data, tmp_path, range(6, STEPS), shift=BATCH)
-    assert prove(str(tmp_path)).problem == (
-        "step 6 did not read what was planned: from its first sample on, it read what was planned for step 7"
-    )
-
-
-def test_rows_read_twice_are_caught(dataset, data, tmp_path):
-    train(dataset, data, tmp_path, range(1, 6))
-    train(dataset, data, tmp_path, range(6, STEPS), shift=-1)
+    train(dataset, data, tmp_path, range(6, STEPS), shift=shift)
     problem = prove(str(tmp_path)).problem
     assert problem is not None
-    assert problem.startswith("step 6 did not read what was planned")
+    assert problem.startswith(f"step 6 did not read what was planned{words}")
 
 
 def test_a_dataset_of_other_prefixes_is_refused(data, tmp_path):
@@ -117,24 +114,24 @@ def test_a_dataset_of_other_prefixes_is_refused(data, tmp_path):
         ReadRecorder(swapped, data.path, str(tmp_path), global_batch=BATCH, steps=STEPS)
 
 
-def test_another_training_in_the_folder_is_refused(dataset, data, tmp_path):
+@pytest.mark.parametrize(
+    ("batch", "given", "words"),
+    [
+        (BATCH // 2, {"first_step": 3}, "another training was recorded here: global_batch was 6, now 3; choose"),
+        (BATCH, {"replica": 0, "replicas": 4}, "replica=0, replicas=4, global_batch=6: give"),
+        (BATCH, {"replica": 3, "replicas": 3}, "replica=3, replicas=3, global_batch=6: give"),
+    ],
+)
+def test_a_record_that_cannot_be_is_refused(dataset, data, tmp_path, batch, given, words):
     train(dataset, data, tmp_path, range(1, 3))
-    with pytest.raises(InputError, match="another training was recorded here: global_batch was 6, now 3; choose"):
-        ReadRecorder(dataset, data.path, str(tmp_path), global_batch=BATCH // 2, steps=STEPS, first_step=3)
+    with pytest.raises(InputError, match=words):
+        ReadRecorder(dataset, data.path, str(tmp_path), global_batch=batch, steps=STEPS, **given)
 
 
-@pytest.mark.parametrize(("replica", "replicas"), [(0, 4), (3, 3)])
-def test_replicas_that_do_not_divide_a_step_are_refused(dataset, data, tmp_path, replica, replicas):
-    with pytest.raises(InputError, match=f"replica={replica}, replicas={replicas}, global_batch=6: give"):
-        ReadRecorder(
-            dataset, data.path, str(tmp_path), global_batch=BATCH, steps=STEPS, replica=replica, replicas=replicas
-        )
-
-
-def test_data_with_a_budget_are_refused(dataset, tmp_path):
+def test_data_with_a_budget_are_refused(dataset, tmp_path, vocabulary):
     blend = preparing.blend_of(preparing.write_lines(tmp_path / "a.jsonl", TEXTS))
-    tokenizer = {"model": str(chat_vocabulary(tmp_path))}
-    preparing.prepare({**blend, "tokens": 200}, tmp_path / "out", tokenizer=tokenizer, holdout={"valid": 0, "test": 0})
+    chosen = {"tokenizer": {"model": str(vocabulary)}, "holdout": {"valid": 0, "test": 0}}
+    preparing.prepare({**blend, "tokens": 200}, tmp_path / "out", **chosen)
     with pytest.raises(InputError, match="has a budget, which only tokenmill train follows exactly"):
         ReadRecorder(dataset, str(tmp_path / "out"), str(tmp_path / "model"), global_batch=BATCH, steps=STEPS)
 

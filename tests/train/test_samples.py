@@ -70,8 +70,4 @@ def test_samples_asked_alone_have_the_same_pieces(tmp_path):
     dataset = samples_of(tmp_path, pairs(tmp_path), [1.0, 3.0, 2.0])
     together = pieces_of(dataset, range(40))
     assert [pieces_of(dataset, [number]).of(0) for number in range(40)] == [together.of(place) for place in range(40)]
-
-
-def test_no_sample_has_no_pieces(tmp_path):
-    dataset = samples_of(tmp_path, pairs(tmp_path), [1.0, 3.0, 2.0])
     assert pieces_of(dataset, []).bounds.tolist() == [0]

@@ -15,15 +15,9 @@ from tokenmill.tasks.train.proof import prove
 from tokenmill.tasks.train.settings import TrainSettings
 from tokenmill.tasks.train.skips import SkippedDocument, SkippedStep, extend_skip_list, read_skip_list
 
-from tests.preparing_sft import chat_vocabulary
 from tests.report.test_batch import BATCH, PACKED, SETTINGS, training
 from tests.train.small_data import packs, texts
 from tests.train.training_runs import train
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
 
 
 @pytest.fixture(scope="module")

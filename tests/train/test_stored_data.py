@@ -9,7 +9,6 @@ from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.rows import document_rows, flat_packs, lay_out
 
 from tests.flaky_storage import flaky_server, used_here
-from tests.preparing_sft import chat_vocabulary
 from tests.train.small_data import packs, texts
 
 pytestmark = pytest.mark.slow
@@ -25,11 +24,6 @@ def _stored():
         server.faults.clear(rate=0.2, seed=1, kinds=("slow",))  # megatron-core reads no answer twice that breaks off
         yield
         assert server.faults.counts["slow"] > 20
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
 
 
 @pytest.fixture(scope="module", params=[texts, packs])

@@ -19,7 +19,7 @@ from tokenmill.tasks.train.rows import Batch, PackedRows, document_rows, flat_pa
 from tokenmill.tasks.train.settings import TrainSettings
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from tests.preparing_sft import CHATML, chat_vocabulary
+from tests.preparing_sft import CHATML
 from tests.tokenize.small_vocabularies import EOS
 from tests.train.engines_in_turn import alone
 from tests.train.small_data import TALKS, packs, texts
@@ -33,11 +33,6 @@ EXACT = 1e-5
 MODEL = {"layers": 2, "hidden": 32, "heads": 4, "key_value_heads": 2, "feed_forward": 64}
 SEED = 7
 PACK = 160
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
 
 
 @pytest.fixture(scope="module")

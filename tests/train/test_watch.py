@@ -98,10 +98,20 @@ def test_events_and_lines_of_both_streams_come_in_the_order_they_were_written(tr
     assert watched(trainer(program)) == ["before", one, "a warning", '{"event": "unknown"}', other, "last"]
 
 
-def test_an_event_behind_an_unfinished_progress_bar_is_heard(trainer):
-    event = Validated(step=1, loss=2.5)
-    line = event.model_dump_json()
-    assert watched(trainer(f"print('\\r 10%\\r 50% ' + {line!r})")) == [" 50% ", event]
+HEARD = Validated(step=1, loss=2.5)
+LINES = {
+    "an event behind an unfinished progress bar": (f"print('\\r 10%\\r 50% ' + {HEARD.model_dump_json()!r})", [" 50% ", HEARD]),
+    "a very long line": ("print('x' * 3_000_000); print('after')", ["x" * LONGEST + " … (cut)", "after"]),
+    "any bytes": ("sys.stdout.buffer.write('é\\r\\n'.encode() + b'\\xff\\n\\n10%\\r90%\\r\\n')", ["é", "\ufffd", "", "90%"]),
+    "halves of characters": ("for byte in 'aé𝄞\\n'.encode(): os.write(1, bytes([byte]))", ["aé𝄞"]),
+    "an exception in a log that ends well": ("print('ValueError: ignored')", ["ValueError: ignored"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_what_a_trainer_writes_is_heard(trainer, name):
+    program, expected = LINES[name]
+    assert watched(trainer(program)) == expected
 
 
 def test_an_event_is_heard_while_the_trainer_still_runs(trainer, tmp_path):
@@ -115,22 +125,6 @@ def test_an_event_is_heard_while_the_trainer_still_runs(trainer, tmp_path):
         assert time.monotonic() < end
     """
     run(trainer(program), lambda event: answer.touch(), lambda line: None)
-
-
-def test_a_very_long_line_is_cut_and_the_next_one_is_whole(trainer):
-    long, after = watched(trainer("print('x' * 3_000_000); print('after')"))
-    assert long == "x" * LONGEST + " … (cut)"
-    assert after == "after"
-
-
-def test_lines_are_text_whatever_their_bytes_are(trainer):
-    program = "sys.stdout.buffer.write('é\\r\\n'.encode() + b'\\xff\\n\\n10%\\r90%\\r\\n')"
-    assert watched(trainer(program)) == ["é", "\ufffd", "", "90%"]
-
-
-def test_characters_that_arrive_in_halves_are_whole(trainer):
-    program = "import time\nfor byte in 'aé𝄞\\n'.encode(): os.write(1, bytes([byte]))"
-    assert watched(trainer(program)) == ["aé𝄞"]
 
 
 TORCHRUN_SAYS = """\
@@ -155,6 +149,7 @@ FAILURES = {
     "memory that ran out": ("import signal; os.kill(os.getpid(), signal.SIGKILL)", RunError, "ended by SIGKILL, perhaps because memory"),
     "a crash": ("import signal; os.kill(os.getpid(), signal.SIGSEGV)", RunError, "ended by SIGSEGV$"),
     "nothing": ("sys.exit(7)", RunError, "exit code 7"),
+    "a reason, and exit code 0": (told(Failed(reason="no")) + "; sys.exit(0)", RunError, "^no$"),
 }  # fmt: skip
 
 
@@ -164,15 +159,6 @@ def test_a_failure_says_what_it_was(trainer, name):
     exits = "sys.exit(1)" if "print" in program and "exit" not in program and "{}" not in program else ""
     with pytest.raises(kind, match=reason):
         run(trainer(f"{program}\n{exits}"), lambda event: None, lambda line: None)
-
-
-def test_a_trainer_that_says_it_failed_has_failed_whatever_its_exit_code(trainer):
-    with pytest.raises(RunError, match=r"^no$"):
-        run(trainer(told(Failed(reason="no"))), lambda event: None, lambda line: None)
-
-
-def test_an_exception_in_the_log_of_a_training_that_ended_well_is_only_a_line(trainer):
-    assert watched(trainer("print('ValueError: ignored')")) == ["ValueError: ignored"]
 
 
 def test_the_environment_is_that_of_the_watcher_and_the_launchs(trainer, monkeypatch):
@@ -201,24 +187,12 @@ def test_who_stops_watching_leaves_nobody_behind(trainer, monkeypatch, end, chil
             end(line)
 
     program = PARENT_OF_A_SESSION + "\n    print('pid', child.pid, flush=True)\n    child.wait()"
-    with pytest.raises((Cancelled, KeyboardInterrupt)):
-        run(trainer(program, CHILD=child), lambda event: None, on_line)
-    assert len(pids) == 2
-    assert not any(map(is_alive, pids))
-
-
-def test_a_trainer_that_ignores_being_told_is_killed(trainer, monkeypatch):
-    monkeypatch.setattr(watch_module, "GRACE", 0.3)
-    pids = Pids()
-
-    def on_line(line):
-        pids.hear(line)
-        if line == "ready":
-            raise Cancelled
-
-    with pytest.raises(Cancelled):
-        run(trainer(DEAF), lambda event: None, on_line)
-    assert not is_alive(pids[0])
+    for started, count in ((program, 2), (child, 1)):
+        pids.clear()
+        with pytest.raises((Cancelled, KeyboardInterrupt)):
+            run(trainer(started, CHILD=child), lambda event: None, on_line)
+        assert len(pids) == count
+        assert not any(map(is_alive, pids))
 
 
 def test_a_trainer_that_is_told_to_end_may_clean_up_and_talk(trainer, tmp_path):
