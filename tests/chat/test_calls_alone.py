@@ -1,23 +1,13 @@
 """Messages that call tools and say nothing: what of them is trained on where a policy leaves parts out."""
 
-import itertools
-from dataclasses import replace
+import re
 
 import pytest
-from tokenmill.tasks.chat.check import renderer_of
-from tokenmill.tasks.chat.conversation import Arguments, Conversation, Rejected
+from tokenmill.tasks.chat.conversation import Arguments
 from tokenmill.tasks.chat.loss import LossPolicy
-from tokenmill.tasks.chat.template import ChatTemplate
-from tokenmill.tasks.tokenize.load import find_vocabulary
-from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 from tests.peers import chat_templates
-from tests.tokenize.small_vocabularies import BOS, EOS, byte_level_bpe
 
-TOKENS = (
-    BOS, EOS, "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]",
-    "[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|observation|>", "<|system|>",
-)  # fmt: skip
 INTRODUCED = (
     "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ (m.content or '') }}"
     "{% if m.tool_calls %}{{ '[TOOL_CALLS][' }}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{{ ']' }}{% endif %}"
@@ -34,35 +24,14 @@ WITHOUT_REASONING, WITHOUT_CALLS = LossPolicy(reasoning=False), LossPolicy(tool_
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return find_vocabulary(TokenizerSource(model=str(byte_level_bpe(tmp_path_factory.mktemp("v"), special=TOKENS))))
-
-
-@pytest.fixture(scope="module")
-def trained(vocabulary):
+def trained(marked):
     """`trained(source, messages, policy)`: the text that is trained on, or the reason for none."""
-    names = {number: token for token, number in vocabulary.controls.items()}
-    probed = {}
 
     def text(source, messages, policy):
-        if source not in probed:
-            template = ChatTemplate(source, {"bos_token": BOS, "eos_token": EOS})
-            probed[source] = renderer_of(template, vocabulary, LossPolicy(), "never", "literal")
-        found = replace(probed[source], policy=policy).sequences(Conversation(messages, []))
-        if isinstance(found, Rejected):
-            return found.reason
-        (pieces,) = found
-        return "".join(_learned(piece, names) for piece in pieces)
+        found = marked(source, messages, policy)
+        return found if found == "nothing_trained" else "".join(re.findall("«(.*?)»", found, re.DOTALL))
 
     return text
-
-
-def _learned(piece, names):
-    text = names[piece.token] if piece.text is None else piece.text
-    if not isinstance(piece.learned, tuple):
-        return text if piece.learned else ""
-    ends = list(itertools.accumulate(piece.learned, initial=0))
-    return "".join(text[start:stop] for start, stop in list(itertools.pairwise(ends))[1::2])
 
 
 def asked(content, reasoning=None):

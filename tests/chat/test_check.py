@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import pyarrow as pa
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenmill.tasks.chat import check
@@ -28,19 +29,8 @@ WORDS = "{{ m.content or '' }}"
 CALLS = "{% for c in m.tool_calls or [] %}{{ '<call>' ~ c.function.name }}{% endfor %}"
 END = "{{ '<|im_end|>\n' }}"
 GOOD = LOOP + HEAD + WORDS + CALLS + END + "{% endfor %}" + ASKS
-TAGGED = (
-    LOOP
-    + HEAD
-    + "{% if m.role == 'assistant' %}{% generation %}"
-    + WORDS
-    + CALLS
-    + END
-    + "{% endgeneration %}{% else %}"
-    + WORDS
-    + END
-    + "{% endif %}{% endfor %}"
-    + ASKS
-)
+TAGGED = LOOP + HEAD + "{% if m.role == 'assistant' %}{% generation %}" + WORDS + CALLS + END
+TAGGED += "{% endgeneration %}{% else %}" + WORDS + END + "{% endif %}{% endfor %}" + ASKS
 
 
 @pytest.fixture(scope="module")
@@ -290,9 +280,7 @@ def test_tokens_that_only_the_template_makes_control_tokens_are_text_in_data(tmp
     encoder = text_encoder(used, renderer.controls, "reference", "literal")
     ids = set(_encode(encoder, "<call><other><|im_end|>"))
     assert used.controls["<call>"] not in ids
-    assert used.controls["<other>"] in ids, (
-        "an added token that is text to the template is text as the tokenizer sees it"
-    )
+    assert used.controls["<other>"] in ids, "text to the template is text as the tokenizer sees it"
 
 
 def ids_of(used, special, words):
@@ -301,26 +289,13 @@ def ids_of(used, special, words):
 
 
 def _encode(encoder, words):
-    import pyarrow as pa  # noqa: PLC0415 - here alone
-
     return encoder.encode(pa.array([words], pa.large_string())).ids.tolist()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "qwen3",
-        "qwen2_5",
-        "llama3",
-        "gemma3",
-        "phi3",
-        "cohere2",
-        "lfm2_v2",
-        "nemotron_3_nano",
-        "deepseekv3_training",
-        "qwen3_training",
-    ],
-)
+FAMILIES = "qwen3 qwen2_5 llama3 gemma3 phi3 cohere2 lfm2_v2 nemotron_3_nano deepseekv3_training qwen3_training"
+
+
+@pytest.mark.parametrize("name", FAMILIES.split())
 def test_the_templates_of_other_families_are_taken(checked, vocabulary, name):
     outcome = checked(chat_templates.template(name), bos_token="<s>", eos_token="<|endoftext|>")
     (written,) = trained(outcome.renderer, vocabulary, TALK)
@@ -333,11 +308,10 @@ def test_a_mask_that_begins_elsewhere_than_the_prompt_ends_is_refused(checked, m
 
     def one_late(*args):
         found = right(*args)
-        return (
-            found
-            if isinstance(found, Rejected)
-            else {n: each._replace(start=each.start + 1) for n, each in found.items()}
+        late = (
+            {} if isinstance(found, Rejected) else {n: each._replace(start=each.start + 1) for n, each in found.items()}
         )
+        return late or found
 
     monkeypatch.setattr(check, "completions", one_late)
     with pytest.raises(InputError, match="generation prompt ends at"):

@@ -56,11 +56,8 @@ PLACES = {
 
 def everything(conversation):
     """Every text of a conversation, keys and JSON of arguments too."""
-    texts = [
-        each["function"]["arguments"].text
-        for message in conversation.messages
-        for each in message.get("tool_calls", ())
-    ]
+    calls = [each for message in conversation.messages for each in message.get("tool_calls", ())]
+    texts = [each["function"]["arguments"].text for each in calls]
     return json.dumps([conversation.messages, conversation.tools], ensure_ascii=False) + "".join(texts)
 
 
@@ -72,9 +69,7 @@ def test_a_control_token_is_found_and_broken_wherever_it_stands(conversation):
     assert not IM.spelled_in(mended)
     assert not IM.occur_in(everything(mended))
     assert everything(mended).count(NONCHARACTERS[0]) == everything(before).count(END)
-    assert everything(mended).replace(NONCHARACTERS[0], "") == everything(before), (
-        "without the stranger it is as it was"
-    )
+    assert everything(mended).replace(NONCHARACTERS[0], "") == everything(before)
     assert everything(conversation) == everything(before), "the conversation itself is left alone"
 
 

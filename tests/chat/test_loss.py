@@ -1,19 +1,13 @@
 """Which characters are trained on, for small templates of every habit; the parts of each answer are written by hand."""
 
 import itertools
-from dataclasses import replace
 
 import pytest
-from tokenmill.tasks.chat.check import renderer_of
-from tokenmill.tasks.chat.conversation import Arguments, Conversation, Rejected
+from tokenmill.tasks.chat.conversation import Arguments
 from tokenmill.tasks.chat.loss import Completion, LossPolicy
-from tokenmill.tasks.chat.template import ChatTemplate
-from tokenmill.tasks.tokenize.load import find_vocabulary
-from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tests.tokenize.small_vocabularies import BOS, EOS, byte_level_bpe
+from tests.tokenize.small_vocabularies import EOS
 
-TOKENS = (BOS, EOS, "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]", "<|eot|>", "<call>", "</call>")
 ASKS = "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
 
 
@@ -35,40 +29,6 @@ def says(text, reasoning=None, *calls):
 
 def tool(text):
     return {"role": "tool", "content": text}
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return find_vocabulary(TokenizerSource(model=str(byte_level_bpe(tmp_path_factory.mktemp("v"), special=TOKENS))))
-
-
-@pytest.fixture(scope="module")
-def marked(vocabulary):
-    """`marked(source, messages, policy)`: the renderings with «…» around what is trained on, or the reason for none."""
-    names = {number: token for token, number in vocabulary.controls.items()}
-    probed = {}
-
-    def written(source, messages, policy=None):
-        if source not in probed:
-            template = ChatTemplate(source, {"bos_token": BOS, "eos_token": EOS})
-            probed[source] = renderer_of(template, vocabulary, LossPolicy(), "never", "literal")
-        found = replace(probed[source], policy=policy or LossPolicy()).sequences(Conversation(list(messages), []))
-        if isinstance(found, Rejected):
-            return found.reason
-        (pieces,) = found
-        return "".join(_marked(piece, names) for piece in pieces).replace("»«", "")
-
-    return written
-
-
-def _marked(piece, names):
-    text = names[piece.token] if piece.text is None else piece.text
-    if not isinstance(piece.learned, tuple):
-        return f"«{text}»" if piece.learned else text
-    ends = list(itertools.accumulate(piece.learned, initial=0))
-    assert ends[-1] == len(text), "the lengths of the parts are those of the text"
-    parts = [text[start:stop] for start, stop in itertools.pairwise(ends)]
-    return "".join(f"«{part}»" if number % 2 else part for number, part in enumerate(parts))
 
 
 # What an answer is made of: before it, reasoning, answer, calls, end of turn, behind it.
@@ -95,10 +55,6 @@ EITHER = (
 NEVER_IN_PROMPT = EITHER.replace("('<think>\n' if", "('' if")
 JSON = (
     "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ (m.content or '') }}{% if m.tool_calls %}{{ '[CALLS]' ~ m.tool_calls | tojson }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
-    + ASKS
-)
-CALLS_FIRST = (
-    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' }}{% for c in m.tool_calls or [] %}{{ '<call>' ~ c.function.name ~ '</call>' }}{% endfor %}{{ (m.content or '') ~ '<|im_end|>\n' }}{% endfor %}"
     + ASKS
 )
 HEADER_IN_CALLS = (
@@ -186,15 +142,6 @@ def _if(learned, part):
     return [f"«{part}»" if learned and part else part]
 
 
-def test_a_prompt_that_opens_reasoning_is_closed_by_the_model(marked):
-    assert marked(OPENS, [user("q"), says("yes")]).endswith(HEAD + "<think>\n«\n</think>\nyes<|im_end|>»\n")
-
-
-def test_a_message_that_is_ended_twice_ends_with_the_last_token(marked):
-    found = marked(BODY_TWICE_ENDED, [user("q"), says("yes")], LossPolicy(end_of_turn=False))
-    assert found.endswith(HEAD + "«yes<|eot|>»<|im_end|>\n")
-
-
 TURNS = [user("1"), says("a", "r"), user("2"), says("b", None, "f"), tool("t"), says("c", "s"), says("d")]
 PICKED = {
     "assistant_all": {1, 3, 5, 6},
@@ -235,14 +182,8 @@ def test_a_result_of_a_tool_does_not_begin_a_turn(marked):
 
 
 def test_system_and_developer_messages_are_never_trained_on(marked):
-    messages = [
-        {"role": "system", "content": "s"},
-        user("1"),
-        says("a"),
-        {"role": "developer", "content": "d"},
-        says("b"),
-    ]
-    found = marked(PLAIN, messages)
+    system, developer = {"role": "system", "content": "s"}, {"role": "developer", "content": "d"}
+    found = marked(PLAIN, [system, user("1"), says("a"), developer, says("b")])
     assert found.replace("«", "").replace("»", "").count("<|im_start|>") == 5
     assert [part.split("»")[0] for part in found.split("«")[1:]] == ["a<|im_end|>", "b<|im_end|>"]
 
@@ -356,21 +297,6 @@ RESULT_IN_CALL = (
 )
 
 
-def test_a_prompt_inside_of_the_loop_is_not_trained_on(marked):
-    assert "assistant\n«yes<|im_end|>»\n" in marked(ASKS_IN_LOOP, [user("q"), says("yes")])
-    assert "assistant\n«hi<|im_end|>»\n" in marked(ASKS_IN_LOOP, [says("hi"), user("q"), says("yes")])
-
-
-def test_a_default_system_text_is_not_trained_on(marked):
-    found = marked(DEFAULT_SYSTEM, [says("hi"), user("q"), says("yes")])
-    assert found.startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>assistant\n«hi<|im_end|>»\n")
-
-
-def test_a_header_that_no_probe_has_shown_is_not_trained_on(marked):
-    assert marked(BARE_WHEN_EMPTY, [user("q"), says("")]) == "no_generation_prompt"
-    assert "assistant\n«yes<|im_end|>»" in marked(BARE_WHEN_EMPTY, [user("q"), says("yes")])
-
-
 ENDLESS = {
     "lines": LINES,
     "no tokens at all": NO_TOKENS.replace("***", ""),
@@ -383,39 +309,43 @@ def test_blanks_are_no_end_of_a_turn(marked, source):
     assert marked(source, [user("q"), says("yes")]) == "no_end_of_turn"
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        (LossPolicy(), "«<call>f</call>I look.<|im_end|>»"),
-        (LossPolicy(tool_calls=False), "<call>f</call>«I look.<|im_end|>»"),
-        (LossPolicy("final_only"), "<call>f</call>«I look.<|im_end|>»"),
-        (LossPolicy(end_of_turn=False), "«<call>f</call>I look.»<|im_end|>"),
-    ],
+YES = [user("q"), says("yes")]
+CALLED = [user("q"), says("I look.", None, "f")]
+NO_EMPTY, NO_CALLS, NO_END = (
+    LossPolicy(empty_reasoning=False),
+    LossPolicy(tool_calls=False),
+    LossPolicy(end_of_turn=False),
 )
-def test_calls_before_the_answer(marked, policy, expected):
-    assert expected in marked(CALLS_FIRST, [user("q"), says("I look.", None, "f")], policy)
+HABITS = {
+    "a prompt inside of the loop": (ASKS_IN_LOOP, YES, None, "assistant\n«yes<|im_end|>»\n"),
+    "a prompt inside of the loop, twice": (ASKS_IN_LOOP, [says("hi"), *YES], None, "assistant\n«hi<|im_end|>»\n"),
+    "a default system text": (
+        DEFAULT_SYSTEM, [says("hi"), *YES], None, "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>assistant\n«hi<|im_end|>»\n",
+    ),
+    "a header that no probe has shown": (BARE_WHEN_EMPTY, [user("q"), says("")], None, "no_generation_prompt"),
+    "the header of other answers": (BARE_WHEN_EMPTY, YES, None, "assistant\n«yes<|im_end|>»"),
+    "calls before the answer": (CALLS_FIRST, CALLED, None, "«<call>f</call>I look.<|im_end|>»"),
+    "calls before the answer, without calls": (CALLS_FIRST, CALLED, NO_CALLS, "<call>f</call>«I look.<|im_end|>»"),
+    "calls before the final answer": (CALLS_FIRST, CALLED, LossPolicy("final_only"), "<call>f</call>«I look.<|im_end|>»"),
+    "calls before the answer, without ends": (CALLS_FIRST, CALLED, NO_END, "«<call>f</call>I look.»<|im_end|>"),
+    "generation tags behind the loop": (TAGGED_EPILOGUE, YES, None, f"«yes<|im_end|>{EOS}»"),
+    "a turn that the next header ends": (
+        NEXT_ENDS, [*YES, user("r"), says("no")], None,
+        "<|im_start|>user\nq<|im_start|>assistant\n«yes<|im_start|>»user\nr<|im_start|>assistant\n«no<|im_start|>»",
+    ),
+    "empty reasoning behind the prompt": (EMPTY_THOUGHTS, YES, None, "<think>\n«\n</think>\nyes<|im_end|>»\n"),
+    "empty reasoning is a policy": (EMPTY_THOUGHTS, YES, NO_EMPTY, "<think>\n\n</think>\n«yes<|im_end|>»\n"),
+    "reasoning that is not empty": (
+        EMPTY_THOUGHTS, [user("q"), says("yes", "why")], NO_EMPTY, "<think>\n«why\n</think>\nyes<|im_end|>»\n",
+    ),
+    "the result of a tool in the turn of the assistant": (
+        RESULT_IN_CALL, [user("q"), says("", None, "f"), tool("rain"), says("no")], None, "messages_mixed",
+    ),
+    "a prompt that opens reasoning is closed by the model": (OPENS, YES, None, HEAD + "<think>\n«\n</think>\nyes<|im_end|>»\n"),
+    "a message that is ended twice ends with the last token": (BODY_TWICE_ENDED, YES, NO_END, HEAD + "«yes<|eot|>»<|im_end|>\n"),
+}  # fmt: skip
 
 
-def test_generation_tags_behind_the_loop(marked):
-    assert marked(TAGGED_EPILOGUE, [user("q"), says("yes")]).endswith(f"«yes<|im_end|>{EOS}»")
-
-
-def test_a_turn_that_the_next_header_ends(marked):
-    found = marked(NEXT_ENDS, [user("q"), says("yes"), user("r"), says("no")])
-    assert found == (
-        "<|im_start|>user\nq<|im_start|>assistant\n«yes<|im_start|>»user\nr<|im_start|>assistant\n«no<|im_start|>»"
-    )
-
-
-def test_empty_reasoning_behind_the_prompt_is_a_policy(marked):
-    talk = [user("q"), says("yes")]
-    assert marked(EMPTY_THOUGHTS, talk).endswith("<think>\n«\n</think>\nyes<|im_end|>»\n")
-    left_out = marked(EMPTY_THOUGHTS, talk, LossPolicy(empty_reasoning=False))
-    assert left_out.endswith("<think>\n\n</think>\n«yes<|im_end|>»\n")
-    thinking = marked(EMPTY_THOUGHTS, [user("q"), says("yes", "why")], LossPolicy(empty_reasoning=False))
-    assert thinking.endswith("<think>\n«why\n</think>\nyes<|im_end|>»\n")
-
-
-def test_the_result_of_a_tool_in_the_turn_of_the_assistant_is_refused(marked):
-    talk = [user("q"), says("", None, "f"), tool("rain"), says("no")]
-    assert marked(RESULT_IN_CALL, talk) == "messages_mixed"
+@pytest.mark.parametrize(("source", "messages", "policy", "expected"), HABITS.values(), ids=HABITS)
+def test_habits_of_other_families(marked, source, messages, policy, expected):
+    assert expected in marked(source, messages, policy)

@@ -1,7 +1,5 @@
 """What data keeps from being trained on is not trained on, whatever the template does with its text; nothing else changes."""
 
-import itertools
-
 import pytest
 from tokenmill.tasks.chat.check import renderer_of
 from tokenmill.tasks.chat.conversation import Rejected
@@ -11,6 +9,8 @@ from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
+from tests.chat.pieces import learned as trained
+from tests.chat.pieces import text
 from tests.peers import chat_templates
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
@@ -19,12 +19,8 @@ CHATML = "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~
 TRIMS = CHATML.replace("m.content", "(m.content | trim)")
 CHANGES = CHATML.replace("m.content", "(m.content | replace('two', '2'))")
 
-Q, A, Q2 = (
-    {"role": "user", "content": "one?"},
-    {"role": "assistant", "content": "two."},
-    {"role": "user", "content": "three?"},
-)
-B = {"role": "assistant", "content": "four five"}
+Q, Q2 = ({"role": "user", "content": words} for words in ("one?", "three?"))
+A, B = ({"role": "assistant", "content": words} for words in ("two.", "four five"))
 
 
 @pytest.fixture(scope="module")
@@ -43,23 +39,13 @@ def learned(vocabulary):
             return record
         template = load_template(source, vocabulary, {})
         found = renderer_of(template, vocabulary, policy or LossPolicy(), "auto", "literal").sequences(record)
-        return found if isinstance(found, Rejected) else [_learned(pieces, vocabulary) for pieces in found]
+        return (
+            found
+            if isinstance(found, Rejected)
+            else [(trained(pieces, vocabulary), text(pieces, vocabulary)) for pieces in found]
+        )
 
     return of
-
-
-def _learned(pieces, vocabulary):
-    names = {number: name for name, number in vocabulary.controls.items()}
-    chosen, text = "", ""
-    for piece in pieces:
-        words = names[piece.token] if piece.text is None else piece.text
-        text += words
-        lengths = (
-            piece.learned if isinstance(piece.learned, tuple) else (0, len(words)) if piece.learned else (len(words),)
-        )
-        ends = list(itertools.accumulate(lengths, initial=0))
-        chosen += "".join(words[start:stop] for start, stop in list(itertools.pairwise(ends))[1::2])
-    return chosen, text
 
 
 PLAIN = "<|im_start|>user\none?<|im_end|>\n<|im_start|>assistant\ntwo.<|im_end|>\n<|im_start|>user\nthree?<|im_end|>\n<|im_start|>assistant\nfour five<|im_end|>\n"
@@ -111,11 +97,7 @@ def test_of_a_message_with_a_detail_only_those_characters_are_trained_on(learned
 
 def test_characters_are_found_where_a_template_trims_and_where_control_tokens_are_spelled(learned):
     content = "  <|im_end|> four <|im_start|> five \n"
-    flagged = {
-        "role": "assistant",
-        "content": content,
-        **detail((content.index("four"), content.index("five") - 1, True)),
-    }
+    flagged = {**A, "content": content, **detail((content.index("four"), content.index("five") - 1, True))}
     for source in (CHATML, TRIMS):
         ((chosen, _),) = learned(Q, flagged, source=source)
         assert chosen == "four <|im_start|> <|im_end|>"
@@ -124,10 +106,8 @@ def test_characters_are_found_where_a_template_trims_and_where_control_tokens_ar
 def test_characters_of_a_content_that_a_template_changes_are_refused(learned):
     found = learned(Q, {**A, **detail((0, 1, True))}, source=CHANGES)
     assert found.reason == "content_left_out"
-    found = learned(
-        Q, {**A, **detail((0, 1, True))}, source=CHATML.replace("m.content", "(m.content | replace('.', '...'))")
-    )
-    assert found.reason == "train_detail_lost"
+    longer = CHATML.replace("m.content", "(m.content | replace('.', '...'))")
+    assert learned(Q, {**A, **detail((0, 1, True))}, source=longer).reason == "train_detail_lost"
     assert learned(Q, {**A, "content": "  ", **detail((0, 0, True))}, source=TRIMS).reason == "train_detail_lost"
     assert learned(Q, {**A, "train": False}, Q2, B, source=CHANGES)[0][0] == SECOND
 
@@ -141,12 +121,7 @@ def test_flags_and_policies_both_leave_out(learned):
 
 def test_reasoning_and_calls_of_a_message_go_with_it(learned):
     source = chat_templates.template("qwen3")
-    call = {
-        "role": "assistant",
-        "content": "",
-        "reasoning_content": "hm",
-        "tool_calls": [{"name": "f", "arguments": {}}],
-    }
+    call = {**A, "content": "", "reasoning_content": "hm", "tool_calls": [{"name": "f", "arguments": {}}]}
     result = {"role": "tool", "content": "r"}
     for flag in ({"weight": 0}, {"train": False}, {"step_loss_mask": 0}):
         ((chosen, _),) = learned(Q, {**call, **flag}, result, {**A, "reasoning_content": "then"}, source=source)
@@ -190,4 +165,4 @@ def test_turns_of_sharegpt_carry_flags_too(vocabulary, learned):
     found = conversation({"conversations": turns}, None, "tools")
     template = load_template(CHATML, vocabulary, {})
     (pieces,) = renderer_of(template, vocabulary, LossPolicy(), "auto", "literal").sequences(found)
-    assert _learned(pieces, vocabulary) == (SECOND, PLAIN)
+    assert (trained(pieces, vocabulary), text(pieces, vocabulary)) == (SECOND, PLAIN)

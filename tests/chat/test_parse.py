@@ -511,13 +511,7 @@ def test_fields_are_the_ones_that_are_named(record, messages_field, tools_field,
         ({"input": "q", "output": "a"}, "messages", "tools", "no_messages", "there is no messages"),
         ({"data": {}}, "data.chat", "tools", "no_messages", "there is no data.chat"),
         ({"data": "x"}, "data.chat", "tools", "no_messages", "needs an object at chat, but finds a string"),
-        (
-            {"messages": [Q, A], "data": [1]},
-            None,
-            "data.tools",
-            "bad_tools",
-            "needs an object at tools, but finds an array",
-        ),
+        ({"messages": [Q, A], "data": [1]}, None, "data.tools", "bad_tools", "an object at tools, but finds an array"),
     ],
 )
 def test_a_named_field_that_is_not_there_is_named(record, messages_field, tools_field, reason, words):

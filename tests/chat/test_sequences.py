@@ -20,6 +20,7 @@ from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.chat.pieces import learned, text
 from tests.examples import max_examples
 from tests.peers import chat_templates
 from tests.peers.conversations import (
@@ -88,30 +89,6 @@ def renderer(vocabulary):
     return of
 
 
-def text(pieces, vocabulary):
-    names = {number: name for name, number in vocabulary.controls.items()}
-    return "".join(names[piece.token] if piece.text is None else piece.text for piece in pieces)
-
-
-def learned(pieces, vocabulary):
-    """The characters that are trained on."""
-    names = {number: name for name, number in vocabulary.controls.items()}
-    found = ""
-    for piece in pieces:
-        words = names[piece.token] if piece.text is None else piece.text
-        lengths = (
-            piece.learned if isinstance(piece.learned, tuple) else (0, len(words)) if piece.learned else (len(words),)
-        )
-        ends = list(itertools.accumulate(lengths, initial=0))
-        found += "".join(words[start:stop] for start, stop in list(itertools.pairwise(ends))[1::2])
-    return found
-
-
-def theirs(source, messages, tools):
-    (found,), _ = render_jinja_template([messages], tools=tools or None, chat_template=source)
-    return found
-
-
 def read(record):
     found = conversation(record, None, "tools")
     return found if isinstance(found, Conversation) else None
@@ -127,7 +104,8 @@ def require_prefixes(maker, source, given, vocabulary):
     )
     assert not isinstance(found, Rejected), found
     assert [text(pieces, vocabulary) for pieces in found] == [
-        theirs(source, given.messages[:stop], given.tools) for _, stop in turns
+        render_jinja_template([given.messages[:stop]], tools=given.tools or None, chat_template=source)[0][0]
+        for _, stop in turns
     ]
 
 
@@ -154,16 +132,10 @@ def test_every_sequence_is_the_prefix_that_ends_with_its_turn(renderer, vocabula
         require_prefixes(renderer(source), source, read(record), vocabulary)
 
 
-@pytest.mark.parametrize("source", COMPOSING.values(), ids=COMPOSING)
-def test_a_template_whose_sequences_can_be_put_together_is_known(renderer, source):
-    assert renderer(source).splits_turns
-    assert renderer(source).composes
-
-
-@pytest.mark.parametrize("source", NOT_COMPOSING.values(), ids=NOT_COMPOSING)
-def test_a_template_whose_sequences_cannot_be_put_together_is_noticed(renderer, source):
-    assert renderer(source).splits_turns
-    assert not renderer(source).composes
+@pytest.mark.parametrize("name", REWRITING)
+def test_a_template_whose_sequences_can_be_put_together_is_known(renderer, name):
+    assert renderer(REWRITING[name]).splits_turns
+    assert renderer(REWRITING[name]).composes == (name in COMPOSING)
 
 
 @pytest.mark.parametrize("source", ["nano3", QWEN, *COMPOSING.values()], ids=["nano3", "qwen", *COMPOSING])
@@ -300,16 +272,8 @@ def test_rendering_costs_a_fixed_number_of_renderings_of_each_message(renderer, 
 
 
 def test_who_wrote_what(renderer, vocabulary):
-    record = talk(
-        system("S."),
-        user("U."),
-        assistant("A.", call("f")),
-        tool("T."),
-        developer("D."),
-        assistant("B."),
-        tools=[WEATHER],
-    )
-    ((*pieces,),) = renderer("nano3").sequences(read(record))
+    said = [system("S."), user("U."), assistant("A.", call("f")), tool("T."), developer("D."), assistant("B.")]
+    ((*pieces,),) = renderer("nano3").sequences(read(talk(*said, tools=[WEATHER])))
     runs = [
         (ROLES[role], text(list(group), vocabulary))
         for role, group in itertools.groupby(pieces, lambda piece: piece.role)
@@ -333,10 +297,8 @@ def test_what_nobody_wrote_is_the_templates(renderer, vocabulary):
     assert {ROLES[piece.role] for piece in pieces} == {"template", "user", "assistant"}
     source = "{{ 'before' }}" + STRIPS + "{{ 'behind' }}"
     ((*pieces,),) = renderer(source).sequences(read(talk(user("U."), assistant("A."))))
-    assert [(ROLES[piece.role], piece.text) for piece in (pieces[0], pieces[-1])] == [
-        ("template", "before"),
-        ("template", "\nbehind"),
-    ] or (ROLES[pieces[0].role] == "template" and pieces[-1].text.endswith("behind"))
+    assert (ROLES[pieces[0].role], pieces[0].text) == ("template", "before")
+    assert pieces[-1].text == "\nbehind"
 
 
 # Control tokens in data.
@@ -353,14 +315,8 @@ def test_strangers_do_not_remain(renderer, vocabulary):
 
 def test_injected_tokens_move_no_border_inside_of_a_text(renderer, vocabulary):
     policy = LossPolicy(reasoning=False, end_of_turn=False)
-    given = read(
-        talk(
-            user("q"),
-            thinking("r<|im_end|>r", "<|im_start|>a<|im_end|><|im_end|>"),
-            user("<|im_end|>"),
-            thinking("<|im_start|>", "b"),
-        )
-    )
+    first = [user("q"), thinking("r<|im_end|>r", "<|im_start|>a<|im_end|><|im_end|>")]
+    given = read(talk(*first, user("<|im_end|>"), thinking("<|im_start|>", "b")))
     found = renderer(STRIPS, policy).sequences(given)
     assert [learned(pieces, vocabulary) for pieces in found] == ["<|im_start|>a<|im_end|><|im_end|>", "b"]
     controls = [sum(piece.text is None for piece in pieces) for pieces in found]

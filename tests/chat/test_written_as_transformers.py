@@ -35,10 +35,8 @@ def rows_of():
             trial = Trial(Template(name, TEMPLATES[name]), definition, {})
             template = ChatTemplate(trial.source, trial.variables)
             renderer = renderer_of(template, trial.vocabulary, LossPolicy(), "auto", "literal")
-            made[name] = (
-                ChatRows(trial.vocabulary, "auto", Programs(renderer), "literal", None, "tools"),
-                trial.reference,
-            )
+            rows = ChatRows(trial.vocabulary, "auto", Programs(renderer), "literal", None, "tools")
+            made[name] = rows, trial.reference
         return made[name]
 
     return of
@@ -208,11 +206,8 @@ def separate(message):
     if message["role"] != "assistant" or not closed or not content.startswith("<think>"):
         return message
     reasoning = thoughts.removeprefix("<think>").strip("\n")
-    return {
-        **message,
-        "content": answer.lstrip("\n"),
-        **({"reasoning_content": reasoning} if reasoning.strip() else {}),
-    }
+    thought = {"reasoning_content": reasoning} if reasoning.strip() else {}
+    return {**message, "content": answer.lstrip("\n"), **thought}
 
 
 def generated(chance):
@@ -228,15 +223,12 @@ def generated(chance):
     for _ in range(chance.choice([1, 1, 2, 3])):
         messages += [{"role": "user", "content": word()}, {"role": "assistant", "content": chance.choice(thoughts)()}]
     kwargs = [
-        {},
-        {},
-        {},
         {"enable_thinking": False},
         {"enable_thinking": True},
         {"medium_effort": True},
         {"truncate_history_thinking": False},
     ]
-    return {"messages": messages, "chat_template_kwargs": chance.choice(kwargs)}
+    return {"messages": messages, "chat_template_kwargs": chance.choice([{}, {}, {}, *kwargs])}
 
 
 @pytest.mark.slow

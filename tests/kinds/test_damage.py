@@ -30,13 +30,14 @@ def entries_of(out):
 
 
 def vouched_for(out):
-    """A file of each ending in each folder that a verification reads; shards of a kind share a folder."""
+    """A file of each ending in each folder that a verification reads, and each at the top; shards of a kind share a folder."""
     keys, found = entries_of(out), {}
     for path in proofs(out):
         folder = path.relative_to(out).parts[:-1]
         if folder[:1] != ("shards",) or keys & {*folder}:
             stage = folder[: 2 if folder[:1] == ("shards",) else 1]
-            kind = path.name if path.suffix == ".json" else (path.suffix, "_leading_" in path.name)
+            apart = not folder or path.suffix == ".json"
+            kind = path.name if apart else (path.suffix, "_leading_" in path.name)
             found.setdefault((stage, kind), path)
     return found.values()
 

@@ -20,6 +20,7 @@ from tests.dedup.test_harmony_duplicates import built_by, copy, data_set, rows_o
 from tests.harmony import rows as sources
 from tests.preparing_harmony import prepare
 from tests.preparing_rl import write_rows
+from tests.shards.damage import flip
 
 BASE = 'dedup_outcome is null or dedup_outcome == "kept"'
 POOLS = {
@@ -38,8 +39,8 @@ def write_pools(path, pools, base=(BASE,)):
     return str(path)
 
 
-def predicates(pools=POOLS):
-    return {name: predicate for name, (predicate, _) in pools.items()}
+def predicates():
+    return {name: predicate for name, (predicate, _) in POOLS.items()}
 
 
 def mixed(folder):
@@ -259,9 +260,7 @@ def test_a_damaged_shard_of_rows_is_made_anew_before_rows_are_selected(tmp_path)
     prepare(blend, tmp_path / "out", dedup={"mode": "off"})
     (file,) = (tmp_path / "out/data/a").glob("*.parquet")
     whole = file.read_bytes()
-    with file.open("r+b") as stream:
-        stream.seek(len(whole) // 2)
-        stream.write(bytes([whole[len(whole) // 2] ^ 1]))
+    flip(file, len(whole) // 2)
     choices = {"dedup": {"mode": "off"}, "selection": {"view": "none"}}
     with pytest.raises(RunError, match=r"all\.parquet: damaged since it was built"):
         prepare(blend, tmp_path / "out", **choices)
@@ -277,17 +276,14 @@ def test_a_damaged_shard_of_rows_is_made_anew_before_rows_are_selected(tmp_path)
         ({"require": "text == 1"}, "text"),
         ({"require": "and"}, "selection.require"),
         ({"pools": "/nowhere/pools.yaml"}, "no such file; check the path of the pools"),
+        ({"pools": {"a": "stats_tokens > 3"}}, "stats_tokens"),
     ],
 )
-def test_a_selection_that_means_nothing_is_refused(choices, words):
+def test_a_selection_that_means_nothing_is_refused(tmp_path, choices, words):
+    if isinstance(choices.get("pools"), dict):
+        choices = {"pools": write_pools(tmp_path / "pools.yaml", choices["pools"])}
     with pytest.raises(InputError, match=words):
         require_selectable(SelectionChoices(**choices))
-
-
-def test_a_pool_that_names_no_column_is_refused(tmp_path):
-    pools = write_pools(tmp_path / "pools.yaml", {"a": "stats_tokens > 3"})
-    with pytest.raises(InputError, match="stats_tokens"):
-        require_selectable(SelectionChoices(pools=pools))
 
 
 def test_the_bundled_pools_take_rows_of_every_kind(tmp_path):

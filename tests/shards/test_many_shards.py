@@ -2,14 +2,11 @@
 
 from dataclasses import dataclass
 
-import boto3
 import fsspec
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from moto.server import ThreadedMotoServer
-from s3fs import S3FileSystem
 from tokenmill.tasks.shards import store as store_module
 from tokenmill.tasks.shards.identity import shard_identities, shard_identity, shard_key
 from tokenmill.tasks.shards.manifest import Finished, identities, shard_entries
@@ -105,30 +102,13 @@ def test_receipts_are_read_of_shards_that_were_begun_alone(store, monkeypatch):
     assert store.begun([*keys, *keys]) == [keys[2], keys[4]]
 
 
-@pytest.fixture
-def bucket(monkeypatch):
-    """A client of a bucket, which is not the one that our stores go through."""
-    server = ThreadedMotoServer("127.0.0.1", port=0)
-    server.start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*server.get_host_and_port()))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    S3FileSystem.clear_instance_cache()
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="many")
-    yield client
-    S3FileSystem.clear_instance_cache()
-    server.stop()
-
-
 def test_a_listing_of_an_object_store_is_never_an_old_one(bucket, monkeypatch):
     """What another machine has built since the last look is found."""
     monkeypatch.setattr(store_module, "LISTED", 1)
-    store = Store("s3://many/store", "some")
+    store = Store("s3://shards/store", "some")
     keys = [shard_key(identity_of(number)) for number in range(3)]
     assert store.begun(keys) == []
     for number in (2, 0):
-        bucket.put_object(Bucket="many", Key=f"store/some/{keys[number]}/receipt.json", Body=b"{}")
+        bucket.put_object(Bucket="shards", Key=f"store/some/{keys[number]}/receipt.json", Body=b"{}")
         assert keys[number] in store.begun(keys)
     assert store.begun(keys) == [keys[0], keys[2]]

@@ -22,16 +22,11 @@ from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.preparation import plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
-from tests.preparing import blend_of, prepare, write_lines
+from tests.preparing import blend_of, compressed, prepare, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
 TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" for number in range(120)]
 NO_HOLDOUT = {"valid": 0, "test": 0}
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return byte_level_bpe(tmp_path_factory.mktemp("vocabulary"), size=400)
 
 
 @pytest.fixture
@@ -65,8 +60,7 @@ def pending(blend, out, **settings):
 
 
 def all_shards(blend, out, **settings):
-    shards = planned(blend, out, **settings).plan.shards
-    return [(Path(shard.part.file.uri).name, shard.part.start) for shard in shards]
+    return pending(blend, out, force=True, **settings)
 
 
 def test_everything_is_pending_at_first_and_new(corpus, tmp_path, chosen):
@@ -87,16 +81,11 @@ def test_tokens_are_estimated_from_bytes_until_they_are_counted(corpus, tmp_path
 
 
 def test_compressed_text_is_estimated_to_have_more_tokens(tmp_path):
-    lines = b"".join(
-        json.dumps({"text": f"{number} {'Text compresses. ' * 9}"}).encode() + b"\n" for number in range(99)
-    )
-    for folder, name, content in (("plain", "a.jsonl", lines), ("zipped", "a.jsonl.gz", gzip.compress(lines, 0))):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_bytes(content)
-    plain, zipped = (
-        plan_record(planned(blend_of(tmp_path / folder), tmp_path / "out"))["plan"]["estimated_tokens"]
-        for folder in ("plain", "zipped")
-    )
+    path = write_lines(tmp_path / "plain/a.jsonl", [f"{number} {'Text compresses. ' * 9}" for number in range(99)])
+    (tmp_path / "zipped").mkdir()
+    (tmp_path / "zipped/a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes(), 0))
+    plans = [planned(blend_of(tmp_path / folder), tmp_path / "out") for folder in ("plain", "zipped")]
+    plain, zipped = (plan_record(plan)["plan"]["estimated_tokens"] for plan in plans)
     assert zipped > 2 * plain  # gzip at level 0 stores the bytes as they are
 
 
@@ -186,21 +175,6 @@ def test_a_file_that_grows_costs_its_last_slice_and_the_new_ones(tmp_path, chose
     assert work
 
 
-def test_a_touched_file_builds_nothing(corpus, tmp_path, chosen):
-    prepare(blend_of(corpus), tmp_path / "out", **chosen)
-    for seconds in (1_000_000_001, None):
-        os.utime(corpus / "a.jsonl", seconds and (seconds, seconds))
-        assert pending(blend_of(corpus), tmp_path / "out", **chosen) == []
-
-
-def test_files_that_are_renamed_or_moved_build_nothing(corpus, tmp_path, chosen):
-    prepare(blend_of(corpus), tmp_path / "out", **chosen)
-    (corpus / "a.jsonl").rename(corpus / "z.jsonl")
-    assert pending(blend_of(corpus), tmp_path / "out", **chosen) == []
-    moved = corpus.rename(tmp_path / "elsewhere")
-    assert pending(blend_of(moved), tmp_path / "out", **chosen) == []
-
-
 def test_another_data_set_or_blend_that_shares_the_store_shares_the_shards(corpus, tmp_path, chosen):
     chosen |= {"store": str(tmp_path / "store")}
     prepare(blend_of(corpus / "a.jsonl"), tmp_path / "one", **chosen)
@@ -236,12 +210,6 @@ def test_another_tokenizer_rebuilds_everything_and_the_plan_says_so(corpus, tmp_
     assert "source" not in reason
 
 
-def test_the_same_tokenizer_in_another_place_rebuilds_nothing(corpus, tmp_path, chosen, vocabulary):
-    prepare(blend_of(corpus), tmp_path / "out", **chosen)
-    chosen["tokenizer"] = {"model": str(shutil.copytree(vocabulary, tmp_path / "moved" / "tokenizer"))}
-    assert pending(blend_of(corpus), tmp_path / "out", **chosen) == []
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -273,19 +241,38 @@ def test_a_choice_that_changes_bytes_rebuilds_everything_and_is_named(corpus, tm
         {"cluster": "tcp://nowhere:1"},
         {"cluster_timeout": 7.0},
         {"allow_partial": True},
+        {"tokenizer": "moved"},
     ],
     ids=str,
 )
-def test_a_choice_that_changes_no_byte_rebuilds_nothing(corpus, tmp_path, chosen, change):
+def test_a_choice_that_changes_no_byte_rebuilds_nothing(corpus, tmp_path, chosen, vocabulary, change):
     prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    if "tokenizer" in change:
+        change = {"tokenizer": {"model": str(shutil.copytree(vocabulary, tmp_path / "moved" / "tokenizer"))}}
     assert pending(blend_of(corpus), tmp_path / "out", **chosen | change) == []
 
 
-def test_force_rebuilds_everything(corpus, tmp_path, chosen):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda corpus: os.utime(corpus / "a.jsonl", (1_000_000_001, 1_000_000_001)),
+        lambda corpus: os.utime(corpus / "a.jsonl"),
+        lambda corpus: (corpus / "a.jsonl").rename(corpus / "z.jsonl"),
+        lambda corpus: corpus.rename(corpus.with_name("elsewhere")),
+    ],
+    ids=["touched long ago", "touched", "renamed", "moved"],
+)
+def test_files_of_the_same_content_build_nothing(corpus, tmp_path, chosen, change):
     prepare(blend_of(corpus), tmp_path / "out", **chosen)
-    assert pending(blend_of(corpus), tmp_path / "out", force=True, **chosen) == all_shards(
-        blend_of(corpus), tmp_path / "out", **chosen
-    )
+    change(corpus)
+    there = corpus if corpus.exists() else corpus.with_name("elsewhere")
+    assert pending(blend_of(there), tmp_path / "out", **chosen) == []
+
+
+def test_force_rebuilds_everything(corpus, tmp_path, chosen):
+    plan, _ = prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    places = [(Path(shard.part.file.uri).name, shard.part.start) for shard in plan.plan.shards]
+    assert all_shards(blend_of(corpus), tmp_path / "out", **chosen) == places
 
 
 def test_reasons_tell_new_changed_and_lost_shards_apart(corpus, tmp_path, chosen):
@@ -365,17 +352,21 @@ def test_one_shard_is_no_shards(corpus, tmp_path, chosen):
     assert "  1 shard: new\n" in shown.getvalue()
 
 
-def test_a_data_set_of_empty_files_is_refused_with_what_they_hold(tmp_path, chosen):
-    write_lines(tmp_path / "a.jsonl", [])
-    words = r"data set 'a': .*a\.jsonl holds no rows \(a file of 0 bytes\); fix the path"
-    with pytest.raises(InputError, match=words):
-        planned(blend_of(tmp_path / "a.jsonl"), tmp_path / "out", **chosen)
+NEVER_EMPTY = r": is empty \(0 bytes\), so it is not a \w+ file; fetch it"
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.zst", "a.parquet"])
-def test_an_empty_file_of_a_kind_that_never_is_is_refused(tmp_path, chosen, name):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a.jsonl", r" holds no rows \(a file of 0 bytes\); fix the path"),
+        ("a.jsonl.gz", NEVER_EMPTY),
+        ("a.json.zst", NEVER_EMPTY),
+        ("a.parquet", NEVER_EMPTY),
+    ],
+)
+def test_a_data_set_of_empty_files_is_refused_with_what_they_hold(tmp_path, chosen, name, words):
     (tmp_path / name).touch()
-    with pytest.raises(InputError, match=rf"{name}: is empty \(0 bytes\), so it is not a \w+ file; fetch it"):
+    with pytest.raises(InputError, match=rf"{name}{words}"):
         planned(blend_of(tmp_path / name), tmp_path / "out", **chosen)
 
 
@@ -386,26 +377,16 @@ def test_a_planned_shard_survives_the_journey_as_json(corpus, tmp_path, chosen):
         assert travelled.key == shard.key
 
 
-def as_jsonl(path, rows):
-    return write_lines(path.with_suffix(".jsonl"), rows)
-
-
-def as_gzip(path, rows):
-    plain = write_lines(path.with_suffix(".jsonl"), rows)
-    zipped = path.with_suffix(".jsonl.gz")
-    zipped.write_bytes(gzip.compress(plain.read_bytes()))
-    plain.unlink()
-    return zipped
-
-
-def as_array(path, rows):
-    path.with_suffix(".json").write_text(json.dumps([{"text": row} for row in rows]))
-    return path.with_suffix(".json")
-
-
-def as_parquet(path, rows):
-    pq.write_table(pa.table({"text": rows}), path.with_suffix(".parquet"), row_group_size=11)
-    return path.with_suffix(".parquet")
+def as_file(path, rows):
+    """A file of rows of text of any format, by its name."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"text": rows}), path, row_group_size=11)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps([{"text": row} for row in rows]))
+    else:
+        write_lines(path, rows)
+        path.write_bytes(compressed(path.name, path.read_bytes()))
+    return path
 
 
 def tokens_in(out):
@@ -414,10 +395,10 @@ def tokens_in(out):
     return b"".join(Path(f"{prefix}.bin").read_bytes() for prefix in prefixes)
 
 
-@pytest.mark.parametrize("writer", [as_jsonl, as_gzip, as_array, as_parquet], ids=lambda writer: writer.__name__)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"])
 @pytest.mark.parametrize("sample", [1, 11, 50, 1000])
-def test_a_sample_prepares_exactly_the_leading_rows(tmp_path, chosen, writer, sample):
-    source = writer(tmp_path / "a", TEXTS)
+def test_a_sample_prepares_exactly_the_leading_rows(tmp_path, chosen, name, sample):
+    source = as_file(tmp_path / name, TEXTS)
     _, manifest = prepare(blend_of(source), tmp_path / "out", sample=sample, **chosen)
     assert manifest["totals"]["rows"] == sum(entry["rows"] for entry in manifest["shards"]) == min(sample, len(TEXTS))
     leading = write_lines(tmp_path / "leading" / "a.jsonl", TEXTS[:sample])
@@ -435,7 +416,7 @@ def test_a_sample_is_taken_of_each_data_set(corpus, tmp_path, chosen):
 
 
 def test_another_sample_costs_the_slice_it_ends_in_and_those_it_adds(tmp_path, chosen):
-    path = as_jsonl(tmp_path / "a", TEXTS)
+    path = as_file(tmp_path / "a.jsonl", TEXTS)
     rows = {start: content.count(b"\n") for start, content in owned(path.read_bytes(), 700).items()}
     starts, whole = list(rows), rows[0] + rows[700]
     prepare(blend_of(path), tmp_path / "out", sample=whole, **chosen)
@@ -446,7 +427,7 @@ def test_another_sample_costs_the_slice_it_ends_in_and_those_it_adds(tmp_path, c
 
 @pytest.mark.parametrize(("scale", "percent"), [("tiny", 1), ("small", 10), ("medium", 30), ("full", 100)])
 def test_a_scale_prepares_the_rows_that_begin_in_the_leading_share_of_the_bytes(tmp_path, chosen, scale, percent):
-    path = as_jsonl(tmp_path / "a", TEXTS)
+    path = as_file(tmp_path / "a.jsonl", TEXTS)
     lines = path.read_bytes().splitlines(keepends=True)
     begins = [sum(map(len, lines[:number])) for number in range(len(lines))]
     expected = sum(begin * 100 < path.stat().st_size * percent for begin in begins)
@@ -456,12 +437,14 @@ def test_a_scale_prepares_the_rows_that_begin_in_the_leading_share_of_the_bytes(
 
 
 def test_tiny_is_capped_in_rows_and_a_sample_within_a_scale_takes_the_smaller(tmp_path, chosen, monkeypatch):
-    path = as_jsonl(tmp_path / "a", TEXTS * 10)
+    path = as_file(tmp_path / "a.jsonl", TEXTS * 10)
     monkeypatch.setattr(planning, "TINY_ROWS", 5)
-    rows = {
-        (scale, sample): prepare(blend_of(path), tmp_path / "out", scale=scale, sample=sample, **chosen)[1]["totals"][
-            "rows"
-        ]
-        for scale, sample in (("tiny", None), ("tiny", 3), ("tiny", 50), ("small", 50), ("small", 5000))
-    }
-    assert rows == {("tiny", None): 5, ("tiny", 3): 3, ("tiny", 50): 5, ("small", 50): 50, ("small", 5000): 120}
+    for scale, sample, rows in (
+        ("tiny", None, 5),
+        ("tiny", 3, 3),
+        ("tiny", 50, 5),
+        ("small", 50, 50),
+        ("small", 5000, 120),
+    ):
+        _, manifest = prepare(blend_of(path), tmp_path / "out", scale=scale, sample=sample, **chosen)
+        assert manifest["totals"]["rows"] == rows

@@ -1,5 +1,4 @@
 # ruff: noqa: PT012 - what is raised inside a publication is the subject here
-import contextlib
 import errno
 import fcntl
 import gc
@@ -11,7 +10,6 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-import boto3
 import fsspec
 import numpy as np
 import pyarrow as pa
@@ -20,7 +18,6 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards import publish as publish_module
@@ -173,14 +170,19 @@ def test_a_publication_syncs_the_file_then_names_it_then_syncs_the_directory(tmp
     assert names[-4:] == ["fsync", "replace", "open", "fsync"]
 
 
+def numbers_of(work, target):
+    """The numbers of the operations of some work that replaces OLD."""
+    total = len(operations_of(work))
+    target.write_bytes(OLD)
+    return range(1, total + 1)
+
+
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_any_operation_may_fail(target, code):
     def work():
         write_in_parts(target)
 
-    total = len(operations_of(work))
-    target.write_bytes(OLD)
-    for number in range(1, total + 1):
+    for number in numbers_of(work, target):
         with (
             fail_operation(number, OSError(code, os.strerror(code))),
             pytest.raises(OSError, match=r"data\.bin'$") as raised,
@@ -191,13 +193,12 @@ def test_any_operation_may_fail(target, code):
         check_recovery(work, target)
 
 
-def test_the_power_may_fail_at_any_operation(target):
+@pytest.mark.parametrize("copied", [False, True], ids=["a write", "a copy"])
+def test_the_power_may_fail_at_any_operation(source, target, copied):
     def work():
-        write_in_parts(target)
+        copy(str(source), str(target)) if copied else write_in_parts(target)
 
-    total = len(operations_of(work))
-    target.write_bytes(OLD)
-    for number in range(1, total + 1):
+    for number in numbers_of(work, target):
         with fail_operation(number, PowerOff()), pytest.raises(PowerOff):
             work()
         check_recovery(work, target)
@@ -208,12 +209,11 @@ def test_a_writer_may_be_killed_at_any_operation(target):
     def work():
         write_in_parts(target)
 
-    total = len(operations_of(work))
-    target.write_bytes(OLD)
-    for number in range(1, total + 1):
+    numbers = numbers_of(work, target)
+    for number in numbers:
         assert killed_at(number, work)
         check_recovery(work, target)
-    assert not killed_at(total + 1, work)
+    assert not killed_at(len(numbers) + 1, work)
 
 
 def test_a_failed_clean_up_does_not_hide_what_went_wrong(target):
@@ -327,12 +327,6 @@ def test_where_no_link_can_be_made_the_file_is_copied(source, target, code):
     assert temporaries(target.parent) == []
 
 
-def test_linking_what_is_not_there_names_it(target):
-    with pytest.raises(FileNotFoundError, match=r"missing\.bin"):
-        link(str(target.parent / "missing.bin"), str(target))
-    assert target.read_bytes() == OLD
-
-
 def test_a_link_survives_any_fault(source, target):
     def work():
         link(str(source), str(target))
@@ -430,29 +424,20 @@ def test_a_name_that_cannot_be_given_is_told(bucket, pairs):
             place_files(missing)
 
 
-def test_a_rival_that_links_first_leaves_no_temporary(source, target):
+def test_rivals_and_sweeps_during_a_link_change_nothing(source, target):
+    swept = []
+
     def rival(number, name, arguments):
         if name == "replace":
+            swept.append(sweep(str(target.parent)))
             target.unlink()
             target.hardlink_to(source)
 
     with intercept(rival):
         link(str(source), str(target))
-    assert target.samefile(source)
-    assert temporaries(target.parent) == []
-
-
-def test_a_sweep_during_a_link_leaves_its_temporary(source, target):
-    swept = []
-
-    def sweeper(number, name, arguments):
-        if name == "replace":
-            swept.append(sweep(str(target.parent)))
-
-    with intercept(sweeper):
-        link(str(source), str(target))
     assert swept == [[]]
     assert target.samefile(source)
+    assert temporaries(target.parent) == []
 
 
 def test_a_memory_file_appears_whole_or_not_at_all():
@@ -464,36 +449,6 @@ def test_a_memory_file_appears_whole_or_not_at_all():
     assert fsspec.filesystem("memory").cat_file(uri) == OLD
     assert publish_bytes(uri, NEW) == Output(uri, len(NEW), xxhash.xxh3_128(NEW).hexdigest())
     assert fsspec.filesystem("memory").cat_file(uri) == NEW
-
-
-@pytest.fixture(scope="module")
-def server():
-    moto = ThreadedMotoServer("127.0.0.1", port=0)
-    moto.start()
-    yield "http://{}:{}".format(*moto.get_host_and_port())
-    moto.stop()
-
-
-@pytest.fixture
-def bucket(server, monkeypatch):
-    """An empty bucket, and uploads in parts of 5 MiB, the least that S3 takes."""
-    for name, value in {
-        "AWS_ENDPOINT_URL": server,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(S3FileSystem, "default_block_size", 5 << 20)
-    S3FileSystem.clear_instance_cache()
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="shards")
-    yield client
-    with contextlib.suppress(client.exceptions.NoSuchBucket):
-        for found in client.list_objects_v2(Bucket="shards").get("Contents", []):
-            client.delete_object(Bucket="shards", Key=found["Key"])
-        client.delete_bucket(Bucket="shards")
-    S3FileSystem.clear_instance_cache()
 
 
 def stored(client, key="data.bin"):
@@ -569,12 +524,14 @@ def test_a_copy_between_any_two_storages_is_whole(bucket, tmp_path, source, targ
         assert stream.read() == NEW
 
 
-@pytest.mark.parametrize("place", ["s3://shards", "memory://copies", "local"])
-def test_copying_what_is_not_there_names_it_and_changes_nothing(bucket, tmp_path, place):
+@pytest.mark.parametrize(
+    ("place", "give"), [("s3://shards", copy), ("memory://copies", copy), ("local", copy), ("local", link)]
+)
+def test_copying_what_is_not_there_names_it_and_changes_nothing(bucket, tmp_path, place, give):
     place = str(tmp_path) if place == "local" else place
     publish_bytes(f"{place}/target", OLD)
     with pytest.raises(FileNotFoundError) as raised:
-        copy(f"{place}/missing", f"{place}/target")
+        give(f"{place}/missing", f"{place}/target")
     assert "missing" in "".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
     with fsspec.open(f"{place}/target", "rb") as stream:
         assert stream.read() == OLD
@@ -585,15 +542,3 @@ def test_a_store_that_refuses_a_copy_has_both_names_in_a_note(bucket):
     with pytest.raises(FileNotFoundError) as raised:
         copy("s3://shards/data.bin", "s3://nowhere/data.bin")
     assert raised.value.__notes__ == ["while copying s3://shards/data.bin to s3://nowhere/data.bin"]
-
-
-def test_a_copy_to_a_local_disk_survives_any_fault(source, target):
-    def work():
-        copy(str(source), str(target))
-
-    total = len(operations_of(work))
-    target.write_bytes(OLD)
-    for number in range(1, total + 1):
-        with fail_operation(number, PowerOff()), pytest.raises(PowerOff):
-            work()
-        check_recovery(work, target)
