@@ -11,11 +11,11 @@ import time
 import traceback
 from types import ModuleType
 
-from bench.torture import flips, ids, kernels, kills, parquet, programs, rows, store
+from bench.torture import flips, formats, ids, kernels, kills, parquet, programs, rows, store
 
 TORTURES: dict[str, ModuleType] = {
-    "rows": rows, "parquet": parquet, "flips": flips, "kills": kills, "ids": ids, "programs": programs,
-    "store": store, "kernels": kernels,
+    "rows": rows, "parquet": parquet, "flips": flips, "kills": kills, "ids": ids, "formats": formats,
+    "programs": programs, "store": store, "kernels": kernels,
 }  # fmt: skip
 
 

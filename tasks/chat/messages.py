@@ -25,6 +25,7 @@ only its characters and the end of turn are trained on. Data that asks to train 
 keys that speak of loss, masks or training.
 """
 
+import itertools
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -35,6 +36,7 @@ from tokenmill.tasks.errors import nearest
 
 from .conversation import Arguments, Message, Range, Reason, RejectionError, Role, ToolCall
 from .json_values import json_text, kind, listed, parsed, quoted, require_single_keys, require_utf8
+from .shapes import is_telling
 
 SPELLINGS = ("reasoning_content", "reasoning", "thinking")
 """The keys of reasoning. Only the first is always text; `thinking: true` is a setting."""
@@ -148,6 +150,10 @@ def read_tools(value: object) -> list[dict[str, Any]]:
     `value` is null, empty, or an array of named objects, or the JSON text of one.
     """
     tools = _array(value, "bad_tools", "tools")
+    tools = [
+        parsed(tool, "bad_tools", f"tool {place} of {len(tools)}") if isinstance(tool, str) else tool
+        for place, tool in enumerate(tools, 1)
+    ]
     for number, tool in enumerate(tools, 1):
         function = _function(tool) if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
@@ -275,7 +281,7 @@ SPEAKERS: dict[str, Role] = {
     "developer": "developer",
     **dict.fromkeys(("user", "human", "prompter"), "user"),
     **dict.fromkeys(
-        ("assistant", "gpt", "chatgpt", "model", "ai", "bot", "bing", "bard", "agent", "function_call", "tool_call"),
+        ("assistant", "gpt", "chatgpt", "chatbot", "model", "ai", "bot", "bing", "bard", "agent", "function_call", "tool_call"),
         "assistant",
     ),
     **dict.fromkeys(
@@ -286,7 +292,13 @@ SPEAKERS: dict[str, Role] = {
 }  # fmt: skip
 """The roles of messages and the speakers of turns, in lower case. `function` is the older name of `tool`."""
 
-CALLS = ("function_call", "tool_call")
+
+def role_of(name: str) -> Role | None:
+    """The role of a speaker in any case, with words joined by `_`, `-` or a space; None if it isn't known."""
+    return SPEAKERS.get(name) or SPEAKERS.get(re.sub(r"[-\s]+", "_", name.strip().lower()))
+
+
+CALLS = ("function_call", "tool_call", "function-call", "tool-call")
 """Speakers whose text is a call, or several."""
 
 
@@ -294,6 +306,9 @@ def is_call(message: object) -> bool:
     """Whether a message is a call in place of a text."""
     return isinstance(message, dict) and (message.get("role") or message.get("from")) in CALLS
 
+
+READ = (*SPELLINGS, "tool_calls", "function_call", "function_calls", "system_prompt")
+"""Keys of messages that are read, and speak of conversations (see `is_telling`)."""
 
 UNREAD = (
     "refusal",
@@ -339,9 +354,12 @@ class Unusual(NamedTuple):
 def unusual(keys: tuple[str, ...]) -> Unusual | None:
     """What the keys of a message mean that no other part of this module knows; None for nothing, as usual."""
     masks = tuple(key for key in keys if key not in {*WHOLE, DETAIL} and MASKS & set(re.split(r"[^a-z]+", key.lower())))
+    unread = set(UNREAD)
+    if not {"role", "from"}.isdisjoint(keys):
+        unread |= {key for key in keys if is_telling(key)}.difference(READ, STEPS, MESSAGE_TOOLS, UNREADABLE)
     found = Unusual(
         masks,
-        *(tuple(key for key in keys if key in each) for each in (UNREADABLE, UNREAD, CHANNELS, STEPS, MESSAGE_TOOLS)),
+        *(tuple(key for key in keys if key in each) for each in (UNREADABLE, unread, CHANNELS, STEPS, MESSAGE_TOOLS)),
     )
     return found if any(found) else None
 
@@ -374,10 +392,23 @@ def _read_any(value: object) -> Message:
     require_single_keys(fields, "bad_message", "it")
     if fields.get("role") is None and fields.get("from") is not None:
         fields = {**fields, "role": fields["from"], "content": fields.get("value", fields.get("content"))}
+    elif fields.get("content") is None and (other := fields.get("value", fields.get("text"))):
+        fields = {**fields, "content": other}
     role = _role(fields.get("role"), fields)
+    fields = _without_thoughts(fields)
     content = _text(fields.get("content"), role)
     reasoning = given_reasoning(fields, role)
     return _message(role, content, reasoning, fields)
+
+
+def _without_thoughts(fields: dict[str, Any]) -> dict[str, Any]:
+    """The message with the thoughts that its content begins with under `reasoning_content`; Anthropic and Mistral have them as parts."""
+    parts: list[Any] = content if isinstance(content := fields.get("content"), list) else []
+    thoughts = list(itertools.takewhile(lambda part: isinstance(part, dict) and part.get("type") == "thinking", parts))
+    if not thoughts or fields.get(SPELLINGS[0]):
+        return fields
+    text = "\n".join(_text(part.get("thinking"), "assistant") or "" for part in thoughts)
+    return {**fields, "content": parts[len(thoughts) :], SPELLINGS[0]: text}
 
 
 def require_readable(value: object) -> None:
@@ -416,7 +447,7 @@ def _role(name: object, fields: dict[str, Any]) -> Role:
         raise RejectionError("unknown_role", f"it has neither role nor from; its keys: {listed(fields)}")
     if not isinstance(name, str):
         raise RejectionError("unknown_role", f"its role is {kind(name)}; make it a string")
-    role = SPEAKERS.get(name) or SPEAKERS.get(name.lower())
+    role = role_of(name)
     if role is None:
         raise RejectionError("unknown_role", f"its role is {quoted(name)}; {nearest(name[:40], SPEAKERS)}")
     return role
@@ -449,7 +480,7 @@ def _part(part: object, number: int) -> str:
         return part
     if not isinstance(part, dict):
         raise RejectionError("not_text", f"part {number} of its content is {kind(part)}; make it a text part")
-    if part.get("type") != "text":
+    if part.get("type", "text") != "text":
         found = quoted(part.get("type"))
         raise RejectionError("not_text", f"part {number} of its content has the type {found}; only 'text' can be read")
     text = part.get("text")

@@ -23,16 +23,16 @@ from .messages import (
     CALLS,
     MESSAGE_TOOLS,
     PLAIN,
-    SPEAKERS,
     Unusual,
     is_call,
     read_message,
     read_template_kwargs,
     read_tools,
     require_readable,
+    role_of,
     unusual,
 )
-from .shapes import KWARGS, SWITCHES, TOKENIZED, XLAM, Given, Layout, Shape, layout_of, value_at
+from .shapes import ANSWERS, KWARGS, SWITCHES, TOKENIZED, XLAM, Given, Layout, Shape, layout_of, value_at
 from .traces import read_trace, trace_name
 
 Record = Mapping[str, Any]
@@ -66,10 +66,17 @@ def conversation(
         except RejectionError as error:
             return Rejected(error.reason, f"message {number} of {len(turns)}{_speaker(each)}: {error.detail}")
     if not any(message["role"] == "assistant" for message in messages):
-        return Rejected(
-            "no_assistant", f"none of its {len(messages)} messages is by the assistant, so there is nothing to train on"
-        )
+        return Rejected("no_assistant", _no_answer(len(messages), record))
     return Conversation(messages, tools, tuple(sorted(reading.unread)) if reading.unread else (), variables)
+
+
+def _no_answer(count: int, record: Record) -> str:
+    """Why there is nothing to train on, and the fields beside the messages that may hold their answer."""
+    found = f"none of its {count} messages is by the assistant, so there is nothing to train on"
+    apart = [name for name in ANSWERS if isinstance(record.get(name), str)]
+    if not apart:
+        return found
+    return f'{found}; if {apart[0]} is the answer, say so in the blend ("fields": {{"prompt": "…", "response": "{apart[0]}"}})'
 
 
 class _Reading:
@@ -124,7 +131,7 @@ def _with_system(record: Record, fields: Sequence[str], messages: list[Any]) -> 
 def _role_of(message: object) -> str | None:
     """The role of a message in any form; None if it has none that is known."""
     name = (message.get("role") or message.get("from")) if isinstance(message, dict) else None
-    return SPEAKERS.get(name.lower()) if isinstance(name, str) else None
+    return role_of(name) if isinstance(name, str) else None
 
 
 def _pair(record: Record, layout: Layout, reading: _Reading) -> list[Any]:
@@ -295,7 +302,9 @@ def _beside(record: Record, layout: Layout, reading: _Reading) -> None:
         value = record[name]
         if value in ("", [], {}) or (isinstance(value, str) and value in SWITCHES):
             continue
-        if meaning == "ambiguous":
+        if meaning == "telling" and not isinstance(value, str | list | dict):
+            continue
+        if meaning == "ambiguous" and not _repeats(value, record, layout.shape):
             pair = f"{layout.shape.prompt} and {layout.shape.response}"
             remedy = 'name the parts in the blend ("fields": {"prompt": "…", "response": "…"})'
             raise RejectionError("no_messages", f"{name} beside {pair} is ambiguous; {remedy}")
@@ -304,6 +313,20 @@ def _beside(record: Record, layout: Layout, reading: _Reading) -> None:
         if meaning == "verdict" and value is False:
             raise RejectionError("bad_loss_flag", f"{name} is false: its answer is a bad one; filter such rows out")
         reading.unread.add(name)
+
+
+LONG = 24
+"""Characters of a text that isn't found in others by chance."""
+
+
+def _repeats(value: object, record: Record, shape: Shape) -> bool:
+    """Whether a text beside a pair is its question or answer again, such as a prompt that was made of the question."""
+    read = [text for name in (shape.prompt, shape.response) if name and isinstance(text := record.get(name), str)]
+    if not isinstance(value, str):
+        return False
+    return any(
+        text == value or (min(len(text), len(value)) >= LONG and (text in value or value in text)) for text in read
+    )
 
 
 def _list(value: object, field: str, record: Record) -> list[Any]:

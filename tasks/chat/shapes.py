@@ -4,11 +4,14 @@ A shape is a row of SHAPES. It names either a list of messages, or a question an
 a value is read. What may lie beside it is the same for all shapes: a system prompt, tools, and for pairs a history and
 reasoning. Any other field of the table gives a row a meaning that its shape doesn't have: a second question or answer is
 ambiguous, pictures and sound can't be read, and a mark of a bad answer excludes the row, so such rows are rejected by the
-field's name. The rest is counted as not read (`Conversation.unread`).
+field's name. The rest is counted as not read (`Conversation.unread`), and so is any field whose name speaks of a conversation,
+such as `deepseek_attempt` (`is_telling`).
 
 Which fields a row has decides everything but the values, so this is worked out once for each set of fields.
 """
 
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -67,6 +70,26 @@ ATIF_TOOLS = "agent.tool_definitions"
 REFERENCES = ("answer", "expected_answer", "final_answer", "ground_truth_solution")
 """Fields with the result that a solution arrives at."""
 
+QUESTIONS = (
+    "prompt", "query", "problem", "question", "instruction", "input", "inputs", "user", "human", "user_prompt", "user_query",
+    "user_message", "user_input", "input_text", "text_input", "source_text", "message_1", "q",
+)  # fmt: skip
+SOLUTIONS = ("generated_solution", "deepseek_solution", "llm_response", "generation", "solution")
+ANSWERS = (
+    *SOLUTIONS, "response", "output", "completion", "answer", "targets", "target", "assistant", "bot", "gpt", "chatgpt",
+    "assistant_response", "assistant_message", "model_response", "model_output", "output_text", "target_text", "demonstration",
+    "message_2", "a",
+)  # fmt: skip
+"""What questions and their answers are called. The first of each that a row has are read."""
+
+
+def _pair(prompt: str, response: str) -> "Shape":
+    """The shape of a question and an answer; beside a solution, the result that it arrives at repeats a part of it."""
+    given = response in SOLUTIONS or (prompt, response) == ("problem", "response")
+    same = tuple(name for name in REFERENCES if given and name != response)
+    return Shape(f"{prompt} and {response}", prompt=prompt, response=response, more=("context",), same=same)
+
+
 SHAPES = (
     Shape("messages", "messages"),
     Shape("turns", "conversations"),
@@ -84,42 +107,20 @@ SHAPES = (
     Shape("instruction and answer", prompt="instruction", response="answer", more=("input", "context")),
     Shape("instruction and completion", prompt="instruction", response="completion", more=("input", "context")),
     Shape("prompt and completion", prompt="prompt", response="completion", prompt_trained=False),
-    *(
-        Shape(f"{prompt} and {response}", prompt=prompt, response=response, more=("context",), same=same)
-        for prompt, response, same in (
-            ("prompt", "response", ()),
-            ("prompt", "output", ()),
-            ("prompt", "answer", ()),
-            ("query", "response", ()),
-            ("query", "answer", ()),
-            ("query", "output", ()),
-            ("problem", "generated_solution", REFERENCES),
-            ("problem", "deepseek_solution", REFERENCES),
-            ("problem", "solution", REFERENCES),
-            ("problem", "response", REFERENCES),
-            ("problem", "answer", ()),
-            ("question", "generated_solution", REFERENCES),
-            ("question", "solution", REFERENCES),
-            ("question", "response", ()),
-            ("question", "output", ()),
-            ("question", "answer", ()),
-            ("input", "output", ("solution", "expected_answer")),
-            ("input", "response", ()),
-            ("inputs", "targets", ()),
-            ("instruction", "solution", REFERENCES),
-            ("source", "target", ()),
-            ("user", "assistant", ()),
-            ("human", "assistant", ()),
-            ("human", "bot", ()),
-        )
+    Shape(
+        "input and output", prompt="input", response="output", more=("context",), same=("solution", "expected_answer")
     ),
+    *itertools.starmap(_pair, itertools.product(QUESTIONS, ANSWERS)),
+    Shape("input and content", prompt="input", response="content"),
+    Shape("source and target", prompt="source", response="target"),
+    Shape("turns", "items"),
     Shape("OpenHands events", HISTORY),
     *(Shape(TOKENIZED, "input_ids", more=(*MASKS, "attention_mask", "seq_start_id"), beside=(mask,)) for mask in MASKS),
     Shape(TOKENIZED, "prompt_ids", beside=("prompt_mask", "completion_ids", "completion_mask")),
 )
 """All shapes, in the order in which they are tried."""
 
-Meaning = Literal["ambiguous", "media", "verdict", "other"]
+Meaning = Literal["ambiguous", "media", "verdict", "other", "telling"]
 
 KWARGS = "chat_template_kwargs"
 """The field of a row's own variables for the template, as TRL and Megatron-Bridge call it."""
@@ -133,51 +134,61 @@ REASONING = (
 SWITCHES = frozenset({"on", "off"})
 """Values of `reasoning` that are a switch of the data's generator, not a text."""
 
+METADATA = frozenset({
+    "source", "target", "user", "human", "bot", "gpt", "chatgpt", "assistant", "agent", "details", "data", "items", "content",
+    "message_1", "message_2", "q", "a", "labels", "attention_mask", "seq_start_id",
+})  # fmt: skip
+"""Fields of shapes that usually mean nothing in rows of other shapes."""
+
 BESIDE: Mapping[str, Meaning] = {
-    **dict.fromkeys(
-        ("prompt", "query", "question", "instruction", "problem", "input", "inputs", "completion", "response", "output",
-         "answer", "solution", "generated_solution", "deepseek_solution", "targets"),
-        "ambiguous",
-    ),
+    **dict.fromkeys([name for name in (*QUESTIONS, *ANSWERS) if name not in METADATA], "ambiguous"), "definition": "ambiguous",
     **dict.fromkeys(("image", "images", "audio", "audios", "video", "videos"), "media"),
     "label": "verdict",
     **dict.fromkeys(
-        ("chosen", "rejected", "rejected_response", "attempt", "thinking_trajectories", "objects", "input_ids", "loss_mask",
-         *REFERENCES, *REASONING),
+        ("chosen", "rejected", "response_format", "objects", "speakers", "narrative", "input_ids", "loss_mask", *REFERENCES, *REASONING),
         "other",
     ),
 }  # fmt: skip
 """What a field means that a shape doesn't read: a second question or answer, pictures and sound, a mark of the answer, or
-something else, as any other field of the table does.
+something else, as any other field of the table does. A field that is only `telling` means something if it isn't a mere number.
 """
-
-METADATA = frozenset({
-    "source", "target", "user", "human", "bot", "agent", "details", "data", "content", "labels", "attention_mask", "seq_start_id",
-})  # fmt: skip
-"""Fields of shapes that usually mean nothing in rows of other shapes."""
 
 KNOWN = dict.fromkeys([*(name for shape in SHAPES for name in (*shape.needed, *shape.more)), *SYSTEMS, *TOOLS, *BESIDE])
 """All fields with a meaning, in lower case."""
 
-CAPITALS = (
-    "Question",
-    "Answer",
-    "Response",
-    "Instruction",
-    "Input",
-    "Output",
-    "Prompt",
-    "Problem",
-    "Solution",
-    "Complex_CoT",
+TELLING = (
+    "answers?|assistant|attempts?|chat|chosen|completions?|context|conversations?|cot|critiques?|definition|demonstrations?|dialog|"
+    "dialogs|dialogues?|explanations?|functions?|generations?|history|inputs?|instructions?|messages?|outputs?|problem|prompts?|query|"
+    "questions?|rationales?|reasoning|rejected|replies|reply|responses?|solutions?|system|targets?|think|thinking|thoughts?|tools?|"
+    "traces?|trajectory|trajectories|turns?|user"
 )
-"""Spellings of fields in columns; in JSON, any other capitals are read too."""
+FACTS = (
+    "answered|assessment|category|characters|chars|class|config|correct|correctness|count|counts|created|date|difficulty|domain|error|"
+    "format|from|hash|id|identifier|idx|ids|index|info|is|judgement|judgment|kind|labels?|lang|languages?|len|lengths?|level|license|"
+    "logprobs|meta|metadata|models?|moderation|n|names?|num|number|origin|pass|quality|rank|rate|ratings?|rewards?|scores?|sources?|"
+    "statistics|stats|status|style|subset|tags?|task|time|timestamp|tokens?|topic|types?|url|uuid|verified|version"
+)
+"""Words in names of fields: those that speak of a conversation, and those that state a fact about one."""
+
+
+def _word(words: str) -> str:
+    return rf"(?:(?<![a-zA-Z])|(?<=[a-z])(?=[A-Z]))(?i:{words})(?:(?![a-zA-Z])|(?<=[a-z])(?=[A-Z]))"
+
+
+ANY_TELLING = rf"(?!.*{_word(FACTS)}).*{_word(TELLING)}.*"
+"""The names of fields that speak of a conversation, such as `r1_solution` and `userPrompt`, as a regular expression."""
+
+
+def is_telling(name: str) -> bool:
+    """Whether a name is one of ANY_TELLING."""
+    return re.fullmatch(ANY_TELLING, name) is not None
 
 
 def fields_read(messages_field: str | None, tools_field: str, given: Given = ()) -> list[str]:
-    """The fields of a record that are looked at, dotted if nested."""
+    """The fields of a record that are looked at, dotted if nested; the last one is a pattern (see `parquet_batches.named`)."""
     own = [] if messages_field is None else [messages_field]
-    return list(dict.fromkeys([*own, *(name for _, name in given), tools_field, KWARGS, *KNOWN, *CAPITALS]))
+    pattern = f"/(?i:{'|'.join(KNOWN)})|{ANY_TELLING}/"
+    return list(dict.fromkeys([*own, *(name for _, name in given), tools_field, KWARGS, *KNOWN, pattern]))
 
 
 class Layout(NamedTuple):
@@ -234,10 +245,13 @@ def _unknown(keys: Sequence[str]) -> str:
 @lru_cache(maxsize=4096)
 def _layout(keys: tuple[str, ...], messages_field: str | None, tools_field: str, given: Given) -> Layout | None:
     names: dict[str, str] = {}
+    telling: list[str] = []
     for key in keys:
         lower = key.lower()
         if lower in KNOWN and (lower not in names or key == lower):
             names[lower] = key
+        elif is_telling(key):
+            telling.append(key)
     parts = dict(given)
     named = _named(messages_field, parts)
     shape = named or next((each for each in SHAPES if all(name in names for name in each.needed)), None)
@@ -262,6 +276,8 @@ def _layout(keys: tuple[str, ...], messages_field: str | None, tools_field: str,
         if key not in read and (lower in BESIDE or lower not in METADATA):
             meaning = BESIDE.get(lower, "other")
             others.append((key, "other" if meaning == "ambiguous" and (clear or key in same) else meaning))
+    beside = {*(each.split(".")[0] for each in read if each), KWARGS}
+    others.extend((key, "telling") for key in telling if key not in beside)
     return Layout(shape, systems, tools, history, reasoning, tuple(others))
 
 

@@ -49,7 +49,7 @@ from .publication import PackedLayout
 from .settings import PackRecipe, SftRecipe, SftSettings
 from .shard import SequenceShard
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """Increase it when the same recipe and source give different bytes."""
 
 

@@ -14,7 +14,7 @@ The first two are the form that the transforms read, so that rows of them stay a
 import re
 from typing import Any
 
-from tokenmill.tasks.chat.messages import SPEAKERS
+from tokenmill.tasks.chat.messages import role_of
 
 from .rows import Record
 
@@ -68,4 +68,4 @@ def _message(turn: Any) -> Any:  # noqa: ANN401 - not checked yet
     """A turn of ShareGPT as a message; anything else as it is."""
     if not isinstance(turn, dict) or turn.get("role") is not None or not isinstance(turn.get("from"), str):
         return turn
-    return {"role": SPEAKERS.get(turn["from"].lower(), turn["from"]), "content": turn.get("value")}
+    return {"role": role_of(turn["from"]) or turn["from"], "content": turn.get("value")}

@@ -46,7 +46,7 @@ from .integrity import VerifiedStream, is_hashed, require_content, verified
 from .json_lines import MAX_ROW_BYTES
 from .json_rows import NO_ROWS, each_row
 from .opening import SMALL, SourceCorrupt, is_decoder_error, open_source
-from .parquet_batches import column_numbers, decoded_bytes, drop_nulls, group_batches, holds, is_text, taken
+from .parquet_batches import column_numbers, decoded_bytes, drop_nulls, group_batches, holds, is_text, named, taken
 from .row_filter import RowFilter, filter_of
 from .row_groups import groups_to_read
 
@@ -208,14 +208,19 @@ def _meaning(leaf: pq.ColumnSchema) -> list[str | int]:
 def require_any(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
     """Raises InputError unless at least one of `fields` is a column or a struct field, and each in one column only."""
     columns = metadata.schema.to_arrow_schema().names
+    fields = named(columns, fields)
     counts, asked = Counter(columns), [field_path(field)[0] for field in fields] or columns
     twice = next((name for name in asked if counts[name] > 1), None)
     if twice is not None:
         raise InputError(f"{uri}: {counts[twice]} columns are called {twice!r}; {AMBIGUOUS}")
     if not column_numbers(metadata, fields):
         remedy = _note(metadata) or f"name one that it has (columns: {', '.join(columns) or 'none'})"
-        raise InputError(f"{uri}: has none of the fields {', '.join(map(repr, fields))}; {remedy}")
+        shown = ", ".join(map(repr, fields[:MOST_SHOWN])) + (", …" if len(fields) > MOST_SHOWN else "")
+        raise InputError(f"{uri}: has none of the fields {shown}; {remedy}")
 
+
+MOST_SHOWN = 12
+"""Fields that an error lists."""
 
 NOTE = "tokenmill.note"
 """The key of a file's metadata under which its writer says what to do where a field is missing."""
@@ -324,7 +329,8 @@ def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iter
             hasher.update(prefix)
             content = cast("BinaryIO", VerifiedStream(stream, ranges, hasher, part.file.uri))
             require_content(part, hasher)
-        yield from leading(_batches(part, open_parquet(part.file, content, metadata), read), part.rows)
+        opened = open_parquet(part.file, content, metadata)
+        yield from leading(_batches(part, opened, named(opened.schema_arrow.names, read)), part.rows)
 
 
 def open_parquet(file: SourceFile, stream: BinaryIO, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
@@ -338,7 +344,7 @@ def open_parquet(file: SourceFile, stream: BinaryIO, metadata: pq.FileMetaData |
 def _metadata(file: SourceFile, stream: BinaryIO, fields: Sequence[str]) -> pq.FileMetaData:
     """The footer, adapted so that `fields` can be read row by row."""
     opened = open_parquet(file, stream)
-    asked = {name for field in fields for name in (field, field_path(field)[0])}
+    asked = {name for field in named(opened.schema_arrow.names, fields) for name in (field, field_path(field)[0])}
     converted = any(holds(column.type, _is_converted) for column in opened.schema_arrow if column.name in asked)
     return _without_arrow_types(stream) if converted else opened.metadata
 

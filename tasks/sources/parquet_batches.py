@@ -6,6 +6,7 @@ A batch ends early if it would exceed 64 MB. So memory does not depend on the si
 page, plus 64 of the longest rows if they follow short ones.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -25,13 +26,22 @@ PIECE_ROWS = 64
 """The most rows to decode at a time."""
 
 
+def named(columns: Sequence[str], fields: Sequence[str]) -> list[str]:
+    """`fields`, and in place of a pattern (a regular expression between slashes) the columns whose whole names match it."""
+    found: list[str] = []
+    for field in fields:
+        pattern = field[1:-1] if field.startswith("/") and field.endswith("/") else None
+        found += [field] if pattern is None else [name for name in columns if re.fullmatch(pattern, name)]
+    return list(dict.fromkeys(found))
+
+
 def column_numbers(metadata: pq.FileMetaData, fields: Sequence[str]) -> list[int]:
     """The leaf columns that have the name of one of `fields` or, if none has, lie under it; all columns without fields."""
     if not fields:
         return list(range(metadata.num_columns))
     paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
     found: set[int] = set()
-    for field in fields:
+    for field in named([path.partition(".")[0] for path in paths], fields):
         exact = [number for number, path in enumerate(paths) if path == field]
         found.update(exact or (number for number, path in enumerate(paths) if path.startswith(f"{field}.")))
     return sorted(found)

@@ -2,16 +2,20 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Conversation, Rejected
 from tokenmill.tasks.chat.parse import conversation
-from tokenmill.tasks.chat.shapes import KNOWN, METADATA, given_of, shape_name
+from tokenmill.tasks.chat.shapes import KNOWN, METADATA, fields_read, given_of, shape_name
 from tokenmill.tasks.chat.tokenized import tokenized
+from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.sources.formats import read_records
 
 CALL = {"name": "f", "arguments": {"x": 1}}
-TOOL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
+TOOL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
 WRAPPED = {"type": "function", "function": TOOL}
 
 
@@ -80,13 +84,37 @@ READ = [
     (HF + "nvidia/Nemotron-Post-Training-Dataset-v2", {"uuid": "1", "messages": TALK, "reasoning": "on", "category": "math", "metadata": "{}"}, TALK, ()),
     (HF + "AI-MO/NuminaMath-CoT", {"source": "x", "problem": "q", "solution": "a", "messages": TALK}, TALK, ("problem", "solution")),
     (HF + "open-r1/OpenR1-Math-220k", {"problem": "q", "solution": "a", "answer": "4", "messages": TALK, "generations": ["a"]}, TALK,
-     ("answer", "problem", "solution")),
+     ("answer", "generations", "problem", "solution")),
     (HF + "HuggingFaceH4/Multilingual-Thinking", {"reasoning_language": "French", "messages": [said("system", "s", thinking=None), user(), answer(thinking="t")]},
      [system(), user(), THOUGHT], ()),
     (HF + "allenai/WildChat-1M", {"conversation_hash": "1", "model": "m", "conversation": [{**user(), "language": "en", "redacted": False, "toxic": False}, answer()],
                                   "turn": 1, "language": "en", "toxic": False}, TALK, ()),
     (HF + "lmsys/lmsys-chat-1m", {"conversation_id": "1", "model": "m", "conversation": TALK, "turn": 1, "redacted": False}, TALK, ()),
-    (HF + "Agent-Ark/Toucan-1.5M", {"uuid": "1", "messages": json.dumps(TALK), "available_tools": json.dumps([WRAPPED])}, TALK, ()),
+    (HF + "Agent-Ark/Toucan-1.5M", {"uuid": "1", "subset_name": "x", "messages": json.dumps(TALK), "question": "q", "available_tools": json.dumps([WRAPPED]),
+                                    "target_tools": "f", "question_quality_assessment": "{}", "response_quality_assessment": "{}", "metadata": "{}"},
+     TALK, ("question", "target_tools")),
+    (HF + "MaziyarPanahi/SYNTHETIC-1-800K", {"response_id": "1", "problem_id": "1", "source": "x", "in_source_id": "1", "hf_dataset_name": "x", "task_type": "x", "prompt": "q",
+                                             "gold_standard_solution": "g", "llm_response": "a", "verification_info": "{}", "score": 1.0, "messages": TALK},
+     TALK, ("gold_standard_solution", "llm_response", "prompt")),
+    (HF + "qforge/AsyncTool", {"messages": [user(), answer("", reasoning="t", tool_calls=[{"id": "1", **CALL}])], "available_tools": [TOOL], "meta": {}},
+     [user(), {**calls("", id="1"), "reasoning_content": "t"}], ()),
+    (HF + "lucaelin/glaive-function-calling-v2", {"messages": json.dumps(TALK), "tools": json.dumps([TOOL]), "response_format": "{}"}, TALK, ("response_format",)),
+    (HF + "ai2-adapt-dev/interactive_tool_use_gpt4o", {"id": "1", "messages": [said("system", "s", functions=json.dumps([TOOL])), user(),
+                                                                               answer(None, function_calls=json.dumps([CALL]))], "source": "x", "interaction_type": "x"},
+     [system(), user(), calls()], ()),
+    (HF + "PrimeIntellect/INTELLECT-3-SFT", {"source": "x", "prompt": [said("user", "q", tool_calls=None)], "completion": [answer(tool_calls=None)]}, TALK, ()),
+    (HF + "hubertmarek/mistral-large-agent-diff-sft", {"prompt": [user()], "tools": json.dumps([TOOL]), "completion": [answer(None, tool_calls=[{
+        "function": {"arguments": '{"x": 1}', "name": "f"}, "id": "1", "index": 0, "type": "function"}])]}, [user(), calls(id="1")], ()),
+    (HF + "nvidia/When2Call", {"tools": [json.dumps(TOOL)], "messages": TALK}, TALK, ()),
+    (HF + "a-m-team/AM-DeepSeek-R1-Distilled-1.4M", {"messages": [said("user", "q", info={"source": "x"}), answer(info={"think_content": "t", "answer_content": "a"})]}, TALK, ()),
+    (HF + "open-r1/codeforces-cots", {"id": "1", "title": "x", "description": "x", "prompt": "q", "generation": "a", "finish_reason": "stop", "messages": TALK}, TALK,
+     ("generation", "prompt")),
+    (HF + "skytliang/s1K-1.1", {"solution": "b", "question": "q", "cot_type": "math", "deepseek_attempt": "a", "messages": TALK}, TALK, ("deepseek_attempt", "question", "solution")),
+    ("https://docs.anthropic.com/en/api/messages#thinking", {"messages": [user(), answer([{"type": "thinking", "thinking": "t", "signature": "x"}, *part("a")])]}, [user(), THOUGHT], ()),
+    ("https://docs.mistral.ai/capabilities/reasoning", {"messages": [user(), answer([{"type": "thinking", "thinking": part("t")}, *part("a")])]}, [user(), THOUGHT], ()),
+    ("https://docs.aws.amazon.com/nova/latest/userguide/fine-tune-prepare-data-understanding.html",
+     {"schemaVersion": "bedrock-conversation-2024", "messages": [said("user", [{"text": "q"}]), answer([{"text": "a"}])]}, TALK, ()),
+    ("https://docs.cohere.com/docs/chat-preparing-the-data", {"messages": [said("System", "s"), said("User", "q"), said("Chatbot", "a")]}, [system(), *TALK], ()),
     (HF + "HuggingFaceH4/ultrafeedback_binarized", {"prompt": "q", "chosen": TALK, "rejected": TALK, "messages": TALK}, TALK, ("chosen", "prompt", "rejected")),
     (HF + "SWE-Gym/OpenHands-SFT-Trajectories", {"messages": [said("system", part("s")), said("user", part("q")), answer(part("a"))]}, [system(), *TALK], ()),
     (HF + "SWE-bench/SWE-smith-trajectories", {"messages": json.dumps(TALK), "instance_id": "1", "resolved": True, "patch": "p"}, TALK, ()),
@@ -111,6 +139,18 @@ READ = [
     ("https://docs.anthropic.com/en/api/messages", {"system": "s", "messages": [said("user", part("q")), answer(part("a"))]}, [system(), *TALK], ()),
     ("https://github.com/NVIDIA/NeMo-RL/blob/main/docs/guides/sft.md", {"messages": [system(), *TALK], "system": "s"}, [system(), *TALK], ()),
     (AXOLOTL + "conversation.html", {"messages": [user(), answer(train=False), user(), answer()]}, [user(), UNTRAINED, *TALK], ()),
+    (HF + "neginr/OT_temp2", {"system": "s", "conversations": [turn("user", "q"), turn("assistant", "a")]}, [system(), *TALK], ()),
+    (HF + "beyoru/api_5k_parse_qwen", {"conversations": TURNS, "tools": json.dumps([TOOL]), "system": "s", "text": "…"}, [system(), *TALK], ()),
+    (HF + "zuom/Bespoke-Stratos-17k-qa-only", {"system": "s", "conversations": TURNS, "answer": "4", "answer_type": "x"}, [system(), *TALK], ("answer",)),
+    (HF + "mlfoundations-dev/nemo_nano_code_10k", {"input": "q", "output": "a", "category": "code", "license": "x", "reasoning": "on", "generator": "x", "used_in_training": "yes",
+                                                   "version": "v1", "system_prompt": "s", "conversations": TURNS}, [system(), *TALK], ("input", "output")),
+    (HF + "mlfoundations-dev/unverified_stratos_mix_no_proofs_without_metadata", {"system": "s", "conversations": TALK}, [system(), *TALK], ()),
+    (HF + "Locutusque/function-calling-chatml", {"system_message": "s", "function_description": "d", "conversations": [
+        turn("human", "q"), turn("function-call", json.dumps(CALL)), turn("function-response", "r"), turn("gpt", "a")]},
+     [system(), user(), calls(), result(), answer()], ("function_description",)),
+    (HF + "KodCode/KodCode-V1-SFT-R1", {"style": "x", "question_id": "1", "question": "q", "solution": "b", "test_code": "x", "r1_solution": "b", "conversations": TURNS},
+     TALK, ("question", "r1_solution", "solution")),
+    (HF + "openchat/openchat_sharegpt4_dataset", {"id": "1", "items": TURNS}, TALK, ()),
     (HF + "arcee-ai/The-Tome", {"conversations": TURNS, "dataset": "x"}, TALK, ()),
     # turns
     (FACTORY, {"conversations": TURNS, "system": "s", "tools": json.dumps([TOOL])}, [system(), *TALK], ()),
@@ -142,7 +182,7 @@ READ = [
     (HF + "GAIR/lima", {"conversations": ["q", "a", "q", "a"], "source": "x"}, TALK * 2, ()),
     (HF + "stingning/ultrachat", {"id": "1", "data": ["q", "a"]}, TALK, ()),
     (HF + "HuggingFaceTB/smoltalk", {"messages": TALK, "source": "x"}, TALK, ()),
-    (HF + "OpenAssistant/oasst2", {"messages": [said("prompter", "q"), answer()]}, TALK, ()),
+    (HF + "AgentGym/AgentTraj-L", {"conversations": [turn("human", "q", loss=None), turn("gpt", "a", loss=True)], "item_id": "x"}, TALK, ()),
     # pairs
     (HF + "tatsu-lab/alpaca", {"instruction": "q", "input": "x", "output": "a", "text": "…"}, [user("q\nx"), answer()], ()),
     (HF + "yahma/alpaca-cleaned", {"instruction": "q", "input": "", "output": "a"}, TALK, ()),
@@ -151,6 +191,21 @@ READ = [
     (FACTORY, {"instruction": "q", "output": "a", "thinking": "t"}, [user(), THOUGHT], ()),
     (HF + "databricks/databricks-dolly-15k", {"instruction": "q", "context": "x", "response": "a", "category": "qa"}, [user("q\nx"), answer()], ()),
     (HF + "databricks/databricks-dolly-15k", {"instruction": "q", "context": "", "response": "a", "category": "qa"}, TALK, ()),
+    (HF + "Benjoyo/distilabel-example", {"instruction": "q", "generation": "a", "distilabel_metadata": {}, "model_name": "m"}, TALK, ()),
+    (HF + "nvidia/OpenCodeReasoning-2", {"question": "q", "r1_generation": "b", "qwq_critique": "c", "solution": "a", "judgement": "right", "source": "x", "split": "x", "id": "1"},
+     TALK, ("qwq_critique", "r1_generation")),
+    (HF + "Congliu/Chinese-DeepSeek-R1-Distill-data-110k", {"input": "q", "reasoning_content": "t", "content": "a", "repo_name": "x", "score": 9}, [user(), THOUGHT], ()),
+    (HF + "iamtarun/python_code_instructions_18k_alpaca", {"instruction": "write a loop that counts", "input": "", "output": "for n in range(9): …",
+                                                           "prompt": "### Instruction:\nwrite a loop that counts\n\n### Output:\nfor n in range(9): …"},
+     [user("write a loop that counts"), answer("for n in range(9): …")], ("prompt",)),
+    (HF + "camel-ai/math", {"role_1": "x", "topic;": "x", "sub_topic": "x", "message_1": "q", "message_2": "a"}, TALK, ()),
+    (HF + "math-ai/StackMathQA", {"Q": "q", "A": "a", "meta": {}}, TALK, ()),
+    (HF + "YeungNLP/firefly-train-1.1M", {"kind": "x", "input": "q", "target": "a"}, TALK, ()),
+    (HF + "HuggingFaceH4/helpful-instructions", {"instruction": "q", "demonstration": "a", "meta": {}}, TALK, ()),
+    (HF + "qwedsacf/grade-school-math-instructions", {"INSTRUCTION": "q", "RESPONSE": "a", "SOURCE": "x"}, TALK, ()),
+    (HF + "silk-road/alpaca-data-gpt4-chinese", {"instruction": "q", "input": "", "output": "a", "instruction_zh": "x", "input_zh": "", "output_zh": "y"}, TALK,
+     ("instruction_zh", "output_zh")),
+    ("https://ai.google.dev/gemini-api/docs/model-tuning", {"text_input": "q", "output": "a"}, TALK, ()),
     (HF + "TIGER-Lab/MathInstruct", {"source": "x", "output": "a", "instruction": "q"}, TALK, ()),
     (HF + "garage-bAInd/Open-Platypus", {"input": "", "output": "a", "instruction": "q", "data_source": "x"}, TALK, ()),
     (HF + "sahil2801/CodeAlpaca-20k", {"output": "a", "instruction": "q", "input": ""}, TALK, ()),
@@ -158,14 +213,15 @@ READ = [
     (HF + "ise-uiuc/Magicoder-OSS-Instruct-75K", {"lang": "python", "problem": "q", "solution": "a", "seed": "x"}, TALK, ()),
     (HF + "ise-uiuc/Magicoder-Evol-Instruct-110K", {"instruction": "q", "response": "a"}, TALK, ()),
     (HF + "m-a-p/CodeFeedback-Filtered-Instruction", {"query": "q", "answer": "a", "resource": "x", "lang": "python"}, TALK, ()),
-    (HF + "meta-math/MetaMathQA", {"type": "x", "query": "q", "original_question": "o", "response": "a"}, TALK, ()),
+    (HF + "meta-math/MetaMathQA", {"type": "x", "query": "q", "original_question": "o", "response": "a"}, TALK, ("original_question",)),
     (HF + "microsoft/orca-math-word-problems-200k", {"question": "q", "answer": "a"}, TALK, ()),
     (HF + "openai/gsm8k", {"question": "q", "answer": "a"}, TALK, ()),
     (HF + "Open-Orca/OpenOrca", {"id": "1", "system_prompt": "s", "question": "q", "response": "a"}, [system(), *TALK], ()),
     (HF + "openbmb/UltraInteract_sft", {"task": "x", "instruction": "q", "response": "a", "id": "1", "parent_id": "0"}, TALK, ()),
     (HF + "nvidia/HelpSteer2", {"prompt": "q", "response": "a", "helpfulness": 4}, TALK, ()),
     (HF + "nvidia/OpenMathInstruct-2", {"problem": "q", "generated_solution": "a", "expected_answer": "4", "problem_source": "x"}, TALK, ("expected_answer",)),
-    (HF + "nvidia/OpenMathReasoning", {"problem": "q", "generated_solution": "a", "expected_answer": "4", "pass_rate_72b_tir": "0.5"}, TALK, ("expected_answer",)),
+    (HF + "nvidia/OpenMathReasoning", {"expected_answer": "4", "problem_type": "x", "problem_source": "x", "generation_model": "m", "pass_rate_72b_tir": "0.5", "problem": "q",
+                                       "generated_solution": "a", "inference_mode": "cot", "used_in_kaggle": True}, TALK, ("expected_answer",)),
     (HF + "nvidia/OpenMathInstruct-1", {"question": "q", "expected_answer": "4", "generated_solution": "a", "is_correct": True}, TALK, ("expected_answer",)),
     (HF + "nvidia/OpenCodeReasoning", {"id": "1", "input": "q", "output": "a", "solution": "code", "split": "train"}, TALK, ("solution",)),
     (HF + "nvidia/OpenCodeInstruct", {"id": "1", "input": "q", "output": "a", "unit_tests": "[]"}, TALK, ()),
@@ -176,11 +232,14 @@ READ = [
     (HF + "nvidia/Llama-Nemotron-Post-Training-Dataset", {"input": [user(), answer(), user()], "output": "a", "reasoning": "off", "system_prompt": ""}, TALK * 2, ()),
     (HF + "nvidia/Nemotron-PrismMath", {"id": "1", "problem": "q", "solution": "a"}, TALK, ()),
     (HF + "FreedomIntelligence/medical-o1-reasoning-SFT", {"Question": "q", "Complex_CoT": "t", "Response": "a"}, [user(), THOUGHT], ()),
-    (HF + "simplescaling/s1K-1.1", {"question": "q", "solution": "a", "thinking": ["t"]}, TALK, ("thinking",)),
+    (HF + "simplescaling/s1K-1.1", {"solution": "a", "question": "q", "cot_type": "math", "source_type": "x", "metadata": "{}", "gemini_thinking_trajectory": "t",
+                                    "gemini_attempt": "b", "deepseek_thinking_trajectory": "t", "deepseek_attempt": "b"},
+     TALK, ("deepseek_attempt", "deepseek_thinking_trajectory", "gemini_attempt", "gemini_thinking_trajectory")),
     (HF + "open-thoughts/OpenThoughts-114k#metadata", {"problem": "q", "deepseek_reasoning": "t", "deepseek_solution": "a", "ground_truth_solution": "4"},
      [user(), THOUGHT], ("ground_truth_solution",)),
     (HF + "GAIR/LIMO", {"question": "q", "solution": "a", "answer": "4"}, TALK, ("answer",)),
-    (HF + "simplescaling/s1K", {"question": "q", "solution": "a", "thinking_trajectories": ["t"], "attempt": "b"}, TALK, ("attempt", "thinking_trajectories")),
+    (HF + "simplescaling/s1K", {"solution": "a", "question": "q", "cot_type": "math", "source_type": "x", "metadata": "{}", "cot": None, "thinking_trajectories": ["t"],
+                                "attempt": "b"}, TALK, ("attempt", "thinking_trajectories")),
     (HF + "HuggingFaceH4/MATH-500", {"problem": "q", "solution": "a", "answer": "4", "level": 2}, TALK, ("answer",)),
     (HF + "CohereLabs/aya_dataset", {"inputs": "q", "targets": "a", "language": "English"}, TALK, ()),
     (HF + "kaist-ai/CoT-Collection", {"source": "q", "target": "a", "rationale": "t", "task": "x"}, [user(), THOUGHT], ()),
@@ -231,7 +290,7 @@ READ = [
      [user(), calls("", id="1"), answer()], ("calls without a result",)),
     ("https://github.com/neulab/agent-data-protocol",
      {"id": "1", "content": [{"class_": "text_observation", "content": "q", "source": "user"}, {"class_": "api_action", "function": "f", "kwargs": {"x": 1}, "description": "d"},
-                             {"class_": "text_observation", "content": "r", "source": "environment"}, {"class_": "message_action", "content": "a", "description": None}], "details": {}},
+                             {"class_": "text_observation", "content": "r", "source": "environment"}, {"class_": "message_action", "content": "a", "description": None}], "details": {"run": "1"}},
      [user(), calls("d"), result(), answer()], ()),
     ("https://github.com/All-Hands-AI/OpenHands/tree/main/evaluation",
      {"instance_id": "1", "history": [{"id": 0, "source": "user", "action": "message", "args": {"content": "q"}},
@@ -262,6 +321,27 @@ READ = [
 """The source of a shape, a row of it, its messages, and the fields that are counted as not read."""
 
 
+REFUSED = [
+    (HF + "OpenAssistant/oasst2", {"message_id": "1", "parent_id": None, "text": "q", "role": "prompter", "lang": "en"}, "no_messages", "'text', 'role'"),
+    (HF + "lmsys/chatbot_arena_conversations", {"question_id": "1", "conversation_a": TALK, "conversation_b": TALK, "winner": "model_a"}, "no_messages", "'conversation_a'"),
+    (HF + "glaiveai/glaive-function-calling-v2", {"system": "SYSTEM: s", "chat": "USER: q ASSISTANT: a"}, "no_messages", "'chat'"),
+    (HF + "Anthropic/hh-rlhf", {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: q"}, "no_messages", "tokenmill rl"),
+    (HF + "cognitivecomputations/dolphin-r1", {"messages": [system(), user()], "reasoning": "t", "answer": "a", "model": "m"}, "no_assistant", '"response": "answer"'),
+    (HF + "gabrielmbmb/offline-batch-generation", {"instruction": "q", "completion": "a", "generation": "b", "model_name": "m"}, "no_messages", "generation beside"),
+    (HF + "Muennighoff/natural-instructions", {"task_name": "x", "id": "1", "definition": "d", "inputs": "q", "targets": "a"}, "no_messages", "definition beside"),
+    (HF + "rajpurkar/squad", {"id": "1", "title": "x", "context": "c", "question": "q", "answers": {"text": ["a"], "answer_start": [0]}}, "no_messages", "'answers'"),
+    (HF + "HuggingFaceM4/the_cauldron", {"images": ["i"], "texts": [{"user": "q", "assistant": "a"}]}, "no_messages", "'texts'"),
+]  # fmt: skip
+"""Rows that aren't conversations, or can be read in two ways: source, row, reason, and a word of the message."""
+
+
+@pytest.mark.parametrize(("source", "row", "reason", "word"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_rows_that_are_refused_by_name(source, row, reason, word):
+    found = conversation(row, None, "tools")
+    assert isinstance(found, Rejected), (source, found)
+    assert (found.reason, word in found.detail) == (reason, True), found.detail
+
+
 def plain(messages):
     """The messages with the arguments of calls as dicts."""
     return json.loads(json.dumps([{**message, "trained": list(message.get("trained", "-"))} for message in messages]))
@@ -278,6 +358,28 @@ def test_shapes_become_messages_and_what_is_not_read_is_counted(source, row, mes
     assert shape_name(row)
     functions = [tool.get("function", tool) for tool in found.tools]
     assert functions == ([TOOL] if '"parameters"' in json.dumps(row).replace("\\", "") else [])
+
+
+def without_empty(value):
+    """A value without empty objects, which Parquet doesn't have."""
+    if isinstance(value, dict):
+        return {key: without_empty(inner) for key, inner in value.items() if inner != {}}
+    return [without_empty(inner) for inner in value] if isinstance(value, list) else value
+
+
+def test_rows_of_parquet_are_read_and_counted_like_those_of_json(tmp_path):
+    fields, mixed = fields_read(None, "tools"), 0
+    for number, (source, row, _, _) in enumerate(READ):
+        path, kept = tmp_path / f"{number}.parquet", without_empty(row)
+        try:
+            table = pa.table({name: pa.array([value]) for name, value in kept.items()})
+        except pa.ArrowInvalid:  # texts and lists in one column
+            mixed += 1
+            continue
+        pq.write_table(table, path)
+        [batch] = read_records(Slice(SourceFile(str(path), path.stat().st_size, "parquet"), 0, 1), fields)
+        assert conversation(batch.records[0], None, "tools") == conversation(kept, None, "tools"), source
+    assert mixed < 10
 
 
 IDS = [1, 2, 99]
@@ -348,6 +450,19 @@ def test_fields_that_the_blend_names_are_read(row, fields, messages, unread):
     assert isinstance(found, Conversation), found
     assert (plain(found.messages), found.unread) == (plain(messages), unread)
     assert found.tools == ([TOOL] if "tools" in fields else [])
+
+
+@pytest.mark.parametrize(
+    ("row", "unread"),
+    [
+        ({"messages": [{"role": "user", "value": "q"}, {"role": "Assistant", "text": "a"}]}, ()),
+        ({"messages": [user(), answer(think_text="t", tool_count=3)]}, ("messages.think_text",)),
+        ({"userPrompt": "x", "prompt": "q", "completion": "a", "prompt_tokens": 3, "answered": True}, ("userPrompt",)),
+    ],
+)
+def test_names_that_speak_of_conversations_are_read_or_counted(row, unread):
+    found = conversation(row, None, "tools")
+    assert (plain(found.messages), found.unread) == (plain(TALK), unread)
 
 
 def test_a_field_that_the_row_lacks_is_named():

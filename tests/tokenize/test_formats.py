@@ -141,8 +141,8 @@ def by_huggingface(tokenizer):
     return encode
 
 
-def mistral(folder):
-    place = sentencepiece_model(folder / "tokenizer.model.v3", "bpe", **VERBATIM)
+def mistral(folder, name="tokenizer.model.v3"):
+    place = sentencepiece_model(folder / name, "bpe", **VERBATIM)
     judge = sentencepiece.SentencePieceProcessor(model_file=str(place))
     return folder, lambda text, _: judge.encode(text), (1, 2, len(judge))
 
