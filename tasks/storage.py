@@ -1,4 +1,4 @@
-"""Paths and URIs: local paths, s3://, gs://, abfs://, memory://, hf:// and art://.
+"""Paths and URIs: local paths, s3://, gs://, abfs://, memory://, hf:// and art://; sources may also be http(s)://.
 
 Any path argument may be `art://NAME`, `art://NAME:v3` or `art://NAME/file`, which refer to a registered name
 (`tokenmill register`). fsspec opens everything else. Its file systems are cached per process and configured from the
@@ -26,6 +26,12 @@ SourceIdentity = Literal["content", "stat"]
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
 
+SCHEMES = frozenset({"art", "file", "hf", "http", "https", "memory", *EXTRAS})
+WRITTEN = "a local path, s3://, gs://, abfs://, memory:// or hf://"
+
+ONE_SLASH = re.compile(rf"(?i)({'|'.join([*SCHEMES, 'data', 'dbfs', 'ftp', 'hdfs', 'sftp'])}):/?(?!/)")
+"""The beginning of a URI that lacks a slash, or of one that has none and cannot be read."""
+
 ART = "art://"
 VERSION = re.compile(r"v(\d+)\.json")
 
@@ -36,6 +42,31 @@ fsspec.register_implementation("s3a", "tokenmill.tasks.s3.S3", clobber=True)
 def is_local(uri: str) -> bool:
     """Whether `uri` is a path on this machine rather than a URL."""
     return "://" not in uri or uri.startswith("file://")
+
+
+def is_web(uri: str) -> bool:
+    """Whether `uri` is of a web server, which can only be read from."""
+    return uri.startswith(("http://", "https://"))
+
+
+def plain(uri: str) -> str:
+    """A local path without `file://`.
+
+    Raises InputError for a file of a different host, and for a URI that lacks a slash, which would be a file of that name.
+    """
+    if found := ONE_SLASH.match(uri):
+        scheme, rest = found[1].lower(), uri[found.end() :]
+        slashes = "///" if scheme == "file" else "//"
+        remedy = f"write {scheme}:{slashes}{rest[:80]}" if scheme in SCHEMES else f"use {WRITTEN}"
+        raise InputError(
+            f"{uri[:200]}: is neither a URI that can be read nor a path; {remedy}, or ./{uri[:80]} for a file"
+        )
+    if not uri.startswith("file://"):
+        return uri
+    path = uri.removeprefix("file://").removeprefix("localhost")
+    if not path.startswith(("/", "~")):
+        raise InputError(f"{uri}: a file:// address has the whole path; write file:///folder/file, or the path alone")
+    return path
 
 
 def require_place(uri: str) -> str:
@@ -73,8 +104,9 @@ def absolute(uri: str) -> str:
     if uri.startswith(ART):
         return located(uri)
     if is_local(uri):
-        return require_name(os.path.abspath(os.path.expanduser(uri.removeprefix("file://"))))  # noqa: PTH100, PTH111 - `..` is resolved, links are kept
-    return uri.rstrip("/")
+        return require_name(os.path.abspath(os.path.expanduser(plain(uri))))  # noqa: PTH100, PTH111 - `..` is resolved, links are kept
+    scheme, separator, place = uri.partition("://")
+    return scheme + separator + place.rstrip("/")
 
 
 def join(base: str, *parts: str) -> str:
@@ -136,7 +168,14 @@ def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
         return filesystem(located(uri))
     if is_local(uri):
         return LocalFileSystem(), absolute(uri)
-    scheme = uri.split("://", 1)[0]
+    scheme, _, place = uri.partition("://")
+    if scheme not in SCHEMES and scheme not in fsspec.registry:  # which holds what a program has registered itself
+        close = f"did you mean {scheme.lower()}://?" if scheme.lower() in SCHEMES else f"use {WRITTEN}"
+        raise InputError(f"{uri[:200]}: unknown scheme {scheme[:40]!r}; {close}")
+    if is_web(uri):
+        raise InputError(f"{uri}: only files of sources are read from web servers; use {WRITTEN}")
+    if scheme in EXTRAS and not place.partition("/")[0]:
+        raise InputError(f"{uri}: names no bucket; write {scheme}://BUCKET/path")
     try:
         found = fsspec.url_to_fs(uri, **_options(scheme))
     except ImportError as error:
@@ -144,9 +183,7 @@ def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
         remedy = f"install it with: pip install 'tokenmill[{extra}]'" if extra else str(error)
         raise InputError(f"{uri}: reading {scheme}:// needs a package that is not installed; {remedy}") from error
     except ValueError as error:
-        raise InputError(
-            f"{uri}: unknown scheme {scheme!r}; use a local path, s3://, gs://, abfs://, memory:// or hf://"
-        ) from error
+        raise InputError(f"{uri}: {error}; check the address and the environment of its credentials") from error
     return cast("tuple[AbstractFileSystem, str]", found)
 
 

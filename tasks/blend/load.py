@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import JsonValue
 from tokenmill.tasks.errors import InputError, nearest
-from tokenmill.tasks.storage import ART, absolute, filesystem, is_local, join, located
+from tokenmill.tasks.storage import ART, absolute, filesystem, is_local, join, located, plain
 from tokenmill.tasks.strict import parse
 
 from .models import SPLITS, Blend, DataSource, TransformSpec
@@ -137,18 +137,21 @@ def _anchor_path(path: str, base: str) -> str:
         return located(path)
     if not is_local(path):
         return from_page(path)
-    plain = path.removeprefix("file://")
-    anchored = plain if plain.startswith(("/", "~")) else join(base, plain)
+    name = plain(path)
+    anchored = name if name.startswith(("/", "~")) else join(base, name)
     return absolute(anchored) if is_local(anchored) else anchored
 
 
 def from_page(url: str) -> str:
     """`hf://org/name[@revision][/path]` for the address of a dataset's page on the hub; other URLs unchanged.
 
-    Raises InputError for other pages of the hub.
+    Raises InputError for other pages of the hub, and for what is no URL.
     """
-    parts = urlsplit(url)
-    own = urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise InputError(f"{url}: {error}; correct the address") from error
+    own = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").netloc
     if not parts.scheme.startswith("http") or parts.netloc not in HUB_HOSTS | {own}:
         return url
     page = HUB_PAGE.fullmatch(parts.path)

@@ -28,7 +28,7 @@ from typing import Any, cast
 from fsspec.spec import AbstractFileSystem
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, closest
-from tokenmill.tasks.storage import absolute, filesystem, is_local, require_name
+from tokenmill.tasks.storage import absolute, filesystem, is_local, is_web, require_name
 from tokenmill.tasks.threads import in_threads
 
 from .files import Compression, Found, SourceFile
@@ -79,6 +79,8 @@ def find(source: DataSource, wanted: str | None = None) -> Found:
         found = hub_files(source, wanted)
     elif source.revision is not None:
         raise InputError(f"{source.path}: 'revision' {source.revision!r} applies to hf:// paths only; remove it")
+    elif is_web(source.path):
+        found = Found([_web_file(source.path)], {})
     elif is_local(source.path):
         found = _local_files(source)
     else:
@@ -263,6 +265,14 @@ def _stored_file(place: str, name: str, entry: dict[str, Any]) -> SourceFile:
     return SourceFile(uri, int(entry["size"]), *_kind(uri), version=stored_version(entry))
 
 
+def _web_file(url: str) -> SourceFile:
+    from .web import offered
+
+    file = offered(url)
+    name = next(filter(describe, file.names), url)
+    return SourceFile(url, file.size, *_kind(name), version=file.version)
+
+
 def _kind(name: str) -> tuple[str, Compression | None]:
     kind = describe(name)
     if kind is None:
@@ -334,7 +344,7 @@ def _resolved(place: str) -> Location:
 
 def _searched(source: str) -> Iterator[tuple[str, str, Location]]:
     """The searched file or folder, and every linked folder in it: path below the source, glob pattern, location."""
-    if source.startswith("hf://"):  # nothing is written there
+    if source.startswith("hf://") or is_web(source):  # nothing is written there
         return
     source = absolute(source)
     system, path = filesystem(source)

@@ -19,7 +19,7 @@ from io import SEEK_END, RawIOBase
 from typing import Any, BinaryIO
 
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.storage import filesystem, is_local
+from tokenmill.tasks.storage import filesystem, is_local, is_web
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from .files import Ranges, Slice, SourceFile
@@ -63,7 +63,7 @@ def verified(part: Slice, stream: BinaryIO) -> Generator[xxh3_128]:
 def require_content(part: Slice, hasher: xxh3_128) -> None:
     """Raises RunError unless the hashed bytes are those of the slice."""
     if part.content != HASHED + hasher.hexdigest():
-        raise _changed(part.file.uri)
+        raise changed(part.file.uri)
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def unchanged(file: SourceFile, stream: BinaryIO, *, hashed: bool = False) -> Ge
 
     With `hashed`, its bytes are compared too, and the change time is ignored: a new owner or link changes no byte.
     """
-    if file.uri.startswith("hf://"):
+    if file.uri.startswith("hf://") or is_web(file.uri):  # their streams read the planned version only
         yield
     elif is_local(file.uri):
         yield from _unchanged_local(file, stream, hashed=hashed)
@@ -85,10 +85,10 @@ def _unchanged_local(file: SourceFile, stream: BinaryIO, *, hashed: bool) -> Ite
     compared = 2 if hashed else 3
     planned, before = (file.size, file.modified_ns, file.changed_ns), _times(stream)
     if file.modified_ns is not None and before[:compared] != planned[:compared]:
-        raise _changed(file.uri)
+        raise changed(file.uri)
     yield
     if _times(stream)[:compared] != before[:compared]:
-        raise _changed(file.uri)
+        raise changed(file.uri)
 
 
 def _times(stream: BinaryIO) -> tuple[int, int, int]:
@@ -100,18 +100,19 @@ def _unchanged_object(file: SourceFile, stream: BinaryIO) -> Iterator[None]:
     system, path = filesystem(file.uri)
     before = _object_state(getattr(stream, "details", None) or system.info(path))
     if before[:2] != (file.size, file.version or before[1]):
-        raise _changed(file.uri)
+        raise changed(file.uri)
     yield
     system.invalidate_cache()
     if _object_state(system.info(path)) != before:
-        raise _changed(file.uri)
+        raise changed(file.uri)
 
 
 def _object_state(entry: Mapping[str, Any]) -> tuple[int, str | None, Any]:
     return entry["size"], stored_version(entry), entry.get("generation")
 
 
-def _changed(uri: str) -> RunError:
+def changed(uri: str) -> RunError:
+    """The error for a file that is not the planned one."""
     return RunError(
         f"{uri}: changed while it was being prepared; run the same command again (if nothing writes to "
         "the file and this happens again, check its disk, and `touch` the file to accept its present content)"
@@ -175,7 +176,7 @@ class VerifiedStream(RawIOBase):
         data = self._stream.read(end - begin)
         for first, last in touched:
             if xxh3_64_intdigest(data[first - begin : last - begin]) != self._hashes[first, last]:
-                raise _changed(self._uri)
+                raise changed(self._uri)
         wanted = data[place - begin : stop - begin]
         self._stream.seek(place + len(wanted))
         return wanted

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.storage import filesystem, is_local
+from tokenmill.tasks.storage import filesystem, is_local, is_web
 from xxhash import xxh3_128
 from zstandard import ZstdDecompressor, ZstdError, get_frame_parameters
 
@@ -96,6 +96,10 @@ def open_source(file: SourceFile, *, cache: str = "readahead") -> BinaryIO:
         from .hub_requests import HubStream  # noqa: PLC0415 - the hub's client takes 0.15 s to import
 
         return cast("BinaryIO", HubStream(file, REMOTE_BLOCK_BYTES, cache))
+    if is_web(file.uri):
+        from .web import WebStream  # noqa: PLC0415 - same
+
+        return cast("BinaryIO", WebStream(file, REMOTE_BLOCK_BYTES, cache))
     system, path = filesystem(file.uri)
     if is_local(file.uri):
         return Path(path).open("rb", buffering=0)
