@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from prefect.runtime import flow_run
-from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.blend.models import ROW_KEYS, Blend, DataSource
 from tokenmill.tasks.report.stage import report
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.preparation import Preparation
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.stage import materializing, shard_workers, step_task
+from tokenmill.tasks.sources.forms import with_keys
 from tokenmill.tasks.strict import Place, parse, with_parameters_of
 
 from .output_folder import publishing
@@ -36,17 +37,26 @@ def prepare(
 def preparation_flow(name: str) -> ServedFlow[..., dict[str, Any]]:
     """The flow of a kind."""
     kind = preparation(name)
+    of_rows = {name: DataSource.model_fields[name] for name in ROW_KEYS if name not in kind.settings.model_fields}
 
     @publishing
+    @with_parameters_of(DataSource, without=DataSource.model_fields.keys() - of_rows.keys())
     @with_parameters_of(kind.settings, without=kind.hidden)
     def run(blend: Blend | str, output_dir: Place, **chosen: object) -> dict[str, Any]:
         """Prepare a blend.
 
         Args:
-            blend: The blend, or the path or URI of its JSON file.
+            blend: The blend, the path or URI of its JSON file, or a file of rows or dataset of the hub in its place.
             output_dir: Folder or URI for blend.json, the prepared data and the manifest.
         """
-        return prepare(kind, kind.read_blend(blend), parse(kind.settings, chosen, "settings"), output_dir)
+        given = {name: chosen.pop(name) for name in of_rows if name in chosen}
+        keys = {
+            name: value
+            for name, value in given.items()
+            if value != of_rows[name].get_default(call_default_factory=True)
+        }
+        made = with_keys(kind.read_blend(blend), blend, keys)
+        return prepare(kind, made, parse(kind.settings, chosen, "settings"), output_dir)
 
     return flow(name=KINDS[name].flow, description=KINDS[name].summary, run_name=run_name)(run)
 

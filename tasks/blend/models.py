@@ -220,6 +220,13 @@ class DataSource(Strict, frozen=True):
         )
 
 
+ROW_KEYS = (
+    "split", "subset", "revision", "text_field", "document_per", "messages_field", "tools_field", "template_variables", "fields",
+    "used_in", "filters", "where", "converter",
+)  # fmt: skip
+"""The keys of a dataset that say which of its rows are read, and how: what matters of a file of rows in place of a blend."""
+
+
 class Phase(Strict, frozen=True):
     """A phase of training: its size, and its mix."""
 

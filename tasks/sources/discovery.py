@@ -18,7 +18,7 @@ import re
 import stat
 import sys
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from glob import has_magic
@@ -31,7 +31,7 @@ from tokenmill.tasks.errors import InputError, closest
 from tokenmill.tasks.storage import absolute, filesystem, is_local, is_web, require_name
 from tokenmill.tasks.threads import in_threads
 
-from .files import Compression, Found, SourceFile
+from .files import Compression, Found, InputWarning, SourceFile
 from .formats import describe, format_of, is_hidden, supported
 from .integrity import stored_version
 from .plain_text import TextLines, WholeText
@@ -39,6 +39,9 @@ from .selection import glob_pattern, select, shortened
 
 COMMIT = re.compile(r"@[0-9a-f]{40}/")
 """The part of a hub URI between the repository and the path inside it."""
+
+SNAPSHOT = re.compile(r"(?P<repository>.*/(?:datasets|models|spaces)--[^/]+)/snapshots/(?P<commit>[^/]+)/")
+"""A file in the hub's cache."""
 
 REFUSED = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG})
 """Errors that the user can fix; other errors of a disk may be transient."""
@@ -99,9 +102,11 @@ def _local_files(source: DataSource) -> Found:
         if path.is_file():
             return Found([_local_file(path)], {})
         folder, names, special = _local_names(path)
-        found = select(_without_blobs(folder, names), source, lambda name: _size(folder / name))
+        names, older = _of_one_snapshot(folder, _without_blobs(folder, names))
+        found = select(names, source, lambda name: _size(folder / name))
         files = [_local_file(folder / name) for name in _named_once(folder, found.chosen)]
-        return Found(files, found.skipped + Counter("no regular file" for _ in special), found.warnings)
+        skipped = found.skipped + Counter("no regular file" for _ in special) + Counter("older snapshot" for _ in older)
+        return Found(files, skipped, [*found.warnings, *_older_warning(folder, older, names)])
     except OSError as error:
         if error.errno not in REFUSED:
             raise
@@ -115,6 +120,40 @@ def _without_blobs(folder: Path, names: list[str]) -> list[str]:
     """The names, without files of unknown format that links give a name of a known one, as in a cache of the hub."""
     real = {os.path.realpath(folder / name) for name in names if describe(name) and (folder / name).is_symlink()}
     return [name for name in names if describe(name) or os.path.realpath(folder / name) not in real] if real else names
+
+
+def _of_one_snapshot(folder: Path, names: list[str]) -> tuple[list[str], list[str]]:
+    """The names, of each repository in a cache of the hub only those in the snapshot that `refs/main` names; and the others.
+
+    Raises InputError if a repository has several snapshots, and `refs/main` names none of them.
+    """
+    commits: dict[str, dict[str, list[str]]] = {}
+    for name in names:
+        if found := SNAPSHOT.match(str(folder / name)):
+            commits.setdefault(found["repository"], {}).setdefault(found["commit"], []).append(name)
+    older: set[str] = set()
+    for repository, snapshots in commits.items():
+        if len(snapshots) == 1:
+            continue
+        main = Path(repository, "refs", "main")
+        current = main.read_text("utf-8").strip() if main.is_file() else ""
+        if current not in snapshots:
+            raise InputError(
+                f"{repository}: holds {len(snapshots)} versions of one dataset ({shortened(sorted(snapshots))}), and refs/main "
+                "names none of them; name the folder of one in snapshots/"
+            )
+        older.update(name for commit, listed in snapshots.items() if commit != current for name in listed)
+    return [name for name in names if name not in older], sorted(older)
+
+
+def _older_warning(folder: Path, older: Sequence[str], kept: Sequence[str]) -> list[InputWarning]:
+    """What to warn about in older snapshots: files that can be read, and whose content the current one doesn't have."""
+    read = {os.path.realpath(folder / name) for name in kept} if older else set[str]()
+    names = [name for name in older if describe(name) and os.path.realpath(folder / name) not in read]
+    if not names:
+        return []
+    what = f"in snapshots that refs/main doesn't name, such as {names[0]}"
+    return [InputWarning("unread_files", what, len(names), sum(_size(folder / name) for name in names))]
 
 
 def _named_once(folder: Path, names: list[str]) -> list[str]:

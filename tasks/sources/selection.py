@@ -83,11 +83,20 @@ class Selection:
 def select(names: Sequence[str], source: DataSource, size_of: Callable[[str], int]) -> Selection:
     """The files among `names`, below the folder of `source.path`, that are rows of `source`. Raises as `choose` does."""
     place, subset = source.path, source.subset
-    readable = choose(data_names(names, place), source)
+    data = data_names(names, place)
+    readable = choose(data, source)
     chosen = first_choice(readable)
-    left = {*readable} - {*chosen}
+    left = ({*readable} - {*chosen}) | ({*_of_no_split(data, source)} - {*readable})
     skipped = kinds_skipped(names, subset, place) + Counter(map(extension_of, left))
     return Selection(chosen, skipped, unread(names, subset, size_of, place, left))
+
+
+def _of_no_split(names: list[str], source: DataSource) -> list[str]:
+    """The paths that no split has, although others name splits: `train-1.jsonl` beside a folder `train`."""
+    names = names if source.subset is None else of_subset(names, source)
+    splits = {} if source.split is None else named_splits(names)
+    taken = {name for files in splits.values() for name in files}
+    return [name for name in names if splits and name not in taken]
 
 
 def data_names(names: Iterable[str], place: str) -> list[str]:

@@ -7,6 +7,7 @@ Prefect's own validation is asked, as the server asks it.
 import os
 import re
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import get_args
 
@@ -17,6 +18,8 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.schema_tools.validation import ValidationError as Refused
 from prefect.utilities.schema_tools.validation import preprocess_schema, validate
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from tokenmill.flows.preparation import preparation_flow
+from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.dedup.settings import DedupSettings
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.rl.settings import RlSettings
@@ -180,6 +183,28 @@ def test_the_server_says_what_is_wrong(chosen, sentence):
             schema_of("pretrain-data-prep"),
             raise_on_error=True,
         )
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"fields": {"prompt": "ask", "response": "say"}},
+        {"messages_field": "turns.chat", "where": "n > 3"},
+        {"split": "train"},
+    ],
+)
+def test_keys_of_a_file_of_rows_are_parameters_of_its_flow(tmp_path, monkeypatch, keys):
+    monkeypatch.setattr("tokenmill.flows.preparation.prepare", lambda _, blend, *__: {"entry": blend.training()[0]})
+    flow = preparation_flow("sft")
+    defaults = {name: parameter.default for name, parameter in signature(flow.fn).parameters.items()}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"ask": "q", "say": "a"}\n')
+    given = defaults | {"output_dir": str(tmp_path / "out")} | keys
+    assert refused("sft-data-prep", {"blend": str(rows), **keys}) == []
+    found = flow.fn(**flow.validate_parameters({**given, "blend": str(rows)}))["entry"]
+    assert found == DataSource.model_validate({"name": "rows", "path": str(rows), **keys})
+    state = flow.fn(**flow.validate_parameters({**given, "blend": {"datasets": [{"name": "a", "path": str(rows)}]}}))
+    assert f"{next(iter(keys))}: is a key of a dataset" in state.message
 
 
 @pytest.mark.parametrize("chosen", [{"keep": 0}, {"grace_seconds": -1}, {"workers": 0}, {"keep": "seven"}])

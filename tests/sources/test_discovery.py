@@ -272,23 +272,42 @@ def test_hidden_names_that_are_named_are_read(tmp_path, path, read):
     assert found(tmp_path, path) == read
 
 
-def test_two_snapshots_of_a_hub_cache_are_read_once(tmp_path):
+SNAPSHOTS = {
+    "the same file twice": ("aaa", [("aaa", "train", "0123"), ("bbb", "train", "0123")], ["aaa/train"], 0),
+    "two versions of a file": ("bbb", [("aaa", "train", "0123"), ("bbb", "train", "4567")], ["bbb/train"], 1),
+    "a file that was added": ("bbb", [("aaa", "train", "0123"), ("bbb", "train", "0123"), ("bbb", "b", "4567")], ["bbb/b", "bbb/train"], 0),
+    "one snapshot, of another branch": ("ccc", [("aaa", "train", "0123")], ["aaa/train"], 0),
+    "no snapshot of main": ("ccc", [("aaa", "train", "0123"), ("bbb", "train", "4567")], None, 0),
+}  # fmt: skip
+"""The commit of refs/main, links to blobs by commit and name, what is read, and how many other files are warned about."""
+
+
+@pytest.mark.parametrize(("main", "links", "read", "unread"), SNAPSHOTS.values(), ids=SNAPSHOTS)
+def test_one_snapshot_of_a_hub_cache_is_read(tmp_path, main, links, read, unread):
     cache = tmp_path / "datasets--o--n"
-    put(cache, "blobs/0123", "blobs/4567", "refs/main")
-    for revision, name, blob in [("aaa", "train", "0123"), ("bbb", "train", "0123"), ("bbb", "more", "4567")]:
+    put(cache, *{f"blobs/{blob}" for _, _, blob in links})
+    put(cache, "refs/main", content=main.encode())
+    for revision, name, blob in links:
         link = cache / "snapshots" / revision / f"{name}.jsonl"
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(f"../../blobs/{blob}")
-    read = ["snapshots/aaa/train.jsonl", "snapshots/bbb/more.jsonl"]
-    assert found(cache) == found(cache, "**/*.jsonl") == read
-    assert find(source(cache)).warnings == []
-    assert found(cache, "snapshots/bbb") == ["snapshots/bbb/more.jsonl", "snapshots/bbb/train.jsonl"]
+    if read is None:
+        assert "holds 2 versions of one dataset ('aaa', 'bbb'), and refs/main names none of them" in refusal(cache)
+    else:
+        names = [f"snapshots/{name}.jsonl" for name in read]
+        assert found(cache) == found(cache, "**/*.jsonl") == found(cache, "snapshots/*/*.jsonl") == names
+        warnings = find(source(tmp_path)).warnings
+        assert [(warning.files, warning.bytes) for warning in warnings] == [(unread, unread * len(LINE))] * bool(unread)
+    assert [each.partition("/")[0] for each in found(cache / "snapshots", "aaa")] == ["aaa"]
 
 
 def test_subset_and_split_choose_among_the_files_of_a_folder(tmp_path):
     put(tmp_path, "4plus/train/0.jsonl", "4plus/test/0.jsonl", "4plus_MIND/train/0.jsonl", "4plus_MIND/train-1.jsonl")
     assert found(tmp_path, subset="4plus") == ["4plus/test/0.jsonl", "4plus/train/0.jsonl"]
     assert found(tmp_path, subset="4plus_MIND", split="train") == ["4plus_MIND/train/0.jsonl"]
+    (warning,) = find(source(tmp_path, subset="4plus_MIND", split="train")).warnings
+    assert (warning.what, warning.files) == (".jsonl, such as 4plus_MIND/train-1.jsonl", 1)
+    assert not find(source(tmp_path, subset="4plus", split="train")).warnings
     assert found(tmp_path, "4plus/*/*.jsonl", split="test") == ["4plus/test/0.jsonl"]
     assert "'4plus'" in refusal(tmp_path, subset="4pus")
     assert refusal(tmp_path, split="tset").index("'test'") < refusal(tmp_path, split="tset").index("'train'")
