@@ -16,8 +16,7 @@ from typing import Any
 import pyarrow as pa
 from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend, DataSource
-from tokenmill.tasks.harmony.shard import harmony_encoder
-from tokenmill.tasks.harmony.vocabulary import encoding
+from tokenmill.tasks.harmony.vocabulary import encoding, harmony_encoder
 from tokenmill.tasks.select.preparation import HARMONY
 from tokenmill.tasks.select.settings import NormalizationSettings
 from tokenmill.tasks.shards.plan import PlannedShard

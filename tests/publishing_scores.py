@@ -22,7 +22,7 @@ def nll_table(rows, nll, **columns):
     """The NLL of rows that are dicts, `nll` in the same order; a few of the columns of such tables."""
     return pa.table({
         **{name: pa.array([row[name] for row in rows], pa.string()) for name in ("row_id", "id", "dataset", "split")},
-        "loss_mode": pa.array(["assistant_all_eot"] * len(rows)),
+        "loss_mode": pa.array(["assistant_all"] * len(rows)),
         "nll_mean": pa.array(nll, pa.float64()),
         "completion_token_count": pa.array(range(len(rows)), pa.int32()),
         "truncated": pa.array([number % 2 == 0 for number in range(len(rows))]),

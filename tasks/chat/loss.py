@@ -43,6 +43,13 @@ class LossPolicy:
     end_of_turn: bool = True
     empty_reasoning: bool = True
 
+    @property
+    def name(self) -> str:
+        """What is trained on in a word, and the parts that aren't: `assistant_all`, `last_turn -reasoning`."""
+        return " -".join(
+            [self.on, *(part for part in ("reasoning", "tool_calls", "end_of_turn") if not getattr(self, part))]
+        )
+
     def learned(self, messages: Sequence[Message]) -> list[int]:
         """The numbers of the messages trained on."""
         chosen = self._chosen(messages)

@@ -322,6 +322,25 @@ UNREAD = (
 )
 """Keys of messages that have a meaning elsewhere; `refusal` is what a model says instead of an answer."""
 
+BLOCKS = {"reasoning_details": "text", "thinking_blocks": "thinking"}
+"""Keys of messages with reasoning in blocks (OpenRouter's, LiteLLM's), and the key of a block's text."""
+
+
+def with_blocks(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with the reasoning of its blocks as text, unless a block has none, as encrypted ones, or it has other reasoning."""
+    for name, key in BLOCKS.items():
+        blocks = message.get(name)
+        texts = (
+            [each.get(key) if isinstance(each, dict) else None for each in blocks] if isinstance(blocks, list) else []
+        )
+        said = [text for text in texts if isinstance(text, str)]
+        others = {text for spelling in SPELLINGS if isinstance(text := message.get(spelling), str) and not _blank(text)}
+        if said and len(said) == len(texts) and others <= {"".join(said)}:
+            rest = {each: value for each, value in message.items() if each not in {name, *SPELLINGS}}
+            message = {**rest, SPELLINGS[0]: "".join(said)}
+    return message
+
+
 UNREADABLE = ("images", "image", "audio", "audios", "video", "videos", "attachments", "files")
 """Keys of messages with more than text."""
 

@@ -20,6 +20,7 @@ from .channels import without_channels
 from .conversation import Conversation, Message, Rejected, RejectionError
 from .json_values import kind, listed, parsed, quoted
 from .messages import (
+    BLOCKS,
     CALLS,
     MESSAGE_TOOLS,
     PLAIN,
@@ -31,6 +32,7 @@ from .messages import (
     require_readable,
     role_of,
     unusual,
+    with_blocks,
 )
 from .shapes import ANSWERS, KWARGS, SWITCHES, TOKENIZED, XLAM, Given, Layout, Shape, layout_of, value_at
 from .traces import read_trace, trace_name
@@ -235,6 +237,9 @@ def _turns(messages: list[Any], reading: _Reading) -> list[Any]:
 
 def _from_traces(messages: list[Any], odd: Sequence[tuple[Record, Unusual]], reading: _Reading) -> list[Any]:
     """The messages of a list in which the `odd` ones have unusual keys: of an agent's trace, with channels, or as they are."""
+    if any(key in BLOCKS for _, found in odd for key in found.unread):
+        messages = [with_blocks(each) if type(each) is dict else each for each in messages]
+        odd = [(each, found) for each in messages if type(each) is dict and (found := unusual(tuple(each)))]
     if any(found.steps for _, found in odd) and (name := trace_name(messages[0])):
         messages = read_trace(name, messages, reading.unread)
     elif any(each[name] for each, found in odd for name in found.channels):

@@ -3,8 +3,8 @@
 A text of messages is read differently only if a body holds a control string, and these begin with `<|`. If no body holds `<|`,
 and the grammar reads every header back, the text parses to its messages and there is nothing to look for in it. Most rules,
 too, are about headers: channels, recipients, order, ends. A corpus has few sequences of headers, so each is parsed and judged
-once, with an empty object as every body, and the verdict is cached. Only the arguments of calls and the last answer are then
-looked at in each row.
+once, with an empty object as every body, and the verdict is cached. Only questions, the arguments of calls and the last
+answer are then looked at in each row.
 
 `accepted` only accepts. It returns None for whatever is doubtful (a body with `<|`, half a character, a broken rule, no
 answer), and the caller parses the text (`judged`), which finds the fault and its place. Accepting takes 1 µs per message,
@@ -18,7 +18,7 @@ from functools import lru_cache
 from .grammar import Fault, FaultError, ParsedMessage, is_whole, parse
 from .message import Composed, HarmonyMessage, Schemas
 from .render import ENDS, opening, render
-from .semantics import WARNINGS, Parser, Quality, argument_faults, judge
+from .semantics import WARNINGS, Parser, Quality, argument_faults, judge, prompt_faults
 
 STAND_IN = "{}"
 """A body that no rule objects to, wherever it stands."""
@@ -66,7 +66,8 @@ def accepted(composed: Composed, off: frozenset[str], least: int) -> ValidText |
     if outline is None:
         return None
     quality = _with_arguments(outline, messages, composed.declared, off)
-    if quality is None or len(messages[-1].body.strip()) < max(1, least):
+    completes = messages[-1].terminator == "call" or len(messages[-1].body.strip()) >= max(1, least)
+    if quality is None or not completes or ("S22" not in off and any(prompt_faults(messages))):
         return None
     bodies = [message.body for message in messages]
     pieces = [piece for message in zip(openings, bodies, ends, strict=True) for piece in message]
@@ -79,7 +80,7 @@ def accepted(composed: Composed, off: frozenset[str], least: int) -> ValidText |
 
 @lru_cache(maxsize=4096)
 def _outline(openings: tuple[str, ...], ends: tuple[str, ...], off: frozenset[str]) -> _Outline | None:
-    """The outline of these headers; None if they break the grammar or a rule, or do not end in an answer."""
+    """The outline of these headers; None if they break the grammar or a rule, or do not end in an answer or a call."""
     text = "".join([f"{opening}{STAND_IN}{end}" for opening, end in zip(openings, ends, strict=True)])
     messages = parse(text)
     quality = judge(text, messages, None, off, second_parser=None)

@@ -222,6 +222,10 @@ def effort_of(split: str) -> Effort | None:
     return next((effort for effort in EFFORTS if split.startswith(effort)), None)
 
 
+KEPT = frozenset({"capability_target", "expected_answer", "changed_answer_to_majority", "data_source"})
+"""Fields beside a conversation that become columns."""
+
+
 def of_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Columns that any source may have."""
     return {

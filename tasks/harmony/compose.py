@@ -66,7 +66,7 @@ def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | 
     functions = _functions(source, recipients)
     before, turns = _split(source.messages)
     written = _Turns(turns, len(before), recipients, policy)
-    messages = [*source.written] or [*_preamble(source, before, functions, policy), *written.messages()]
+    messages = [*_preamble(source, before, functions, policy), *source.written, *written.messages()]
     messages, trailing = _ending(messages, policy)
     messages, thoughts = _without_old_thoughts(messages, policy)
     tagless = not any("|" in message.body and "<|" in message.body for message in messages)
@@ -82,12 +82,13 @@ def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | 
         "meta_escaped_strings": escaped,
         "meta_dropped_thoughts": thoughts,
         "meta_dropped_trailing": trailing,
-        "untrained_messages": _untrained_numbers(messages),
+        "untrained_messages": untrained_numbers(messages),
     }
     return Composed(messages, facts, _declared(source, functions), tagless)
 
 
-def _untrained_numbers(messages: Sequence[HarmonyMessage]) -> list[int] | None:
+def untrained_numbers(messages: Sequence[HarmonyMessage]) -> list[int] | None:
+    """The numbers of the assistant's messages that aren't trained on; None if there are none."""
     numbers = [number for number, each in enumerate(messages) if each.author == "assistant" and not each.trained]
     return numbers or None
 
@@ -148,11 +149,16 @@ def _split(messages: Sequence[Turn]) -> tuple[list[Turn], list[Turn]]:
 def _preamble(
     source: Source, before: Sequence[Turn], functions: Sequence[dict[str, Any]], policy: Policy
 ) -> Iterator[HarmonyMessage]:
-    """The generated system message, and a developer message if there are instructions or functions."""
+    """The generated system message, and a developer message if there are instructions or functions. Messages that the source
+    has in Harmony lack a system message at most.
+    """
+    if source.written and source.written[0].author == "system":
+        return
+    effort = source.effort or policy.effort
+    offers = bool(functions) or any(name.startswith(FUNCTIONS) for name in declared(source.written))
+    yield HarmonyMessage("system", system_body(effort, python=source.python, functions=offers))
     said = [*(message["content"] for message in before), source.instructions]
     instructions = "\n\n".join(text for text in said if text and not text.isspace()) or None
-    effort = source.effort or policy.effort
-    yield HarmonyMessage("system", system_body(effort, python=source.python, functions=bool(functions)))
     if instructions or functions:
         yield HarmonyMessage("developer", developer_body(instructions, functions))
 
@@ -337,12 +343,23 @@ def _without_old_thoughts(messages: list[HarmonyMessage], policy: Policy) -> tup
     if policy.thoughts == "keep_all":
         return messages, 0
     asked = max((place for place, message in enumerate(messages) if message.author == "user"), default=0)
-    kept = [message for place, message in enumerate(messages) if place > asked or not _is_thought(message)]
+    kept = [*without_thoughts(messages[:asked]), *messages[asked:]]
     return kept, len(messages) - len(kept)
 
 
-def _is_thought(message: HarmonyMessage) -> bool:
-    return message.author == "assistant" and message.channel == "analysis" and message.recipient is None
+def without_thoughts(messages: Sequence[HarmonyMessage]) -> list[HarmonyMessage]:
+    """Messages of earlier turns without their reasoning. What the assistant wrote after it in its turn isn't trained on: a model
+    that learns it learns to answer without reasoning.
+    """
+    kept: list[HarmonyMessage] = []
+    thought = False
+    for message in messages:
+        if message.author == "assistant" and message.channel == "analysis" and message.recipient is None:
+            thought = True
+            continue
+        thought = thought and message.author != "user"
+        kept.append(_untrained(message) if thought and message.author == "assistant" else message)
+    return kept
 
 
 def _plain(messages: list[HarmonyMessage], policy: SpecialStrings | None) -> tuple[list[HarmonyMessage], int]:

@@ -8,8 +8,8 @@ NVIDIA's data sets on the hub that are recognized by name:
     Nemotron-Agentic-v1                     conversations with up to 372 tools, most with several turns
     Nemotron-Instruction-Following-Chat-v1  chats of many turns; `reasoning: off` means low effort and no reasoning
 
-All other sources are OpenAI messages, ShareGPT turns, or a question with its answer. To add a source, add a function and a line
-in `CONVERTERS`.
+All other sources are OpenAI messages, ShareGPT turns, a question with its answer, or Harmony text; each row shows which. To add
+a source, add a function and a line in `CONVERTERS`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,15 +18,16 @@ from typing import Any, Literal, NamedTuple, cast
 
 from tokenmill.tasks.chat.conversation import Message, Range, RejectionError
 from tokenmill.tasks.chat.json_values import json_text, kind, parsed
+from tokenmill.tasks.chat.messages import read_template_kwargs
 from tokenmill.tasks.chat.parse import conversation, unread_beside
 from tokenmill.tasks.chat.shapes import KWARGS, TOOLS, Given, layout_of, value_at
 from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.sources.files import Rejected
 
 from .columns import effort_of, of_evaluation, of_record, of_tools
-from .compose import PYTHON_TOOLS, function_of
-from .grammar import Fault, parse
-from .message import Call, Composed, Effort, Source, Turn
+from .compose import PYTHON_TOOLS, function_of, untrained_numbers
+from .grammar import START, Fault, parse
+from .message import Call, Composed, Effort, HarmonyMessage, Source, Turn
 from .official import harmony_messages
 from .preamble import declared
 
@@ -51,7 +52,19 @@ ProofTask = Literal["proof", "formalize", "both"]
 OFF = "off"
 """Value of `reasoning` for a record without reasoning."""
 
-EFFORTS: dict[object, Effort] = {"low": "low", "medium": "medium", "high": "high"}
+EFFORT = "reasoning_effort"
+"""OpenAI's parameter, and the variable of gpt-oss's own template."""
+
+EFFORTS: dict[str, Effort] = {
+    "none": "low", "off": "low", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high",
+}  # fmt: skip
+"""The effort for each value of EFFORT in lower case: Harmony has three."""
+
+TEXT = "text"
+"""The default field of Harmony text."""
+
+UNTRAINED = "untrained_messages"
+"""The field of normalized rows with the numbers of messages that are not trained on."""
 
 SOLVE = "Solve the problem and put the final answer within \\boxed{}. Do not guess."
 FORMALIZE = "State the problem as a theorem in Lean 4. Answer with Lean code alone."
@@ -80,6 +93,7 @@ def chat(
     if isinstance(found, Rejected):
         return found
     thinks = record.get("reasoning") != OFF
+    stated, unread = _effort_of(record, found.variables)
     try:
         turns = [_turn(number, message, arrays, thinks=thinks) for number, message in enumerate(found.messages)]
     except RejectionError as error:
@@ -87,10 +101,22 @@ def chat(
     return Source(
         messages=turns,
         tools=found.tools,
-        effort=effort if thinks else "low",
+        effort=(effort or stated) if thinks else "low",
         metadata={**of_record(record), **of_tools(found.tools)},
-        unread=(*found.unread, *([KWARGS] if found.variables else ())),
+        unread=(*(name for name in found.unread if name != EFFORT), *unread),
     )
+
+
+def _effort_of(record: Record, variables: Mapping[str, Any]) -> tuple[Effort | None, list[str]]:
+    """The effort that a record states, itself or for its template, and which of its fields aren't read."""
+    given = {EFFORT: record.get(EFFORT), f"{KWARGS}.{EFFORT}": variables.get(EFFORT)}
+    efforts = dict[str, Effort | None]()
+    for name, value in given.items():
+        efforts[name] = EFFORTS.get(value.lower()) if isinstance(value, str) else None
+    unread = [name for name, value in given.items() if value is not None and efforts[name] is None]
+    if variables.keys() - {EFFORT}:
+        unread.append(KWARGS)
+    return next((effort for effort in efforts.values() if effort), None), unread
 
 
 def _written(record: Record, field: str | None, names: Names) -> Source | Rejected | None:
@@ -112,10 +138,12 @@ def _written(record: Record, field: str | None, names: Names) -> Source | Reject
     if isinstance(written, Rejected):
         return written
     try:
+        stated, unread = _effort_of(record, read_template_kwargs(record.get(KWARGS)))
         return Source(
             [],
+            effort=stated,
             metadata={**of_record(record), **of_tools([])},
-            unread=(*unread_beside(record, layout), *([KWARGS] if record.get(KWARGS) else ())),
+            unread=(*(name for name in unread_beside(record, layout) if name != EFFORT), *unread),
             written=written,
         )
     except RejectionError as error:
@@ -126,10 +154,47 @@ def _messages(record: Record, _split: str, names: Names = UNNAMED) -> Source | R
     return chat(record, names)
 
 
-def openai_messages(record: Record, names: Names = UNNAMED) -> Source | Rejected:
-    """Any chat data. `reasoning_effort` is OpenAI's parameter; every tool is a function, even one named python."""
-    named = record.get("reasoning_effort")
-    return chat(record, names, field=None, effort=EFFORTS.get(named) if isinstance(named, str) else None)
+def openai_messages(record: Record, names: Names = UNNAMED) -> Source | Composed | Rejected:
+    """Any chat data, also Harmony text. Every tool is a function, even one named python."""
+    field = text_field(record, names)
+    return chat(record, names, field=None) if field is None else _harmony_text(record, field)
+
+
+def text_field(record: Record, names: Names) -> str | None:
+    """The field of a record's Harmony text; None if it has its conversation in another form."""
+    field = names.messages or TEXT
+    try:
+        given = value_at(record, field, "no_messages")
+    except RejectionError:
+        return field  # which `harmony_text` explains
+    if not isinstance(given, str) or (names.messages and given.lstrip().startswith("[")):
+        return None
+    if names.messages or given.lstrip().startswith(START):
+        return field
+    try:
+        layout_of(record, None, names.tools, names.given)
+    except RejectionError:
+        return field
+    return None
+
+
+def harmony_text(record: Record, field: str) -> list[HarmonyMessage] | Rejected:
+    """The messages of the Harmony text under `field`, if the strict grammar accepts it."""
+    try:
+        found = parse(value_at(record, field, "no_messages"))
+    except RejectionError as error:
+        return Rejected(error.reason, error.detail)
+    if isinstance(found, Fault):
+        where = f"{field}, character {found.offset}"
+        return Rejected(
+            found.name, f"{where}: {found.detail}; if the conversation is elsewhere, name its messages_field"
+        )
+    given = record.get(UNTRAINED)
+    untrained = cast("list[object]", given) if isinstance(given, list) else []
+    return [
+        replace(each.message, trained=number not in untrained) if untrained else each.message
+        for number, each in enumerate(found)
+    ]
 
 
 def _math_v2(record: Record, split: str, names: Names = UNNAMED) -> Source | Rejected:
@@ -167,13 +232,12 @@ def _harmony_text(record: Record, field: str) -> Composed | Rejected:
     Headers in the order that models use are rewritten in canonical form; nothing else changes. Texts that declare no tools
     may call any, because public data sets of this kind omit declarations.
     """
-    found = parse(value_at(record, field, "no_messages"))
-    if isinstance(found, Fault):
-        return Rejected(found.name, f"{field}, character {found.offset}: {found.detail}")
+    found = harmony_text(record, field)
+    if isinstance(found, Rejected):
+        return found
     tagless = not any("<|" in each.body for each in found)
-    return Composed(
-        [each.message for each in found], of_record(record), dict.fromkeys(declared(found)) or None, tagless
-    )
+    facts = {**of_record(record), UNTRAINED: untrained_numbers(found)}
+    return Composed(found, facts, dict.fromkeys(declared(found)) or None, tagless)
 
 
 CONVERTERS: dict[str, Converter] = {
@@ -184,7 +248,7 @@ CONVERTERS: dict[str, Converter] = {
     "agentic": _messages,
     "instruction_following": _messages,
     "openai_messages": lambda record, _split, names=UNNAMED: openai_messages(record, names),
-    "harmony_text": lambda record, _split, names=UNNAMED: _harmony_text(record, names.messages or "text"),
+    "harmony_text": lambda record, _split, names=UNNAMED: _harmony_text(record, names.messages or TEXT),
 }
 
 PROOF_TASKS: dict[ProofTask, tuple[str, ...]] = {
@@ -195,21 +259,21 @@ PROOF_TASKS: dict[ProofTask, tuple[str, ...]] = {
 """Converters for rows with proofs, each in a separate pass, so that every pass accounts for every row."""
 
 NAMES = (
-    ("harmony", "harmony_text"),
     ("math-proofs", "math_proofs"),
-    ("nemotron-math", "math_v2"),
-    ("nemotron-science", "science"),
-    ("nemotron-agentic", "agentic"),
+    ("math", "math_v2"),
+    ("science", "science"),
+    ("agentic", "agentic"),
     ("instruction-following-chat", "instruction_following"),
 )
-"""Part of a repository's name, and its converter; the first match applies."""
+"""Part of the name of one of NVIDIA's repositories after its `nemotron-`, and its converter; the first match applies."""
 
 
 def converter_for(path: str) -> str:
-    """The converter for a repository, or a path that contains its name; `openai_messages` for unknown ones."""
-    names = path.lower().rstrip("/").split("/")
-    repository = next((name for name in reversed(names) if "nemotron" in name), names[-1])
-    return next((converter for part, converter in NAMES if part in repository), "openai_messages")
+    """The converter for one of NVIDIA's repositories, or a path that contains its name; `openai_messages` for all others."""
+    names = path.lower().split("/")
+    repository = next((name for name in reversed(names) if "nemotron-" in name), "")
+    named = "" if "harmony" in repository else repository.partition("nemotron-")[2]
+    return next((converter for part, converter in NAMES if named.startswith(part)), "openai_messages")
 
 
 def _turn(number: int, message: Message, arrays: Arrays, *, thinks: bool) -> Turn:

@@ -25,7 +25,7 @@ CHANNELS = ("analysis", "commentary", "final")
 FUNCTIONS = "functions."
 """Prefix of the name of a developer's function, as recipient and as author."""
 
-TEMPLATE_VERSION = "1"
+TEMPLATE_VERSION = "2"
 """Increment it when the same record and policy give a different text."""
 
 Effort = Literal["low", "medium", "high"]
@@ -85,7 +85,7 @@ class Source:
 
     `instructions` apply to every answer and are not part of any message. `effort` is None if the source does not state it.
     `python` is true if the source's Python tool is the one built into Harmony. `metadata` holds columns of the source, `unread`
-    names what of the row isn't read. `written` are the messages if the source has them in Harmony.
+    names what of the row isn't read. `written` are the messages if the source has them in Harmony, maybe without a system message.
     """
 
     messages: list[Turn]

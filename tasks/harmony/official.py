@@ -15,12 +15,12 @@ from tokenmill.tasks.sources.files import Rejected
 
 from .grammar import FaultError
 from .message import HarmonyMessage
-from .preamble import body_of, system_body
+from .preamble import body_of
 from .render import from_reference, opening
 
 
 def harmony_messages(given: Sequence[Any]) -> list[HarmonyMessage] | Rejected:
-    """The messages, after a system message if there is none; or why they aren't Harmony."""
+    """The messages, or why they aren't Harmony."""
     read: list[Message] = []
     untrained: set[int] = set()
     for number, each in enumerate(given):
@@ -44,8 +44,6 @@ def harmony_messages(given: Sequence[Any]) -> list[HarmonyMessage] | Rejected:
             return Rejected("bad_message", f"message {number + 1} of {len(given)}: {error}")
     for number in untrained:
         made[number].trained = False
-    if made[0].author != "system":
-        made.insert(0, HarmonyMessage("system", system_body("medium", python=False, functions=functions)))
     return made
 
 

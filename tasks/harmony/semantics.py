@@ -1,12 +1,13 @@
 """Semantic rules for grammatical conversations, and the quality of a row.
 
-The grammar decides whether messages can be parsed. 21 rules, each of which can be switched off, decide whether they make sense
-together: channels, calls and results, order, ends. Two rules only warn, because the reference's own data calls built-in tools
+The grammar decides whether messages can be parsed. 22 rules, each of which can be switched off, decide whether they make sense
+together: channels, calls and results, order, ends, questions. Two rules only warn, because the reference's own data calls built-in tools
 on commentary, and models violate schemas. A row is valid if the strict grammar accepts its text, no rule is broken, and the
 reference, if used, reads the same messages. The rules take 1.5 µs per message plus parsing the JSON of calls. The reference
 takes 1 ms per row and 0.7 ms per KB, so it checks only a share of the rows.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
@@ -39,12 +40,16 @@ CODES = {
     "S19": "no_assistant",
     "S20": "last_message_not_assistant",
     "S21": "unanswered_call_before_next_turn",
+    "S22": "empty_prompt",
 }
 
 WARNINGS = frozenset({"S10", "S15"})
 """Rules that only warn."""
 
 NONE_OFF: frozenset[str] = frozenset()
+
+PLACEHOLDER = re.compile(r"[\s_.…\-\u2010-\u2015]*")
+"""A first question that only stands for one; data sets have it where the question has to be fetched from elsewhere."""
 
 Finding = tuple[int, str, str]
 """The number of a message, the rule it breaks, and how."""
@@ -71,7 +76,12 @@ def faults(
     `declared` are the recipients that may be called (None: any), `schemas` are for checking arguments. The offset is that of
     the faulty message, or 0.
     """
-    findings = [*_headers(messages), *_order(messages), *_calls(messages, declared, schemas or {})]
+    findings = [
+        *_headers(messages),
+        *_order(messages),
+        *_calls(messages, declared, schemas or {}),
+        *prompt_faults(messages),
+    ]
     return [
         Fault(code, CODES[code], _offset(messages, number), detail)
         for number, code, detail in sorted(findings)
@@ -249,6 +259,17 @@ def _object_violation(value: dict[str, Any], schema: Mapping[str, Any], place: s
     return None
 
 
+def prompt_faults(messages: Sequence[HarmonyMessage]) -> Iterator[Finding]:
+    """S22: a question that is blank, or, as the first one, a placeholder."""
+    first = True
+    for number, message in enumerate(messages):
+        if message.author != "user":
+            continue
+        if not message.body.strip() or (first and PLACEHOLDER.fullmatch(message.body)):
+            yield number, "S22", f"the user says {message.body[:20]!r}, which asks nothing"
+        first = False
+
+
 TOOL_CODES = frozenset({"S11", "S12", "S13", "S14", "S15"})
 """The rules about calls and results."""
 
@@ -292,7 +313,8 @@ def judge(
     """The quality of a text that `parse` reads as `parsed`.
 
     `declared` are the recipients that may be called, with their schemas, or None if they are unknown. `off` holds codes of
-    rules that are switched off. An answer needs at least `least` characters, not counting blanks at its ends.
+    rules that are switched off. A completion is an answer of at least `least` characters, not counting blanks at its ends, or a
+    call.
     """
     if isinstance(parsed, Fault):
         return Quality(quality_error_code=parsed.code, quality_error_offset=parsed.offset, error_detail=parsed.detail)
@@ -300,12 +322,13 @@ def judge(
     errors = [fault for fault in found if fault.code not in WARNINGS]
     error = next(iter(errors), None) or (second_parser and second_parser(text, parsed))
     last = parsed[-1]
-    answer = last.body.strip() if last.author == "assistant" and last.channel == "final" else ""
+    answers = last.author == "assistant" and last.channel == "final"
+    is_long = bool(last.body.strip()) and len(last.body.strip()) >= least
     calls = sum(message.author == "assistant" and message.recipient is not None for message in parsed)
     results = sum(message.author not in ROLES for message in parsed)
     return Quality(
         quality_valid_harmony=error is None,
-        quality_completion_nonempty=bool(answer) and len(answer) >= least,
+        quality_completion_nonempty=is_long if answers else last.author == "assistant" and last.terminator == "call",
         quality_completion_ends_with_return=last.terminator == "return",
         quality_has_tool=bool(calls or results),
         quality_valid_tool_schema=all(fault.code not in TOOL_CODES for fault in found),

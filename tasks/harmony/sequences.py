@@ -18,7 +18,7 @@ in an answer ends in `<|return|>`. Cost: 3 µs per message, plus encoding.
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -35,6 +35,7 @@ from tokenmill.tasks.tokenize.encoders import Encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
+from .compose import without_thoughts
 from .grammar import Fault, Header, parse
 from .message import ROLES, HarmonyMessage
 from .render import ENDS, TAGS, render
@@ -46,15 +47,6 @@ CONTROLS = Controls({tag: IDS[tag] for tag in sorted(TAGS)})
 NONE, ANALYSIS, CALL, ANSWER = range(4)
 """Part of the assistant's output that a token belongs to: none (another author), reasoning, a tool call, or text for the
 user (the answer and remarks before calls)."""
-
-LOSS_MODES: Mapping[str, LossPolicy] = {
-    "assistant_all": LossPolicy("assistant_bodies", end_of_turn=False),
-    "assistant_all_eot": LossPolicy("assistant_bodies"),
-    "assistant_full": LossPolicy(),
-    "assistant_last": LossPolicy("last_turn"),
-    "final_only": LossPolicy("final_only"),
-}
-"""Loss policies by the names that Harmony data sets and scores use."""
 
 
 class Learned(NamedTuple):
@@ -113,10 +105,10 @@ class HarmonyRenderer:
             yield messages, 0
         elif self.splits_turns and self.policy.on in {"assistant_all", "assistant_bodies"}:
             for start, stop in _turns(messages):
-                history = _without_thoughts(messages[:start])
+                history = without_thoughts(messages[:start])
                 yield [*history, *_ended(messages[start:stop])], len(history)
         else:
-            yield [*_without_thoughts(messages[:asked]), *messages[asked:]], 0
+            yield [*without_thoughts(messages[:asked]), *messages[asked:]], 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +240,6 @@ def _turns(messages: Sequence[HarmonyMessage]) -> Iterator[tuple[int, int]]:
         spoken = [number for number in range(start, end) if messages[number].author == "assistant"]
         if spoken:
             yield start, spoken[-1] + 1
-
-
-def _without_thoughts(messages: Sequence[HarmonyMessage]) -> list[HarmonyMessage]:
-    return [message for message in messages if part_of(message) != ANALYSIS]
 
 
 def _ended(messages: Sequence[HarmonyMessage]) -> list[HarmonyMessage]:

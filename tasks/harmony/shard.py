@@ -8,7 +8,6 @@ row group when their texts hold GROUP_CHARACTERS: 51 columns cost 4 ms per row g
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import count
 from typing import Any, cast
 
@@ -23,15 +22,11 @@ from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.exact_json import compact
 from tokenmill.tasks.sources.files import RecordBatch, Rejected
-from tokenmill.tasks.tokenize.encoders import Encoder
-from tokenmill.tasks.tokenize.exact import exact_encoder
-from tokenmill.tasks.tokenize.load import find_vocabulary
-from tokenmill.tasks.tokenize.settings import TokenizerSource
 from xxhash import xxh3_64_intdigest
 
 from . import grammar, semantics
 from .acceptance import ValidText, accepted, judged
-from .columns import SCHEMA, Place, row, table
+from .columns import KEPT, SCHEMA, Place, row, table
 from .compose import compose
 from .converters import CONVERTERS, UNNAMED, Converter, Names
 from .grammar import Fault, ParsedMessage
@@ -40,7 +35,7 @@ from .message import Composed, Policy, Source
 from .render import cross_check
 from .semantics import Quality
 from .settings import HarmonyRecipe
-from .vocabulary import VOCABULARY
+from .vocabulary import harmony_encoder
 
 FILE = f"{WHOLE}.parquet"
 CATALOG = "tools.json"
@@ -91,7 +86,9 @@ class Normalizer:
         if isinstance(valid, Rejected):
             return valid
         if isinstance(found, Source):
-            self.unread.update(found.unread)
+            self.unread.update(name for name in found.unread if name not in KEPT)
+        if composed.facts.get("meta_dropped_thoughts"):
+            self.unread["reasoning of earlier turns"] += 1
         tools_id = composed.facts.get("source_tools_id")
         if isinstance(found, Source) and tools_id is not None and tools_id not in self.catalog:
             self.catalog[tools_id] = compact(found.tools)
@@ -108,7 +105,7 @@ class Normalizer:
         if valid is None:
             return _invalid(quality)
         if not quality.quality_completion_nonempty:
-            return Rejected("empty_completion", "the last message is no answer by the assistant on channel final")
+            return Rejected("empty_completion", "the last message is neither an answer on channel final nor a call")
         return valid
 
     def _second_parser(self, text: str, messages: Sequence[ParsedMessage]) -> Fault | None:
@@ -200,12 +197,6 @@ def _counted(found: Collection[Accepted]) -> list[Row]:
     for made, whole, completion in zip(rows, *(each.tolist() for each in counts), strict=True):
         made["stats_token_len"], made["stats_completion_tokens"] = whole, completion
     return rows
-
-
-@cache
-def harmony_encoder() -> Encoder:
-    """The encoder of Harmony text with its control tokens."""
-    return exact_encoder(find_vocabulary(TokenizerSource(model=VOCABULARY)), "gigatoken", literal=False)
 
 
 def token_counts(texts: Sequence[ValidText]) -> tuple[np.ndarray, np.ndarray]:

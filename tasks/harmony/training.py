@@ -1,8 +1,7 @@
 """Harmony as a chat template: options, records to conversations, and its self-check.
 
-A record is Harmony text under `text`, or chat, which is composed as for a normalization. The strict grammar parses the text,
-which is used unchanged. Without `messages_field`, `text` is tried first; the field set by `messages_field` may also hold
-Harmony text.
+A record is Harmony text under `text`, or under the field set by `messages_field`, or chat, which is composed as for a
+normalization. The strict grammar parses the text, which is used unchanged.
 
 The self-check composes the same conversations as for Jinja templates, and requires the same: the tokens decode to the text, the
 trained ones match the policy, and the ids are the tokenizer's own. In addition, the ids must equal those of openai-harmony. It
@@ -12,23 +11,22 @@ takes about a second, and the result is cached in the store.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 from tokenmill.tasks.chat.check import refusals, remembered_check, text_encoder
-from tokenmill.tasks.chat.conversation import Conversation, RejectionError
+from tokenmill.tasks.chat.conversation import Conversation
 from tokenmill.tasks.chat.encoding import Batch
 from tokenmill.tasks.chat.probes import PROBES
 from tokenmill.tasks.chat.sequences import Pieces
-from tokenmill.tasks.chat.shapes import Given, fields_read, value_at
+from tokenmill.tasks.chat.shapes import Given, fields_read
 from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.sources.files import Rejected
 from tokenmill.tasks.tokenize.settings import SpecialTokens
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .compose import compose, compose_literally
-from .converters import Names, openai_messages
-from .grammar import Fault, parse
+from .converters import EFFORT, TEXT, UNTRAINED, Names, chat, harmony_text, text_field
 from .message import TEMPLATE_VERSION, Effort, ParallelCalls, Policy, Thoughts, Trailing
 from .render import TAGS
 from .sequences import CONTROLS, HarmonyConversation, HarmonyRenderer
@@ -36,12 +34,6 @@ from .vocabulary import IDS, encoding
 
 HARMONY = "harmony"
 """The name of this chat template."""
-
-TEXT = "text"
-"""The default field of Harmony text."""
-
-UNTRAINED = "untrained_messages"
-"""The field of normalized rows with the numbers of messages that are not trained on."""
 
 OPTIONS: Mapping[str, Sequence[str]] = {
     "effort": get_args(Effort),
@@ -97,22 +89,24 @@ class HarmonyRows:
     given: Given = ()
 
     @property
+    def names(self) -> Names:
+        """The fields that the blend names."""
+        return Names(self.messages_field, self.tools_field, self.given)
+
+    @property
     def fields(self) -> list[str]:
         """Fields of a record that are read."""
         texts = [TEXT] if self.messages_field is None else []
-        others = ["reasoning", "reasoning_effort", UNTRAINED]
+        others = ["reasoning", EFFORT, UNTRAINED]
         return [*texts, *fields_read(self.messages_field, self.tools_field, self.given), *others]
 
     def read(self, record: Mapping[str, Any]) -> HarmonyConversation | Rejected:
         """The conversation in a record."""
-        field = self.messages_field or TEXT
-        try:
-            given = value_at(record, field, "no_messages")
-        except RejectionError as error:
-            return Rejected(error.reason, error.detail)
-        if isinstance(given, str) and not (self.messages_field and given.lstrip().startswith("[")):
-            return _conversation(given, field, record.get(UNTRAINED))
-        return self._composed(record)
+        field = text_field(record, self.names)
+        if field is None:
+            return self._composed(record)
+        found = harmony_text(record, field)
+        return found if isinstance(found, Rejected) else HarmonyConversation(found)
 
     def sequences(self, conversation: HarmonyConversation) -> list[Pieces] | Rejected:
         """The sequences that a conversation is trained as."""
@@ -137,7 +131,7 @@ class HarmonyRows:
 
     def _composed(self, record: Mapping[str, Any]) -> HarmonyConversation | Rejected:
         """Keeps the reasoning of earlier turns, because it may be trained on in a separate sequence."""
-        source = openai_messages(record, Names(self.messages_field, self.tools_field, self.given))
+        source = chat(record, self.names, field=None)
         if isinstance(source, Rejected):
             return source
         keeping = replace(self.template.policy, thoughts="keep_all", special_strings="reject")
@@ -145,17 +139,6 @@ class HarmonyRows:
         if isinstance(composed, Rejected):
             return composed
         return HarmonyConversation(composed.messages, self.template.policy.thoughts == "last_turn", source.unread)
-
-
-def _conversation(text: str, field: str, untrained: object) -> HarmonyConversation | Rejected:
-    found = parse(text)
-    if isinstance(found, Fault):
-        detail = f"{found.code} at character {found.offset} of {field}: {found.detail}"
-        return Rejected(found.name, f"{detail}; if the conversation is elsewhere, name its messages_field")
-    numbers = cast("list[object]", untrained) if isinstance(untrained, list) else []
-    return HarmonyConversation(
-        [replace(each, trained=number not in numbers) if numbers else each for number, each in enumerate(found)]
-    )
 
 
 def require_tokens(vocabulary: Vocabulary) -> None:

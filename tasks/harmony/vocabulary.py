@@ -16,6 +16,10 @@ import openai_harmony
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.storage import user_cache
+from tokenmill.tasks.tokenize.encoders import Encoder
+from tokenmill.tasks.tokenize.exact import exact_encoder
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 VOCABULARY = "o200k_harmony"
 """The name of the vocabulary of Harmony text."""
@@ -59,6 +63,12 @@ def encoding() -> openai_harmony.HarmonyEncoding:
     """The library's encoding, loaded once per process. Raises as `ensure_vocabulary`."""
     ensure_vocabulary()
     return openai_harmony.load_harmony_encoding(openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
+@cache
+def harmony_encoder() -> Encoder:
+    """The encoder of Harmony text with its control tokens."""
+    return exact_encoder(find_vocabulary(TokenizerSource(model=VOCABULARY)), "gigatoken", literal=False)
 
 
 def _is_right(path: Path) -> bool:

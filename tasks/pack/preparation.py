@@ -49,7 +49,7 @@ from .publication import PackedLayout
 from .settings import PackRecipe, SftRecipe, SftSettings
 from .shard import SequenceShard
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 """Increase it when the same recipe and source give different bytes."""
 
 
@@ -79,7 +79,7 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
     output_dir, store = places(blend, settings, output_dir, "sft")
     vocabulary = find_vocabulary(settings.tokenizer)
     packing = _pack_recipe(settings, vocabulary)
-    checked = checked_format(settings, vocabulary, policy(settings), store.place)
+    checked = checked_format(settings, vocabulary, settings.policy, store.place)
     chats: dict[bytes, Format] = {}
     verdicts: dict[str, Verdict] = {}
 
@@ -90,7 +90,7 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
         key = orjson.dumps(variables, option=orjson.OPT_SORT_KEYS)
         if key not in chats:
             own = settings.model_copy(update={"template_variables": variables})
-            chats[key] = checked_format(own, vocabulary, policy(settings), store.place).format
+            chats[key] = checked_format(own, vocabulary, settings.policy, store.place).format
         return chats[key]
 
     def rows_of(source: DataSource) -> Rows[Any]:
@@ -114,17 +114,6 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
     plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes, form=form)
     notes = commit_notes(settings.tokenizer, vocabulary) | gate_notes(verdicts)
     return Planned(blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), notes)
-
-
-def policy(settings: SftSettings) -> LossPolicy:
-    """The loss policy that the settings describe."""
-    return LossPolicy(
-        settings.loss_on,
-        settings.loss_reasoning,
-        settings.loss_tool_calls,
-        settings.loss_end_of_turn,
-        settings.loss_empty_reasoning,
-    )
 
 
 def _texts(rows: Rows[Any], fields: Sequence[str], part: Slice) -> Iterator[str]:

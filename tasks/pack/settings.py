@@ -19,7 +19,26 @@ from .sampling import Sampling
 Oversize = Literal["drop", "truncate", "error"]
 
 
-class SftSettings(PreparationSettings, frozen=True):
+class LossSettings(PreparationSettings, frozen=True):
+    """Settings of what is trained on, and so of what is scored."""
+
+    loss_on: LossOn = Field(default="assistant_all", description="Which of the assistant's messages are trained on.")
+    loss_reasoning: bool = Field(default=True, description="Train on reasoning.")
+    loss_empty_reasoning: bool = Field(
+        default=True, description="Train on empty reasoning, where the template writes it after its generation prompt."
+    )
+    loss_tool_calls: bool = Field(default=True, description="Train on tool calls.")
+    loss_end_of_turn: bool = Field(default=True, description="Train on the token that ends a turn.")
+
+    @property
+    def policy(self) -> LossPolicy:
+        """The loss policy that these settings describe."""
+        return LossPolicy(
+            self.loss_on, self.loss_reasoning, self.loss_tool_calls, self.loss_end_of_turn, self.loss_empty_reasoning
+        )
+
+
+class SftSettings(LossSettings, frozen=True):
     """Settings of an SFT preparation."""
 
     tokenizer: TokenizerSource = Field(default=TokenizerSource(), description="Tokenizer of the conversations.")
@@ -35,13 +54,6 @@ class SftSettings(PreparationSettings, frozen=True):
         default_factory=dict,
         description="Variables for the template, for example enable_thinking; strftime_now returns date.",
     )
-    loss_on: LossOn = Field(default="assistant_all", description="Which of the assistant's messages are trained on.")
-    loss_reasoning: bool = Field(default=True, description="Train on reasoning.")
-    loss_empty_reasoning: bool = Field(
-        default=True, description="Train on empty reasoning, where the template writes it after its generation prompt."
-    )
-    loss_tool_calls: bool = Field(default=True, description="Train on tool calls.")
-    loss_end_of_turn: bool = Field(default=True, description="Train on the token that ends a turn.")
     split_turns: SplitTurns = Field(
         default="auto", description="One sequence per user turn where the template strips reasoning from history."
     )

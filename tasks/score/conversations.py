@@ -13,7 +13,7 @@ becomes the system message unchanged, with its tool declarations, because rows h
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -22,16 +22,16 @@ from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.chat.encoding import Batch, Filled
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.sequences import Pieces
-from tokenmill.tasks.harmony.grammar import START, Fault, ParsedMessage, parse
+from tokenmill.tasks.harmony.converters import UNTRAINED, harmony_text
+from tokenmill.tasks.harmony.grammar import START
 from tokenmill.tasks.harmony.message import FUNCTIONS, HarmonyMessage
-from tokenmill.tasks.harmony.sequences import LOSS_MODES, encode
+from tokenmill.tasks.harmony.sequences import encode
 from tokenmill.tasks.harmony.vocabulary import encoding
 from tokenmill.tasks.pack.formats import Rows
 from tokenmill.tasks.sources.files import field_path
 from tokenmill.tasks.tokenize.encoders import Encoder
 
 from .nll import Completions
-from .settings import LossMode
 
 INSTRUCTIONS = "# Instructions\n\n"
 
@@ -75,14 +75,13 @@ class HarmonyTexts:
     @property
     def fields(self) -> list[str]:
         """See Conversations."""
-        return [self.text_field]
+        return [self.text_field, UNTRAINED]
 
     def read(self, record: Mapping[str, Any]) -> list[HarmonyMessage] | Rejected:
         """See Conversations."""
-        text = text_at(record, self.text_field)
-        if text is None:
+        if text_at(record, self.text_field) is None:
             return Rejected("no_text", f"there is no text under {self.text_field!r}; normalize chats to Harmony first")
-        return _parsed(text)
+        return harmony_text(record, self.text_field)
 
     def sequenced(self, read: Sequence[list[HarmonyMessage]]) -> Sequenced:
         """See Conversations."""
@@ -105,13 +104,13 @@ class TemplatedChats:
     @property
     def fields(self) -> list[str]:
         """See Conversations."""
-        return [self.text_field, *self.rows.fields]
+        return [self.text_field, UNTRAINED, *self.rows.fields]
 
     def read(self, record: Mapping[str, Any]) -> Sequence[Pieces | Filled] | Rejected:
         """See Conversations."""
         text = text_at(record, self.text_field)
         if text is not None and text.startswith(START):
-            messages = _parsed(text)
+            messages = harmony_text(record, self.text_field)
             if isinstance(messages, Rejected):
                 return messages
             record = chat_of(messages)
@@ -132,25 +131,12 @@ class TemplatedChats:
         return self.encoder.encode(cast("pa.LargeStringArray", pa.array([text], pa.large_string()))).ids.tolist()
 
 
-def policy_of(mode: LossMode, *, harmony: bool) -> LossPolicy:
-    """Which tokens are scored. Templates do not separate headers from bodies, so bodies include headers there."""
-    policy = LOSS_MODES[mode]
-    return policy if harmony or policy.on != "assistant_bodies" else replace(policy, on="assistant_all")
-
-
 def text_at(record: Mapping[str, Any], field: str) -> str | None:
     """The text at a dotted path of a record, or None."""
     found: object = record
     for key in field_path(field):
         found = cast("Mapping[str, object]", found).get(key) if isinstance(found, Mapping) else None
     return found if isinstance(found, str) else None
-
-
-def _parsed(text: str) -> list[HarmonyMessage] | Rejected:
-    found: list[ParsedMessage] | Fault = parse(text)
-    if isinstance(found, Fault):
-        return Rejected(f"invalid_harmony_{found.code}", f"character {found.offset}: {found.detail}")
-    return list(found)
 
 
 def chat_of(messages: Sequence[HarmonyMessage]) -> dict[str, Any]:
@@ -191,6 +177,8 @@ def _turn(messages: Sequence[HarmonyMessage]) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": "assistant", "content": content}
     if thoughts:
         turn["reasoning_content"] = "\n".join(thoughts)
+    if not all(message.trained for message in messages):
+        turn["train"] = False
     if calls:
         turn["tool_calls"] = [_call(message.recipient or "", message.body) for message in calls]
     return turn

@@ -4,7 +4,7 @@ A model is identified by the content of its files, which are hashed here; only w
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import orjson
 import pyarrow.parquet as pq
@@ -24,7 +24,6 @@ from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.tokenize.load import find_vocabulary, pinned
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from .conversations import policy_of
 from .embed import HASH_DIMENSIONS
 from .engines import EMBEDDING_FILES, device_of, precision_of, require_torch
 from .server import Server
@@ -108,7 +107,7 @@ def _nll(settings: NllSettings, model: ModelFiles | None, where: Where, store: S
         source = settings.tokenizer or _own_tokenizer(settings, model)
         vocabulary = find_vocabulary(source)
         chosen = SftSettings(tokenizer=source, chat_template=settings.chat_template)
-        found = checked_format(chosen, vocabulary, policy_of(settings.loss_mode, harmony=False), store.place)
+        found = checked_format(chosen, vocabulary, settings.policy, store.place)
         written = {"source": found.format.template.source, "variables": dict(found.format.template.variables)}
         where = replace(where, tokenizer=pinned(source, vocabulary.commit).model_dump(), template=written)
         fingerprint, template = vocabulary.fingerprint, found.format.template.digest
@@ -125,7 +124,7 @@ def _nll(settings: NllSettings, model: ModelFiles | None, where: Where, store: S
             fields=source.named_fields if chats else None,
             template=template,
             tokenizer=fingerprint,
-            loss_mode=settings.loss_mode,
+            loss=asdict(settings.policy),
             max_length=settings.max_length,
             engine=settings.engine,
             model=name or settings.model,

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 from tokenmill.tasks.chat.check import text_encoder
+from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.shapes import given_of
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.formats import Format, format_of
@@ -32,13 +33,13 @@ from tokenmill.tasks.tokenize.encoders import Encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from .conversations import Conversations, HarmonyTexts, TemplatedChats, policy_of
+from .conversations import Conversations, HarmonyTexts, TemplatedChats
 from .embed import HASH_DIMENSIONS, HashEmbedder
 from .engines import device_for_worker, embedder, gpus, required, scorer
 from .inspect import inspect_score_shard
 from .planning import EMBEDDINGS_KIND, NLL_KIND, ScorePlan, device_of_plan, plan_scores, require_model
 from .ranking import ranked, require_unique
-from .settings import EmbedRecipe, EmbedSettings, LossMode, NllRecipe, NllSettings, Where
+from .settings import EmbedRecipe, EmbedSettings, NllRecipe, NllSettings, Where
 from .shard import EmbedScoring, NllScoring, Scoring, read_shard, score_shard
 from .sources import scored_blend
 
@@ -117,8 +118,8 @@ def _scoring(recipe: NllRecipe | EmbedRecipe, where: Where, device: str) -> Scor
 def _conversations(recipe: NllRecipe, where: Where) -> Conversations:
     """The reader of rows. Raises RunError if the tokenizer or template differs from the planned one."""
     if where.tokenizer is None or where.template is None:
-        return HarmonyTexts(recipe.text_field, policy_of(recipe.loss_mode, harmony=True))
-    found, encoder = _format(orjson.dumps([where.tokenizer, where.template]), recipe.loss_mode)
+        return HarmonyTexts(recipe.text_field, recipe.policy)
+    found, encoder = _format(orjson.dumps([where.tokenizer, where.template]), recipe.policy)
     planned = (recipe.tokenizer, recipe.template)
     here = (find_vocabulary(TokenizerSource.model_validate(where.tokenizer)).fingerprint, found.template.digest)
     if here != planned:
@@ -131,11 +132,10 @@ def _conversations(recipe: NllRecipe, where: Where) -> Conversations:
 
 
 @lru_cache(maxsize=4)
-def _format(where: bytes, mode: LossMode) -> tuple[Format, Encoder]:
+def _format(where: bytes, policy: LossPolicy) -> tuple[Format, Encoder]:
     """A tokenizer and a template (both as JSON), cached because probing a template takes some 30 ms."""
     tokenizer, template = orjson.loads(where)
     vocabulary = find_vocabulary(TokenizerSource.model_validate(tokenizer))
-    policy = policy_of(mode, harmony=False)
     found = format_of(template["source"], template["variables"], vocabulary, policy, "auto", "literal")
     return found, text_encoder(vocabulary, found.controls, "reference", "literal")
 

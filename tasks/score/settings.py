@@ -6,7 +6,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from tokenmill.tasks.blend.models import Value
+from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.harmony.training import HARMONY
+from tokenmill.tasks.pack.settings import LossSettings
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.strict import Size
 from tokenmill.tasks.tokenize.settings import TokenizerSource
@@ -21,8 +23,6 @@ Precision = Literal["bfloat16", "float32"]
 
 Pooling = Literal["last", "mean"]
 """The pooling of a text's token vectors: the last token's, or the mean."""
-
-LossMode = Literal["assistant_all", "assistant_all_eot", "assistant_full", "assistant_last", "final_only"]
 
 SHARD_BYTES = 16_000_000
 """Source bytes per shard, the most that a killed run loses: some minutes of a GPU with a model of 8 billion weights."""
@@ -79,7 +79,7 @@ class ScoreSettings(PreparationSettings, frozen=True):
             raise ValueError("engine=server needs server, its base URL, for example server=http://localhost:8000")
 
 
-class NllSettings(ScoreSettings, frozen=True):
+class NllSettings(ScoreSettings, LossSettings, frozen=True):
     """The settings of the NLL of completions."""
 
     model: str = Field(
@@ -87,7 +87,6 @@ class NllSettings(ScoreSettings, frozen=True):
         description="Hub id or folder of a causal language model; for engine=server the name that the server lists.",
     )
     engine: NllEngine = Field(default="transformers", description="Engine that runs the model.")
-    loss_mode: LossMode = Field(default="assistant_all_eot", description="Tokens to score.")
     max_length: int | None = Field(default=None, ge=2, description="Maximum tokens read per sequence.")
     chat_template: str = Field(
         default=HARMONY,
@@ -142,7 +141,7 @@ class NllRecipe:
 
     `dataset` and `split` apply to rows without their own. `weights` is the digest of the model's files, None for a
     server. `tokenizer` is the fingerprint of the tokenizer, None for Harmony, as are `messages_field`,
-    `tools_field` and `fields`.
+    `tools_field` and `fields`. `loss` holds the fields of `policy`.
     `device` is the device of this process.
     """
 
@@ -155,7 +154,7 @@ class NllRecipe:
     fields: dict[str, str] | None
     template: str
     tokenizer: str | None
-    loss_mode: LossMode
+    loss: dict[str, Any]
     max_length: int | None
     engine: NllEngine
     model: str
@@ -164,6 +163,11 @@ class NllRecipe:
     token_budget: int | None
     precision: Precision | None
     device: Device
+
+    @property
+    def policy(self) -> LossPolicy:
+        """The tokens that are scored."""
+        return LossPolicy(**self.loss)
 
 
 @dataclass(frozen=True, slots=True)

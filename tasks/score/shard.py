@@ -104,7 +104,7 @@ class NllScoring:
         """See Scoring."""
         recipe = self.recipe
         return {
-            "loss_mode": recipe.loss_mode, "model": recipe.model, "model_revision": recipe.model_revision,
+            "loss_mode": recipe.policy.name, "model": recipe.model, "model_revision": recipe.model_revision,
             "engine": recipe.engine, "dtype": recipe.precision,
         }  # fmt: skip
 

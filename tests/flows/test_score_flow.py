@@ -159,7 +159,7 @@ def test_a_dry_run_scores_nothing_and_knows_what_is_there(folder, expected, tmp_
         ("nll", ["model=./nowhere"], "no file or folder './nowhere'"),
         ("embed", ["engine=hsh"], "engine"),
         ("embed", ["engine=server", "model=a/b"], "engine=server needs server"),
-        ("embed", ["loss_mode=final_only"], "loss_mode: unknown key"),
+        ("embed", ["loss_on=final_only"], "loss_on: unknown key"),
     ],
 )
 def test_a_wrong_call_is_one_clear_complaint_and_leaves_nothing(folder, tmp_path, what, arguments, words):
@@ -171,8 +171,8 @@ def test_a_wrong_call_is_one_clear_complaint_and_leaves_nothing(folder, tmp_path
 
 @pytest.mark.slow
 def test_settings_of_the_other_score_are_refused_by_the_flow(prefect_api, folder, tmp_path):
-    state = score_candidates(str(folder / "out"), str(tmp_path), "embed", loss_mode="final_only", return_state=True)
-    with pytest.raises(InputError, match="loss_mode: unknown key"):
+    state = score_candidates(str(folder / "out"), str(tmp_path), "embed", loss_on="final_only", return_state=True)
+    with pytest.raises(InputError, match="loss_on: unknown key"):
         state.result()
 
 

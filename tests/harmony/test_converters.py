@@ -263,11 +263,50 @@ def test_every_one_of_372_tools_is_declared_with_its_arguments():
     assert len(found.declared) == found.facts["source_tools_count"] == 372
 
 
-@pytest.mark.parametrize("effort", [None, "extreme", 3, ["high"]])
-def test_an_effort_that_nobody_knows_is_the_policy_s(effort):
-    found = composed("openai_messages", {**rows.PAIR, "reasoning_effort": effort}, effort="low")
-    assert "Reasoning: low" in found.messages[0].body
-    assert found.facts["meta_effort"] is None
+OFFICIAL = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "channel": "final", "content": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort", "unread"),
+    [
+        ({"reasoning_effort": None}, None, ()),
+        ({"reasoning_effort": "High"}, "high", ()),
+        ({"reasoning_effort": "minimal"}, "low", ()),
+        ({"reasoning_effort": "NONE"}, "low", ()),
+        ({"reasoning_effort": "xhigh"}, "high", ()),
+        ({"reasoning_effort": "extreme"}, None, ("reasoning_effort",)),
+        ({"reasoning_effort": 3}, None, ("reasoning_effort",)),
+        ({"reasoning_effort": ["high"]}, None, ("reasoning_effort",)),
+        ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "low", ()),
+        ({"chat_template_kwargs": '{"reasoning_effort": "low"}'}, "low", ()),
+        ({"chat_template_kwargs": {"reasoning_effort": "low", "x": 1}}, "low", ("chat_template_kwargs",)),
+        ({"chat_template_kwargs": {"x": 1}}, None, ("chat_template_kwargs",)),
+    ],
+)
+@pytest.mark.parametrize("row", [rows.SHAREGPT, OFFICIAL])
+def test_efforts_of_rows(row, fields, effort, unread):
+    """An effort that isn't known is counted, and the policy's is written."""
+    found = converted("openai_messages", {**row, **fields})
+    made = compose(found, Policy(effort="medium"))
+    assert (made.facts["meta_effort"], found.unread) == (effort, unread)
+    assert f"Reasoning: {effort or 'medium'}" in made.messages[0].body
+
+
+@pytest.mark.parametrize(
+    ("row", "read"),
+    [
+        (rows.HARMONY, "Hello"),
+        ({"text": "Hi!", **OFFICIAL}, "a"),
+        ({**OFFICIAL, **rows.HARMONY}, "Hello"),
+    ],
+)
+def test_rows_show_whether_they_are_harmony_text(row, read):
+    assert composed("openai_messages", row).messages[-1].body == read
+
+
+def test_harmony_text_keeps_what_is_not_trained_on():
+    row = {**rows.HARMONY, "untrained_messages": [2]}
+    assert composed("openai_messages", row).facts["untrained_messages"] == [2]
 
 
 def test_harmony_text_is_kept():
@@ -305,8 +344,11 @@ def test_no_record_raises(name, record):
         ("nvidia/Nemotron-Science-v1", "science"),
         ("nvidia/Nemotron-Agentic-v1", "agentic"),
         ("nvidia/Nemotron-Instruction-Following-Chat-v1", "instruction_following"),
-        ("radna0/nemotron-math-v2-harmony-tools", "harmony_text"),
-        ("me/my-harmony-rows", "harmony_text"),
+        ("radna0/nemotron-math-v2-harmony-tools", "openai_messages"),
+        ("me/my-harmony-rows", "openai_messages"),
+        ("/data/harmony.jsonl", "openai_messages"),
+        ("/data/math-proofs.jsonl", "openai_messages"),
+        ("/data/my-instruction-following-chat.jsonl", "openai_messages"),
         ("me/my-chats", "openai_messages"),
         ("nvidia/Nemotron-SWE-v1", "openai_messages"),
         ("harmony-room/my-chats", "openai_messages"),

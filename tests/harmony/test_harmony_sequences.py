@@ -19,7 +19,6 @@ from tokenmill.tasks.harmony.sequences import (
     ANALYSIS,
     ANSWER,
     CALL,
-    LOSS_MODES,
     NONE,
     HarmonyConversation,
     HarmonyRenderer,
@@ -154,27 +153,27 @@ LAST = "<|channel|>analysis<|message|>Still.<|end|><|start|>assistant<|channel|>
 
 
 @pytest.mark.parametrize(
-    ("mode", "expected"),
+    ("policy", "expected"),
     [
-        ("assistant_all", ["Look it up.", '{"id":"A1"}', "1 + 1", "It was sent.", "Still.", "I look.", "Yes."]),
+        (LossPolicy("assistant_bodies", end_of_turn=False), ["Look it up.", '{"id":"A1"}', "1 + 1", "It was sent.", "Still.", "I look.", "Yes."]),
         (
-            "assistant_all_eot",
+            LossPolicy("assistant_bodies"),
             [
                 "Look it up.<|end|>", '{"id":"A1"}<|call|>', "1 + 1<|call|>", "It was sent.",
                 "Still.<|end|>", "I look.<|end|>", "Yes.<|return|>",
             ],
         ),
         (
-            "assistant_full",
+            FULL,
             [f"{THOUGHT}<|start|>assistant{CALLS[0]}", CALLS[1], FINAL.removesuffix("<|return|>"), LAST],
         ),
-        ("assistant_last", [LAST]),
-        ("final_only", ["<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"]),
+        (LossPolicy("last_turn"), [LAST]),
+        (LossPolicy("final_only"), ["<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"]),
     ],
 )  # fmt: skip
-def test_the_modes_of_other_data_sets_are_policies(mode, expected):
+def test_policies(policy, expected):
     """An answer that has become history ends with an `<|end|>` that nobody would write."""
-    assert trained(encode([AGAIN], LOSS_MODES[mode])) == expected
+    assert trained(encode([AGAIN], policy)) == expected
 
 
 def test_every_token_is_of_one_part():
@@ -240,7 +239,10 @@ def arrays(sequences):
     return [(found.ids[a:b].tolist(), found.loss[a:b].tolist()) for a, b in spans]
 
 
-POLICIES = [*LOSS_MODES.values(), LossPolicy(reasoning=False), LossPolicy(tool_calls=False)]
+POLICIES = [
+    FULL, LossPolicy("assistant_bodies"), LossPolicy("assistant_bodies", end_of_turn=False), LossPolicy("last_turn"),
+    LossPolicy("final_only"), LossPolicy(reasoning=False), LossPolicy(tool_calls=False),
+]  # fmt: skip
 
 
 @given(st.lists(conversations(), max_size=3), st.sampled_from(POLICIES))

@@ -86,10 +86,13 @@ def test_calls_are_judged_by_what_is_declared(declared, valid, schema):
         (ANSWER.replace("return", "end"), True, False),
         (ANSWER.replace("final", "commentary").replace("return", "end"), False, False),
         (ANSWER.replace("return", "end") + ASKED, False, False),
-        (CALL, False, False),
+        (CALL, True, False),
+        (CALL.replace('{"a":1}', "{}"), True, False),
+        (CALL + RESULT, False, False),
+        ("<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>", False, False),
     ],
 )
-def test_a_completion_is_a_last_answer_that_says_something(ending, nonempty, returns):
+def test_a_completion_is_a_last_answer_that_says_something_or_a_call(ending, nonempty, returns):
     found = judged(ASKED + ending)
     assert found.quality_completion_nonempty == nonempty
     assert found.quality_completion_ends_with_return == returns

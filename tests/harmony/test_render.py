@@ -157,7 +157,7 @@ def test_a_conversation_is_read_back_and_is_the_references(messages):
     assert [message.message for message in parse(text)] == messages == official(text)
     assert render(parse(text)) == text
     assert cross_check(text, messages) is None
-    assert not faults(parse(text))
+    assert not faults(parse(text), off=frozenset({"S22"}))
     tokens = reference_tokens(messages)
     assert encoding().decode_utf8(tokens) == text
     assert encode(messages).ids.tolist() == tokens
@@ -276,3 +276,10 @@ def test_what_the_reference_reads_otherwise_is_told(ours):
     text = "<|start|>user<|message|>x<|end|><|start|>user<|message|>y<|end|>"
     assert cross_check(text, ours).code == "R02"
     assert cross_check(text, parse(text)) is None
+
+
+@pytest.mark.parametrize("body", ["a" * (1 << 18), " " * (1 << 18), "中" * (1 << 17)])
+def test_long_runs_of_a_character_end(body):
+    """The library's own encoder takes minutes for them."""
+    messages = [HarmonyMessage("user", body)]
+    assert cross_check(render(messages), messages) is None

@@ -98,6 +98,10 @@ BAD = {
         ([USER, CALL, OTHER, RESULT, FINAL], [2]),
         ([USER, CALL, OTHER, USER, FINAL], [1, 2]),
     ],
+    "S22": [
+        *(([replace(USER, body=body), FINAL], [0]) for body in ["", " \n\t", "-", " - \n", "--", "\u2014", "...", "\u2026", "_", "\u3000"]),
+        ([SYSTEM, USER, FINAL, replace(USER, body=" "), FINAL], [3]),
+    ],
 }  # fmt: skip
 """Conversations that break one rule alone, with the numbers of the messages at fault."""
 
@@ -132,6 +136,11 @@ def test_a_call_on_final_is_addressed_and_in_the_wrong_place():
     assert found([USER, replace(PYTHON, channel="final")]) == [("S08", 1), ("S10", 1)]
 
 
+@pytest.mark.parametrize("body", ["?", "a-b", "🎈", "7", "- a\n- b", "否"])
+def test_short_questions_are_questions(body):
+    assert found([replace(USER, body=body), FINAL, replace(USER, body="..."), FINAL]) == []
+
+
 def test_only_the_assistant_returns():
     assert found([USER, CALL, replace(RESULT, channel="final", terminator="return")]) == [("S07", 2), ("S20", 2)]
 
@@ -162,7 +171,7 @@ def test_arguments_are_held_against_the_schema():
 
 def test_every_rule_has_a_test():
     apart = {"S08", "S14", "S15", "S19"}
-    assert set(BAD) | apart == set(CODES) == {f"S{number:02}" for number in range(1, 22)}
+    assert set(BAD) | apart == set(CODES) == {f"S{number:02}" for number in range(1, 23)}
     assert set(CODES) >= WARNINGS == {"S10", "S15"}
 
 

@@ -22,6 +22,8 @@ from tokenmill.tasks.harmony.vocabulary import IDS, encoding
 from tokenmill.tasks.report.plan import pending_reasons
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.report.view import view_output
+from tokenmill.tasks.score.conversations import HarmonyTexts
+from tokenmill.tasks.score.settings import NllSettings
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
@@ -93,6 +95,9 @@ def _runs(ids, mask):
             yield encoding().decode([token for token, _ in run])
 
 
+ENDS_IN_CALL = talk(user("Where?"), assistant(None, call("clock", zone="Oslo")), tools=[CLOCK])
+
+
 def parquet(path, **columns):
     pq.write_table(pa.table(columns), path)
     return path
@@ -118,18 +123,24 @@ def test_texts_have_the_reference_s_ids(packed):
 
 
 def test_training_and_scoring_have_one_mask(packed):
-    assert stored(packed[0]) == expected(CONVERSATIONS)
+    assert stored(packed[0]) == expected(TEXTS)
 
 
 @pytest.mark.slow
-def test_what_a_normalization_publishes_is_packed_as_it_is(tmp_path):
-    source = write_rows(tmp_path / "chat.jsonl", [rows.CHAT, rows.SHAREGPT, rows.AGENTIC, rows.PAIR])
+def test_normalized_rows_are_packed_as_they_are_scored(tmp_path):
+    """Answers that lost their reasoning are in no loss mask, and calls may end a conversation."""
+    source = write_rows(tmp_path / "chat.jsonl", [rows.CHAT, rows.SHAREGPT, rows.AGENTIC, rows.PAIR, ENDS_IN_CALL])
     normal = {"datasets": [{"name": "chat", "path": str(source), "converter": "openai_messages"}]}
     preparing_harmony.prepare(normal, tmp_path / "normal")
-    texts = [text for path in sorted((tmp_path / "normal/data").rglob("*.parquet")) for text in pq.read_table(path)["text"].to_pylist()]  # fmt: skip
-    assert len(texts) == 4
+    (path,) = (tmp_path / "normal/data").rglob("*.parquet")
+    given = pq.read_table(path).to_pylist()
     prepare(str(tmp_path / "normal/blend.json"), tmp_path / "out")
-    assert stored(tmp_path / "out") == expected(texts)
+    found, scores = stored(tmp_path / "out"), HarmonyTexts("text", NllSettings(model="m").policy)
+    scored = scores.sequenced([scores.read(row) for row in given]).completions
+    spans = enumerate(itertools.pairwise(scored.offsets.tolist()))
+    assert found == [(number, scored.ids[a:b].tolist(), scored.loss[a:b].tolist()) for number, (a, b) in spans]
+    assert [row["untrained_messages"] for row in given] == [[2], None, [3, 4, 6, 8], None, None]
+    assert [text.count("<|call|>") for text in trained(tmp_path / "out")] == [0, 0, 1, 0, 1]
 
 
 @pytest.mark.slow
@@ -158,7 +169,7 @@ BAD = {
 
 
 def test_bad_rows_are_set_aside_with_the_grammar_s_reason_and_every_row_is_accounted_for(tmp_path):
-    given = [{"text": text} for text in [*BAD.values(), *TEXTS]] + [{"text": "chat", "messages": talk(user("?"), assistant("!"))["messages"]}]  # fmt: skip
+    given = [{"text": text} for text in [*BAD.values(), *TEXTS]] + [{"text": "chat"}]  # fmt: skip
     source = write_rows(tmp_path / "mixed.jsonl", given)
     _, manifest = prepare(blend_of(source), tmp_path / "out")
     totals = manifest["totals"]
@@ -167,7 +178,7 @@ def test_bad_rows_are_set_aside_with_the_grammar_s_reason_and_every_row_is_accou
     (file,) = (tmp_path / "out/quarantine").rglob("*.jsonl*")
     bad = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["reason"] for row in bad] == [*BAD, "text_outside_message"]
-    assert "E04 at character" in bad[3]["detail"]
+    assert "the text ends within a body" in bad[3]["detail"]
     assert "messages_field" in bad[-1]["detail"]
     assert [ids for _, ids, _ in stored(tmp_path / "out")] == [reference_tokens(each) for each in CONVERSATIONS]
 
@@ -220,7 +231,7 @@ def test_chat_is_composed_and_every_turn_with_thoughts_is_a_sequence(chats):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"split_turns": "never"}, ["<|channel|>final<|message|>1.|" + TRAINED[1], *TRAINED[2:]]),
+        ({"split_turns": "never"}, TRAINED[1:]),
         (
             {"split_turns": "auto", "template_variables": {"thoughts": "keep_all"}},
             [TRAINED[0].removesuffix("<|return|>") + "|" + TRAINED[1], *TRAINED[2:]],

@@ -137,7 +137,7 @@ def test_only_what_changed_is_scored_again(folder, whole, tmp_path):
     one = {"datasets": [{"name": "easy", "path": str(files[0]), "weight": 9.0}]}
     chosen = {"model": str(folder / "random"), "store": str(folder / "whole/shards")}
     assert not plan("nll", one, out, **chosen).plan.pending
-    for other in ({"max_length": 200}, {"loss_mode": "assistant_all"}, {"precision": "bfloat16"}, {"token_budget": 99}):
+    for other in ({"max_length": 200}, {"loss_on": "last_turn"}, {"precision": "bfloat16"}, {"token_budget": 99}):
         assert len(plan("nll", str(folder / "out"), out, **chosen, **other).plan.pending) == len(whole.plan.shards)
     assert plan("nll", str(folder / "out"), out, **{**chosen, "model": str(folder / "confused")}).plan.pending
 

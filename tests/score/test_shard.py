@@ -73,21 +73,10 @@ def test_a_model_that_knows_nothing_is_as_surprised_by_every_row_as_its_vocabula
 
 
 def labels_of(ids):
-    """What assistants say, with the token that ends it, found in the ids alone."""
-    special = {name: encoding().encode(f"<|{name}|>", allowed_special="all")[0] for name in ("start", "message")}
-    ends = {encoding().encode(f"<|{name}|>", allowed_special="all")[0] for name in ("end", "call", "return")}
-    labels, header, inside = [], [], False
-    for token in ids:
-        labels.append(token if inside else -100)
-        if token == special["start"]:
-            header = []
-        elif token == special["message"]:
-            inside = encoding().decode(header).startswith("assistant")
-        elif token in ends:
-            inside = False
-        else:
-            header.append(token)
-    return labels
+    """What a model writes after `<|start|>assistant`, to the end of the text, found in the ids alone."""
+    prompt = encoding().encode("<|start|>assistant", allowed_special="all")
+    start = next(place for place in range(len(ids)) if ids[place : place + 2] == prompt) + 2
+    return [-100] * start + ids[start:]
 
 
 @pytest.mark.slow
@@ -110,25 +99,28 @@ def test_the_nll_of_a_row_is_the_models_own_loss_on_what_the_assistant_says(fold
 def test_what_made_a_score_stands_beside_it(folder, scored):
     assert scored.schema.equals(NLL)
     (made,) = {tuple(row.values()) for row in scored.select(["model", "engine", "dtype", "loss_mode"]).to_pylist()}
-    assert made == ("random", "transformers", "float32", "assistant_all_eot")
+    assert made == ("random", "transformers", "float32", "assistant_all")
     assert str(folder) not in str(scored.to_pylist())
 
 
-@pytest.mark.parametrize("mode", ["assistant_all", "assistant_full", "final_only"])
-def test_other_tokens_are_scored_where_that_is_asked_for(folder, scored, tmp_path, mode):
-    prepare("nll", str(folder / "out"), tmp_path / "out", model=str(folder / "random"), loss_mode=mode, sample=5)
+@pytest.mark.parametrize(
+    "loss",
+    [{"loss_end_of_turn": False}, {"loss_on": "assistant_bodies"}, {"loss_on": "final_only", "loss_tool_calls": False}],
+)
+def test_other_tokens_are_scored_where_that_is_asked_for(folder, scored, tmp_path, loss):
+    prepare("nll", str(folder / "out"), tmp_path / "out", model=str(folder / "random"), **loss, sample=5)
     found = {row["row_id"]: row for row in table_of(tmp_path / "out/nll").to_pylist()}
     for row in scored.to_pylist():
         if row["row_id"] not in found:
             continue
         other = found[row["row_id"]]
         difference = other["completion_token_count"] - row["completion_token_count"]
-        if mode == "assistant_all":
+        if "loss_end_of_turn" in loss:
             assert difference == -2
-        elif mode == "assistant_full":
-            assert difference > 0
+        elif loss["loss_on"] == "assistant_bodies":
+            assert difference < -2
         else:
-            assert other["completion_token_count"] == other["final_token_count"] > row["final_token_count"]
+            assert other["completion_token_count"] == other["final_token_count"] == row["final_token_count"]
     assert len(found) == 10
 
 
@@ -179,7 +171,7 @@ MESSY = [
     {"row_id": "f", "text": ANSWERED, "used_in": "other"},
 ]  # fmt: skip
 REASONS = {
-    "no_id": 2, "no_completion": 1, "invalid_harmony_E02": 1, "no_text": 2, "malformed_json": 1, "blank_line": 1,
+    "no_id": 2, "no_completion": 1, "text_outside_message": 1, "no_text": 2, "malformed_json": 1, "blank_line": 1,
     "filtered": 1,
 }  # fmt: skip
 
@@ -362,7 +354,7 @@ SERVED = {"engine": "server", "server": "http://a:1", "model": "small"}
         ("embed", {"model": "small"}, "engine=hash takes no model"),
         ("embed", {"engine": "transformers", "pooling": "mean"}, "needs a model"),
         ("embed", {"engine": "transformers", "model": "small"}, "needs pooling, last or mean"),
-        ("embed", {"loss_mode": "final_only"}, "loss_mode: unknown key"),
+        ("embed", {"loss_on": "final_only"}, "loss_on: unknown key"),
         ("embed", {"device": "cuda"}, "engine=hash runs on a CPU"),
         ("embed", {"precision": "float32"}, "precision does not apply to engine=hash"),
         ("nll", {"model": "small", "server": "http://a:1"}, "server does not apply to engine=transformers"),
