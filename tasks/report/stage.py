@@ -11,14 +11,14 @@ from tokenmill.tasks.shards.stage import artifact_key
 from .address import report_link
 from .openlineage import tell_if_asked
 from .page import PAGE, leave_report
-from .summary import artifact_record, data_set_rows, markdown, warnings
+from .summary import artifact_record, dataset_rows, markdown, warnings
 from .weights_and_biases import log_if_asked
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
 def report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
     """Write the page and the cards, attach a table, a summary and a link to the page to the run, log warnings; returns the artifact record."""
-    create_table_artifact(data_set_rows(manifest), artifact_key("data-sets"), "rows, documents and tokens per data set")
+    create_table_artifact(dataset_rows(manifest), artifact_key("datasets"), "rows, documents and tokens per dataset")
     create_markdown_artifact(markdown(manifest, output_dir), artifact_key("summary"), "what was prepared")
     for warning in warnings(manifest):
         get_run_logger().warning(warning)

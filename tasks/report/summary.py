@@ -1,4 +1,4 @@
-"""Summarize a manifest: data in and out, by data set, and what was dropped and why."""
+"""Summarize a manifest: rows in and documents out by dataset, tokens beside the share that the weights ask for, and drops by reason."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,15 +8,21 @@ from typing import Any
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.table import Table
 from tokenmill.tasks.blend.models import SPLITS, listed_sources
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.storage import join
 
+from .columns import print_columns
+
 PAGE = "report.html"
 """The page of a preparation, in its folder."""
 
-COLUMNS = ("data set", "share", "rows", "documents", "dropped", "tokens")
+COUNTS = ("dataset", "rows", "kept", "dropped")
+TOKENS = ("tokens", "token share")
+TARGETS = ("target share", "epochs")
+
+MOST_EPOCHS = 4
+"""Epochs of a dataset beyond which repeated tokens are worth less and less (https://arxiv.org/abs/2305.16264)."""
 
 
 def _hint(manifest: Mapping[str, Any], output_dir: str) -> str:
@@ -61,33 +67,64 @@ def splits_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
     return {split: found[split] for split in SPLITS if split in found}
 
 
-def data_set_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A table row per data set."""
-    return [
-        _row(name, counts, _weight(manifest, name), _total_weight(manifest, name))
-        for name, counts in manifest["totals"]["datasets"].items()
+def dataset_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A table row per dataset: counts; tokens if the kind counts them; target share and epochs if the output follows the weights.
+
+    Shares are of the dataset's own split.
+    """
+    counts = manifest["totals"]["datasets"]
+    columns = COUNTS
+    if manifest["totals"]["tokens"]:
+        columns += (*TOKENS, *TARGETS) if follows_weights(manifest) else TOKENS
+    weights, tokens = _weights(manifest), {name: each["tokens"] for name, each in counts.items()}
+    epochs = _epochs(manifest)
+    rows = [
+        (
+            name.removeprefix("datasets/"),
+            each["rows"],
+            each["documents"],
+            sum(each["dropped"].values()),
+            each["tokens"],
+            _share(tokens, name),
+            _share(weights, name),
+            f"{epochs[name]:,.2f}" if name in epochs else "-",
+        )
+        for name, each in counts.items()
     ]
+    return [dict(zip(columns, row, strict=False)) for row in rows]
 
 
-def _row(name: str, counts: Mapping[str, Any], weight: float, total: float) -> dict[str, Any]:
-    share = f"{weight / total:.1%}" if total else "0.0%"
-    dropped = sum(counts["dropped"].values())
-    cells = (name.removeprefix("datasets/"), share, counts["rows"], counts["documents"], dropped, counts["tokens"])
-    return dict(zip(COLUMNS, cells, strict=True))
+def follows_weights(manifest: Mapping[str, Any]) -> bool:
+    """Whether the output is read in proportion to the blend's weights: Megatron reads documents so, packs and rows are sampled."""
+    return preparation(manifest["type"]).tokens == "documents" or manifest["settings"].get("sampling", "none") != "none"
+
+
+def _share(amounts: Mapping[str, float], name: str) -> str:
+    split = name.partition("/")[0]
+    total = sum(amount for other, amount in amounts.items() if other.partition("/")[0] == split)
+    return f"{amounts[name] / total:.1%}" if total else "-"
+
+
+def _weights(manifest: Mapping[str, Any]) -> dict[str, float]:
+    return {name: _weight(manifest, name) for name in manifest["totals"]["datasets"]}
+
+
+def _epochs(manifest: Mapping[str, Any]) -> dict[str, float]:
+    """How often each dataset is read, by `split/name`: as the budget says, or in a run over as many tokens as there are."""
+    weights = _weights(manifest)
+    tokens = {name: each["tokens"] for name, each in manifest["totals"]["datasets"].items()}
+    if "phases" in manifest:
+        return {name: weights[name] / tokens[name] for name in weights if tokens[name]}
+    return epochs_of(weights, tokens)
 
 
 def _weight(manifest: Mapping[str, Any], name: str) -> float:
-    """The weight of a data set; in training, the tokens that a budget reads of it."""
+    """The weight of a dataset; in training, the tokens that a budget reads of it."""
     part, _, data_set = name.partition("/")
     phases = manifest.get("phases", []) if part in ("datasets", "train") else []
     if phases:
         return sum(phase["drawn"].get(data_set, 0.0) for phase in phases)
     return next(source["weight"] for source in manifest["blend"][part] if source["name"] == data_set)
-
-
-def _total_weight(manifest: Mapping[str, Any], name: str) -> float:
-    part = name.partition("/")[0]
-    return sum(_weight(manifest, f"{part}/{source['name']}") for source in manifest["blend"][part])
 
 
 def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
@@ -146,12 +183,42 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
     found += manifest.get("sampling", {}).get("warnings", [])
     found += manifest.get("duplicates", {}).get("warnings", [])
     found += manifest.get("dedup", {}).get("warnings", [])
-    weights = {name: _weight(manifest, name) for name in manifest["totals"]["datasets"]}
+    found += _repeated(manifest) + _empty_splits(manifest)
+    weights = _weights(manifest)
     amounts = {name: counts["tokens"] or counts["documents"] for name, counts in manifest["totals"]["datasets"].items()}
     found += input_lines(manifest.get("warnings", []), epochs_of(weights, amounts))
     if manifest["missing"]:
         found.append(f"partial: {len(manifest['missing'])} planned shards are missing from this output")
     return found
+
+
+def _repeated(manifest: Mapping[str, Any]) -> list[str]:
+    """A line for each dataset whose tokens the weights ask for many times over."""
+    if not follows_weights(manifest):
+        return []
+    tokens = {name: each["tokens"] for name, each in manifest["totals"]["datasets"].items()}
+    weights = _weights(manifest)
+    return [
+        f"{name.removeprefix('datasets/')}: {_share(weights, name)} of what is read comes from {_share(tokens, name)} of the "
+        f"tokens, so it is read {epochs:,.1f} times; lower its weight, or add data"
+        for name, epochs in _epochs(manifest).items()
+        if epochs > MOST_EPOCHS
+    ]
+
+
+def _empty_splits(manifest: Mapping[str, Any]) -> list[str]:
+    """A line about the splits that were asked for and have no documents."""
+    held_out: Mapping[str, float] = manifest["settings"].get("holdout") or {}
+    if "datasets" not in manifest["blend"] or "holdout" in preparation(manifest["type"]).hidden:
+        return []
+    found, documents = manifest["totals"]["splits"], manifest["totals"]["documents"]
+    empty = [split for split in SPLITS if held_out.get(split) and not found.get(split, {}).get("documents")]
+    if not empty or not found:
+        return []
+    settings = " and ".join(f"holdout.{split}={held_out[split]:g}" for split in empty)
+    return [
+        f"{' and '.join(empty)}: no documents, as {settings} of {counted(documents, 'document')} came to none; raise or clear it"
+    ]
 
 
 INPUT_SENTENCES = {
@@ -193,16 +260,26 @@ def epochs_of(weights: Mapping[str, float], amounts: Mapping[str, float]) -> dic
     }
 
 
+def _amounts(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Documents and tokens of each split; the tokenizer and the template, which are easily forgotten where they are defaults."""
+    for split, part in splits_of(manifest).items():
+        tokens = f", {counted(part['tokens'], 'token')}" if part["tokens"] else ""
+        yield f"{split + ':':<6} {counted(part['documents'], 'document')}{tokens}"
+    settings = manifest["settings"]
+    if manifest["totals"]["tokens"] and settings.get("tokenizer"):
+        yield f"tokenizer: {settings['tokenizer']['model']}"
+    if template := settings.get("chat_template"):
+        yield f"chat template: {template.strip().partition(chr(10))[0][:60]}"
+
+
 def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console) -> None:
     """Print the summary."""
-    table = Table(*COLUMNS, title="prepared", title_justify="left")
-    table.columns[0].no_wrap = True
-    for row in data_set_rows(manifest):
-        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row.values()))
-    console.print(table)
+    rows = dataset_rows(manifest)
+    cells = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row.values()] for row in rows]
+    print_columns(console, "prepared", list(rows[0]), cells, COUNTS[:1], tables=True)
     totals, shards = manifest["totals"], manifest["volatile"]["shards"]
-    for split, part in splits_of(manifest).items():
-        console.print(f"  {split:<6} {part['documents']:>12,} documents  {part['tokens']:>15,} tokens")
+    for line in _amounts(manifest):
+        console.print(f"  {line}", markup=False, highlight=False)
     for line in preparation(manifest["type"]).summary(manifest):
         console.print(f"  {line}")
     for reason, count in sorted(totals["dropped"].items()):

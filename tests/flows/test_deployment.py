@@ -163,14 +163,14 @@ def test_the_run_leaves_its_artifacts(prepared, prefect_server):
     assert {what: artifact.type for what, artifact in artifacts.items()} == {
         "tokenize-shards": "progress",
         "join-prefixes": "progress",
-        "data-sets": "table",
+        "datasets": "table",
         "summary": "markdown",
         "report": "markdown",
     }
     assert artifacts["report"].data == f"[report.html](file://{output}/report.html)"
     assert artifacts["tokenize-shards"].data == 100
     assert str(output) in artifacts["summary"].data
-    rows = {row["data set"]: row["rows"] for row in json.loads(artifacts["data-sets"].data)}
+    rows = {row["dataset"]: row["rows"] for row in json.loads(artifacts["datasets"].data)}
     assert rows == {source.name: lines(source.path) for source in tiny_blend().datasets}
 
 

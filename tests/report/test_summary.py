@@ -1,0 +1,51 @@
+"""The summary that a command prints: shares and epochs by hand, and warnings about what would surprise in training."""
+
+import io
+
+import pytest
+from rich.console import Console
+from tokenmill.tasks.report.summary import dataset_rows, print_summary, warnings
+
+from tests.preparing import prepare, write_lines
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("summary")
+    datasets = [
+        {"name": "rare", "path": str(write_lines(folder / "rare.jsonl", ["a"] * 10)), "weight": 9},
+        {"name": "common", "path": str(write_lines(folder / "common.jsonl", ["a"] * 90 + [""])), "weight": 1},
+    ]
+    return prepare({"datasets": datasets}, folder / "out", holdout={"valid": 0.0001, "test": 0})[1]
+
+
+def test_each_dataset_shows_its_tokens_beside_its_target(manifest):
+    rare, common = dataset_rows(manifest)
+    assert common == {
+        "dataset": "common",
+        "rows": 91,
+        "kept": 90,
+        "dropped": 1,
+        "tokens": 180,  # a letter and EOS
+        "token share": "90.0%",
+        "target share": "10.0%",
+        "epochs": "0.11",  # a tenth of 200 tokens, out of 180
+    }
+    assert (rare["token share"], rare["target share"], rare["epochs"]) == ("10.0%", "90.0%", "9.00")
+
+
+def test_many_epochs_and_empty_splits_are_warned_about(manifest):
+    assert warnings(manifest) == [
+        "rare: 90.0% of what is read comes from 10.0% of the tokens, so it is read 9.0 times; lower its weight, or add data",
+        "valid: no documents, as holdout.valid=0.0001 of 100 documents came to none; raise or clear it",
+    ]
+
+
+def test_one_is_singular_and_the_tokenizer_is_named(tmp_path):
+    source = write_lines(tmp_path / "a.jsonl", ["a"])
+    blend = {"datasets": [{"name": "a", "path": str(source)}]}
+    manifest = prepare(blend, tmp_path / "out", holdout={"valid": 0, "test": 0})[1]
+    shown = io.StringIO()
+    print_summary(manifest, str(tmp_path / "out"), Console(file=shown, width=200))
+    assert "train: 1 document, 2 tokens\n  tokenizer: o200k_harmony\n" in shown.getvalue()
+    assert "built 1 shard, reused 0" in shown.getvalue()
