@@ -8,20 +8,20 @@ Prefect and Dask are imported only by the commands that run a flow; `plan`, `ver
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, UnknownOptionError
 from cyclopts.validators import Number
 from pydantic import ValidationError
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
 from tokenmill.tasks.report.visible import visible_line
-from tokenmill.tasks.shards.kinds import KINDS
+from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.storage import absolute
 
 from .output_commands import diff, lineage, prune, push, register, report, verify, view, why
@@ -42,20 +42,33 @@ app = App(
     help_on_error=False,
     suppress_keyboard_interrupt=False,
 )
-for command in (
-    *(plan, mix, compare_tokenizers, choose),
-    *(order, batch, train, evaluate, benchmark, pipeline),
-    *(verify, view, why, report, diff, push, register, lineage, prune),
-):
-    app.command(command)
-score = App(name="score", help="Score rows with models: completions by their NLL, texts by embeddings.")
+app.register_install_completion_command(help="Complete commands and options with the tab key of this shell.")
+PREPARE, EXPLORE, INSPECT, SCORE, TRAIN, OPERATE = (
+    Group(name, sort_key=number)
+    for number, name in enumerate(["Prepare", "Explore", "Inspect", "Score and choose", "Train", "Operate"])
+)
+"""The panels of `tokenmill --help`, in the order in which a user meets them."""
+
+for panel, commands in {
+    EXPLORE: (plan, mix, compare_tokenizers),
+    INSPECT: (verify, view, why, diff, report, lineage),
+    SCORE: (choose,),
+    TRAIN: (order, train, evaluate, benchmark, batch, pipeline),
+    OPERATE: (prune, register, push),
+}.items():
+    for command in commands:
+        app.command(command, group=panel)
+score = App(name="score", help="Score rows with models: completions by their NLL, texts by embeddings.", group=SCORE)
 app.command(score)
 for name, kind in KINDS.items():
-    group, _, word = kind.command.rpartition(" ")
-    (score if group else app).command(preparation_command(name), name=word)
+    parent, _, word = kind.command.rpartition(" ")
+    if parent:
+        score.command(preparation_command(name), name=word)
+    else:
+        app.command(preparation_command(name), name=word, group=PREPARE)
 
 
-@app.command
+@app.command(group=OPERATE)
 def nightly(
     blends: Annotated[str, Parameter(help="Folder or URI with blends in folders named after their kind.")],
     *,
@@ -79,7 +92,7 @@ def nightly(
     return reprep_changed_blends(blends, output_dir, keep=keep, also_keep=also_keep, workers=workers)
 
 
-@app.command
+@app.command(group=EXPLORE)
 def doctor(
     output_dir: Annotated[str, Parameter(help="Folder that outputs would be written to.")] = ".",
     *,
@@ -100,7 +113,7 @@ def doctor(
         print_checks(checks, Console())
 
 
-@app.command
+@app.command(group=OPERATE)
 def deploy(
     *,
     write: Annotated[bool, Parameter(negative="", help="Write missing files for review, and deploy nothing.")] = False,
@@ -121,7 +134,7 @@ def deploy(
     return {"deploy": {"path": str(folder), "type": "deployments", "written": written, "deployed": [*deployments]}}
 
 
-@app.command
+@app.command(group=EXPLORE)
 def demo(*, output_dir: OutputDir = "demo") -> dict[str, Any]:
     """Run every step offline on text this machine already has: plan, prepare, verify, view."""
     from tokenmill.tasks.report.demo import (
@@ -187,12 +200,30 @@ def _print_record(record: Mapping[str, Any]) -> None:
 
 
 def _plain(error: Exception) -> object:
-    """An error as text; options that a settings model refuses, one per line."""
+    """An error as text; options that a settings model rejects, one per line."""
+    if isinstance(error, MissingArgumentError) and error.argument and not error.keyword and not error.argument.tokens:
+        return _missing(error.command_chain, error.argument.name)
+    if isinstance(error, UnknownOptionError) and error.token.value.startswith("--"):
+        return _unknown(str(error), error.token.value)
     refused = error.__cause__ if isinstance(error, CycloptsError) else None
     if not isinstance(refused, ValidationError):
         return error
     lines = [(str(detail["loc"][0]).replace("_", "-"), detail["msg"], detail["input"]) for detail in refused.errors()]
     return "\n".join(f"--{name}: {message} (got {value!r})" for name, message, value in lines)
+
+
+def _missing(command: Iterable[str], name: str) -> str:
+    """A sentence about an option that was not given; arguments without an option have its name in capitals."""
+    words = name.lstrip("-").upper()
+    needed = f"{name} {words.rpartition('-')[2]}" if words.startswith("OUTPUT") else words
+    return f"{' '.join(command)}: missing {needed}; see tokenmill {' '.join(command)} --help"
+
+
+def _unknown(sentence: str, option: str) -> str:
+    """The sentence, with the setting that the option means, if there is one."""
+    known = {field for name in KINDS for field in preparation(name).settings.model_fields}
+    name = option.removeprefix("--").partition("=")[0].replace("-", "_")
+    return f"{sentence} It is a setting: write {name}=VALUE." if name in known else sentence
 
 
 def _complain(error: object, code: int) -> int:

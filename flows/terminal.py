@@ -25,7 +25,7 @@ QUIET = {
 
 terminal = Console(stderr=True)
 
-OutputDir = Annotated[str, Parameter(help="Output folder or URI.")]
+OutputDir = Annotated[str, Parameter(name=["--output-dir", "-o"], help="Output folder or URI.")]
 
 TextFormat = Literal["json", "text"]
 """How a command prints what it found: one line of JSON for programs, text for people."""

@@ -119,7 +119,7 @@ def require_form(source: DataSource, form: Form | None, part: Slice) -> None:
         needed = f"field {source.text_field!r}" if form == "documents" else f"list of messages ({', '.join(TURNS)})"
         raise InputError(
             f"data set {source.name!r}: {part.file.uri} holds {found}, without a {needed}; prepare it with "
-            f"{COMMANDS[found]}, or name another field in the blend"
+            f"{COMMANDS[found]} (to plan it: --kind {COMMANDS[found].split()[1]}), or name a different field in the blend"
         )
 
 

@@ -1,0 +1,30 @@
+"""Commands that a newcomer mistypes, and the line that helps: the exit code is 2, and nothing is published."""
+
+import pytest
+from tokenmill.flows.cli import run
+
+BLENDS = "{0}/blends"
+MISTYPED = {
+    f"pretrain {BLENDS}/tiny.json": "pretrain: missing --output-dir DIR; see tokenmill pretrain --help",
+    "pretrain --output-dir out": "pretrain: missing BLEND; see tokenmill pretrain --help",
+    f"pretrain {BLENDS}/tiny.json out": "pretrain: missing --output-dir DIR; see tokenmill pretrain --help",
+    f"pretrain {BLENDS}/tiny.json -o out --shard-size 64MB": "It is a setting: write shard_size=VALUE",
+    f"pretrain {BLENDS}/tiny.json -o out shard-size=64MB": "did you mean 'shard_size'?",
+    f"pretrain {BLENDS}/tiny.json -o out tokeniser.model=gpt2": "did you mean 'tokenizer'?",
+    f"pretrain {BLENDS}/tiny.json -o out tokenizer.model": "write key=value, for example tokenizer.model=o200k_harmony",
+    f"pretrain {BLENDS}/tinny.json -o out": "no such blend file; did you mean 'tiny.json'?",
+    f"pretrian {BLENDS}/tiny.json -o out": 'Unknown command "pretrian". Did you mean "pretrain"?',
+    f"plan {BLENDS}/tiny-sft.json": "prepare it with tokenmill sft or tokenmill harmony (to plan it: --kind sft)",
+    f"sft {BLENDS}/tiny.json -o out": "prepare it with tokenmill pretrain or tokenmill dedup",
+    f"sft {BLENDS}/tiny-sft.json -o out chat_template=chatml": "known: harmony, lightning35, nano3, tokenizer",
+    "verify nowhere": "no manifest.json here; point at the --output-dir of a preparation",
+}
+
+
+@pytest.mark.parametrize("line", MISTYPED)
+def test_a_mistyped_command_gets_one_helpful_line(line, pytestconfig, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(line.format(pytestconfig.rootpath).split()) == 2
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert MISTYPED[line] in shown
+    assert not (tmp_path / "out/manifest.json").exists()
