@@ -8,7 +8,7 @@ Prefect and Dask are imported only by the commands that run a flow; `plan`, `ver
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
@@ -202,7 +202,7 @@ def _print_record(record: Mapping[str, Any]) -> None:
 def _plain(error: Exception) -> object:
     """An error as text; options that a settings model rejects, one per line."""
     if isinstance(error, MissingArgumentError) and error.argument and not error.keyword and not error.argument.tokens:
-        return _missing(error.command_chain, error.argument.name)
+        return _missing(" ".join(error.command_chain or ()), error.argument.name)
     if isinstance(error, UnknownOptionError) and error.token.value.startswith("--"):
         return _unknown(str(error), error.token.value)
     refused = error.__cause__ if isinstance(error, CycloptsError) else None
@@ -212,11 +212,11 @@ def _plain(error: Exception) -> object:
     return "\n".join(f"--{name}: {message} (got {value!r})" for name, message, value in lines)
 
 
-def _missing(command: Iterable[str], name: str) -> str:
+def _missing(command: str, name: str) -> str:
     """A sentence about an option that was not given; arguments without an option have its name in capitals."""
     words = name.lstrip("-").upper()
     needed = f"{name} {words.rpartition('-')[2]}" if words.startswith("OUTPUT") else words
-    return f"{' '.join(command)}: missing {needed}; see tokenmill {' '.join(command)} --help"
+    return f"{command}: missing {needed}; see tokenmill {command} --help"
 
 
 def _unknown(sentence: str, option: str) -> str:
