@@ -207,6 +207,7 @@ DEDUP = Preparation(
     rounds=deduplicate_rows,
     release=release_dedup,
     inspect=inspect_dedup_shard,
+    formats={KIND: range(3, FORMAT_VERSION + 1)},
     next_steps="use:   tokenmill pretrain {0}/blend.json --output-dir DIR",
     training_advice="prepare its output: tokenmill pretrain or tokenmill sft with {path}/blend.json",
     hidden=frozenset({"holdout"}),

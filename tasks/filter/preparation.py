@@ -104,6 +104,7 @@ FILTER = Preparation(
     arguments=worker_arguments,
     release=release_filter,
     inspect=inspect_dedup_shard,
+    formats={"filter": range(1, FORMAT_VERSION + 1)},
     summary=summary_lines,
     next_steps="use:   tokenmill pretrain {0}/blend.json --output-dir DIR",
     training_advice="prepare its output: tokenmill pretrain with {path}/blend.json",

@@ -47,14 +47,17 @@ class Latest:
 
 
 def latest(output_dir: str) -> Latest | None:
-    """The latest version of a blend, or None before the first. Raises InputError if the file is damaged."""
+    """The latest version of a blend, or None before the first. Raises InputError if the file is damaged.
+
+    The first versions of tokenmill wrote it without a seal; `named_files` was the last field then.
+    """
     place = join(output_dir, LATEST)
     data = read_bytes(place)
     if data is None:
         return None
     try:
         ((kind, record),) = orjson.loads(data).items()
-        if _sealed_record(kind, record) != data:
+        if _sealed_record(kind, record) != data and [*record][-1:] != ["named_files"]:
             raise ValueError("its content does not match its seal")  # noqa: TRY301 - handled below
         return Latest(record["version"], join(output_dir, record["version"]), record["named_files"])
     except (ValueError, AttributeError, TypeError, KeyError) as error:

@@ -31,7 +31,7 @@ from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation
 from tokenmill.tasks.shards.publication import blend_weights, collect, mix_header, mix_of
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
-from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.store import PACKS, Store
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_records
 from tokenmill.tasks.sources.forms import Form
@@ -44,7 +44,8 @@ from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .formats import CheckedFormat, Format, Rows, Template, checked_format, find_template, format_of, without_programs
 from .inspect import inspect_sft_shard
-from .packs import build_packs, plan_packs, require_fitting
+from .packs import FORMAT_VERSION as PACKS_VERSION
+from .packs import SHARDS, build_packs, plan_packs, require_fitting
 from .publication import PackedLayout
 from .settings import PackRecipe, SftRecipe, SftSettings
 from .shard import SequenceShard
@@ -347,6 +348,7 @@ SFT = Preparation(
     release=release_sft,
     outlook=packing_left,
     inspect=inspect_sft_shard,
+    formats={SHARDS: range(6, FORMAT_VERSION + 1), PACKS: range(1, PACKS_VERSION + 1)},
     summary=packing_lines,
     tokens="packs",
     next_steps="look:  tokenmill view {0} --random\n"

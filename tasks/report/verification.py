@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import Console
 from tokenmill.tasks.shards.kinds import kind_of
 from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import Inspect, Verification
 from tokenmill.tasks.storage import absolute
 
@@ -15,10 +17,17 @@ MOST_PROBLEMS = 50
 
 
 def inspector_of(output_dir: str) -> Inspect:
-    """The check of a preparation's shards beyond sizes and hashes."""
+    """The check of a preparation's shards beyond sizes and hashes, where this version knows the form of their files."""
     manifest = read_manifest(absolute(output_dir))
     kind = kind_of(manifest) if manifest else None
-    return kind.inspect if kind else lambda _store, _receipt: []
+
+    def inspect(store: Store, receipt: Receipt) -> list[str] | None:
+        if kind is None:
+            return []
+        known = kind.formats.get(receipt.identity["kind"], ())
+        return kind.inspect(store, receipt) if not kind.formats or receipt.identity["format_version"] in known else None
+
+    return inspect
 
 
 def with_report(verification: Verification, output_dir: str) -> Verification:
@@ -29,7 +38,7 @@ def with_report(verification: Verification, output_dir: str) -> Verification:
     from .page import report_problems
 
     problems, unchecked = report_problems(output_dir)
-    return replace(verification, problems=problems, unchecked=unchecked)
+    return replace(verification, problems=problems, unchecked=[*verification.unchecked, *unchecked])
 
 
 def verification_record(verification: Verification, output_dir: str) -> dict[str, Any]:
@@ -58,7 +67,8 @@ def print_verification(verification: Verification, output_dir: str, console: Con
     for sentence in verification.unchecked:
         console.print(f"- not checked: {sentence}", markup=False, highlight=False, soft_wrap=True)
     if not verification.problems:
+        compared = "hashes and counts" if verification.unchecked else "hashes, formats and counts"
         console.print(
             f"✓ {counted(verification.shards, 'shard')}, {counted(verification.files, 'file')}, {verification.size / 1e6:,.1f} MB: "
-            f"hashes, formats and counts agree in {output_dir}"
+            f"{compared} agree in {output_dir}"
         )

@@ -202,17 +202,15 @@ def parts_of_entry(manifest: Mapping[str, Any], entry: Mapping[str, Any], origin
 def _packs_and_entries(
     manifest: Mapping[str, Any], origins: Sequence[Sequence[Origin]]
 ) -> Iterator[tuple[Part, Mapping[str, Any]]]:
-    """The groups of packs, each over the rows of its shards, one shard after the other."""
-    waiting: defaultdict[tuple[str, str, str], deque[int]] = defaultdict(deque)
-    for shard, entry in enumerate(manifest["shards"]):
-        for name in entry["documents"]:
-            waiting[entry["split"], entry["dataset"], f"{entry['key']}/{name}"].append(shard)
-    for entry in (entry for folder, entry in stored_entries(manifest) if folder == PACKS):
-        names = entry["source"]["sequences"]
-        shards = [waiting[entry["split"], entry["dataset"], name].popleft() for name in names]
+    """The groups of packs, each over the rows of its shards, one shard after the other.
+
+    Before format 3, a shard of conversations was packed alone, and holds its packs itself.
+    """
+    alone = ((manifest["type"], entry, [shard]) for shard, entry in enumerate(manifest["shards"]))
+    for folder, entry, shards in _groups(manifest) if "derived" in manifest else alone:
         rows = [manifest["shards"][shard]["rows"] for shard in shards]
-        firsts = accumulate(rows[:-1], initial=0)
-        keys = [name.partition("/")[0] for name in names]
+        firsts = list(accumulate(rows[:-1], initial=0))
+        keys = [manifest["shards"][shard]["key"] for shard in shards]
         for name in entry["documents"]:
             yield (
                 Part(
@@ -221,13 +219,24 @@ def _packs_and_entries(
                     name=name,
                     split=split_of(entry, name),
                     dataset=entry["dataset"],
-                    store=Store(manifest["volatile"]["store"], PACKS),
+                    store=Store(manifest["volatile"]["store"], folder),
                     rows=entry["facts"][name]["packs"],
                     origins=[origin for shard in shards for origin in origins[shard]],
                     members=[Member(*each) for each in zip(shards, keys, firsts, rows, strict=True)],
                 ),
                 entry,
             )
+
+
+def _groups(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], list[int]]]:
+    """The folder and the entry of every group of packs, and the numbers of its shards."""
+    waiting: defaultdict[tuple[str, str, str], deque[int]] = defaultdict(deque)
+    for shard, entry in enumerate(manifest["shards"]):
+        for name in entry["documents"]:
+            waiting[entry["split"], entry["dataset"], f"{entry['key']}/{name}"].append(shard)
+    for entry in (entry for folder, entry in stored_entries(manifest) if folder == PACKS):
+        names = entry["source"]["sequences"]
+        yield PACKS, entry, [waiting[entry["split"], entry["dataset"], name].popleft() for name in names]
 
 
 class PublishedNames:

@@ -307,6 +307,7 @@ RL = Preparation(
     arguments=worker_arguments,
     release=release_rl,
     inspect=inspect_rl_shard,
+    formats={"rl": range(4, FORMAT_VERSION + 1)},
     summary=order_lines,
     next_steps="train: data.train.data_path={manifest[train]}\n       data.validation.data_path={manifest[val]}",
     training_advice="hand it to NeMo-RL with launcher=nemo-rl",

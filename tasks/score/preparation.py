@@ -37,7 +37,7 @@ from .conversations import Conversations, HarmonyTexts, TemplatedChats
 from .embed import HASH_DIMENSIONS, HashEmbedder
 from .engines import device_for_worker, embedder, gpus, required, scorer
 from .inspect import inspect_score_shard
-from .planning import EMBEDDINGS_KIND, NLL_KIND, ScorePlan, device_of_plan, plan_scores, require_model
+from .planning import EMBEDDINGS_KIND, FORMAT_VERSIONS, NLL_KIND, ScorePlan, device_of_plan, plan_scores, require_model
 from .ranking import ranked, require_unique
 from .settings import EmbedRecipe, EmbedSettings, NllRecipe, NllSettings, Where
 from .shard import EmbedScoring, NllScoring, Scoring, read_shard, score_shard
@@ -189,6 +189,7 @@ NLL = Preparation(
     arguments=worker_arguments,
     release=release_scores,
     inspect=inspect_score_shard,
+    formats={NLL_KIND: range(1, FORMAT_VERSIONS[NLL_KIND] + 1)},
     summary=score_lines,
     next_steps="use:   tokenmill harmony BLEND --output-dir DIR selection.scores=[{0}]",
     hidden=frozenset({"holdout"}),
@@ -199,6 +200,7 @@ EMBEDDINGS = replace(
     NLL,
     name=EMBEDDINGS_KIND,
     settings=EmbedSettings,
+    formats={EMBEDDINGS_KIND: range(3, FORMAT_VERSIONS[EMBEDDINGS_KIND] + 1)},
     read_blend=partial(scored_blend, what="embed"),
     next_steps="use:   tokenmill choose {0} --output-dir DIR",
 )

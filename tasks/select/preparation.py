@@ -15,6 +15,8 @@ from tokenmill.tasks.chat.shapes import given_of, shape_name
 from tokenmill.tasks.dedup.contamination import find_evaluations
 from tokenmill.tasks.dedup.preparation import without_duplicates
 from tokenmill.tasks.harmony.message import TEMPLATE_VERSION
+from tokenmill.tasks.harmony.planning import FORMAT_VERSION as ROWS_VERSION
+from tokenmill.tasks.harmony.planning import KIND as ROWS
 from tokenmill.tasks.harmony.planning import plan_harmony, require_choices
 from tokenmill.tasks.harmony.publication import Beside, DataLayout, published_split
 from tokenmill.tasks.harmony.settings import HarmonyRecipe
@@ -31,7 +33,7 @@ from tokenmill.tasks.storage import absolute, join
 from xxhash import xxh3_128_hexdigest
 
 from .inspect import inspect_normalization_shard
-from .planning import plan_selection, pools_of, require_fitting, require_selectable
+from .planning import FORMAT_VERSION, KIND, plan_selection, pools_of, require_fitting, require_selectable
 from .publication import beside, require_variety
 from .scores import find_scores
 from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
@@ -178,6 +180,7 @@ HARMONY = Preparation(
     rounds=normalize,
     release=release_normalization,
     inspect=inspect_normalization_shard,
+    formats={ROWS: range(4, ROWS_VERSION + 1), KIND: range(2, FORMAT_VERSION + 1)},
     accept=require_variety,
     named_files=named_files,
     summary=selection_lines,

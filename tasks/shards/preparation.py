@@ -149,6 +149,7 @@ class Preparation(Generic[Settings, Found]):
         shape: The name of the shape in which a row of a data set is read, for a plan; None if it has no name.
         arguments: Arguments of `step` other than shard and store, as JSON; by default the bad-row policy.
         inspect: Problems of a stored shard beyond sizes and hashes, for `verify`.
+        formats: The format versions whose files have the form that `inspect` knows, by kind of shard; empty for all.
         read_blend: The named blend, loaded; a file of rows is a blend of one data set.
         check: Raises InputError for problems with blend, settings and output folder that are visible before anything starts.
         rounds: Builds the shards, by default all pending ones at once; returns the plan to publish.
@@ -174,6 +175,7 @@ class Preparation(Generic[Settings, Found]):
     shape: Callable[[DataSource, Record], str | None] = _no_shape
     arguments: Callable[[Planned[Settings, Found]], Mapping[str, Any]] = _bad_row_policy
     inspect: Callable[[Store, Receipt], list[str]] = _no_problems
+    formats: Mapping[str, range] = field(default_factory=dict[str, range])
     read_blend: Callable[[Blend | Mapping[str, Any] | str], Blend] = read_blend
     check: Callable[[Blend, Settings, str], None] = _nothing
     rounds: Callable[[Planned[Settings, Found], BuildShards], Planned[Settings, Found]] | None = None

@@ -169,10 +169,16 @@ class Store:
     def read(self, receipt: Receipt, name: str) -> bytes:
         """The content of a file of a shard, checked against its receipt.
 
-        Raises RunError, and withdraws the receipt, if the file has changed.
+        Raises RunError, and withdraws the receipt, if the file has changed; and if its format has no such file.
         """
-        (recorded,) = (output for output in receipt.outputs if output.path == name)
         place = self.path(receipt.key, name)
+        recorded = next((output for output in receipt.outputs if output.path == name), None)
+        if recorded is None:
+            identity = receipt.identity
+            raise RunError(
+                f"{place}: format {identity['format_version']} of {identity['kind']} has no such file; prepare the data again "
+                "with this version of tokenmill"
+            )
         data = read_bytes(place)
         if data is None or xxh3_128_hexdigest(data) != recorded.xxh3_128:
             self.withdraw(receipt.key)

@@ -1,10 +1,11 @@
 """Verify a published preparation: hash every file, check the counts of every receipt, and compare both with the manifest.
 
 Hashing (xxh3_128) runs at disk speed. A shard that fails loses its receipt, so the next run of the same preparation rebuilds
-only that shard.
+only that shard. The files of other format versions are not inspected: their hashes and counts are compared.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -31,8 +32,8 @@ from .published import (
 from .receipt import RECEIPT, InvalidReceiptError, Receipt
 from .store import Store, read_bytes, remove_file, size_of
 
-Inspect = Callable[[Store, Receipt], list[str]]
-"""Check a shard's files in their own format; returns the problems as sentences."""
+Inspect = Callable[[Store, Receipt], list[str] | None]
+"""Check a shard's files in their own format; returns the problems as sentences, None for a format that it can't judge."""
 
 FindJoined = Callable[[], Mapping[str, Extent]]
 """Find the outputs that are in prefixes: see `Store.joined`."""
@@ -56,7 +57,7 @@ class Verification:
 @dataclass(frozen=True, slots=True)
 class _Checked:
     """What was found in one shard: `damaged` are the keys of damaged shards, `remove` the files to remove so that the next run
-    builds them again.
+    builds them again; `unjudged` is its format if that wasn't inspected.
     """
 
     key: str
@@ -66,6 +67,7 @@ class _Checked:
     damaged: Sequence[str] = ()
     remove: Sequence[str] = ()
     outputs: list[Output] | None = None
+    unjudged: str | None = None
 
 
 def verify(output_dir: str, inspect: Inspect) -> Verification:
@@ -86,7 +88,13 @@ def verify(output_dir: str, inspect: Inspect) -> Verification:
     problems += [f"{place}: planned, but missing from this partial output" for place in publication.manifest["missing"]]
     files, size = sum(shard.files for shard in checked), sum(shard.size for shard in checked)
     withdrawn = list(dict.fromkeys(key for shard in checked for key in shard.damaged))
-    return Verification(len(checked), files, size, problems, withdrawn)
+    formats = Counter(shard.unjudged for shard in checked if shard.unjudged)
+    maker = publication.manifest["volatile"].get("versions", {}).get("tokenmill", "another version")
+    unchecked = [
+        f"{name} ({count:,} of {len(checked):,} shards), made by tokenmill {maker}; hashes and counts agree"
+        for name, count in formats.items()
+    ]
+    return Verification(len(checked), files, size, problems, withdrawn, unchecked)
 
 
 def _check_shard(
@@ -114,11 +122,12 @@ def _check_shard(
         for part, count in receipt.parts.items()
         if count.documents and not outputs_of(part, receipt.outputs)
     ]
-    problems = problems or inspect(store, receipt)
+    found = [] if problems else inspect(store, receipt)
+    problems += found or []
     problems += _count_problems(place, entry, receipt)
     size = sum(output.size for output in outputs)
-    damaged = [key] if problems else []
-    return _Checked(key, 1 + len(outputs), size, problems, damaged, [place] if problems else [], receipt.outputs)
+    damaged, remove = ([key], [place]) if problems else ([], [])
+    return _Checked(key, 1 + len(outputs), size, problems, damaged, remove, receipt.outputs, _format(receipt, found))
 
 
 def _output_problem(store: Store, key: str, output: Output, joined: FindJoined) -> str | None:
@@ -147,7 +156,8 @@ def _check_prefix(store: Store, entry: Mapping[str, Any], receipt: Receipt, insp
     found = [
         problem for output in others if (problem := content_problem(store.path(key, output.path), output, RECEIPT))
     ]
-    found = found or ([] if missing or changed else inspect(store, receipt))
+    inspected = [] if found or missing or changed else inspect(store, receipt)
+    found += inspected or []
     problems = [
         *([missing] if missing else []),
         *(f"{extent_problem(file, joined, number)} (shard {of})" for number, of in zip(changed, members, strict=True)),
@@ -159,7 +169,16 @@ def _check_prefix(store: Store, entry: Mapping[str, Any], receipt: Receipt, insp
     remove += [store.path(key, output.path) for output in others if found]
     size = sum(output.size for output in receipt.outputs)
     own = [key] if found or missing else []
-    return _Checked(key, 1 + len(receipt.outputs), size, problems, [*members, *own], remove, receipt.outputs)
+    damaged = [*members, *own]
+    return _Checked(
+        key, 1 + len(receipt.outputs), size, problems, damaged, remove, receipt.outputs, _format(receipt, inspected)
+    )
+
+
+def _format(receipt: Receipt, inspected: Sequence[str] | None) -> str | None:
+    """The format of a shard that could not be inspected."""
+    kind, version = receipt.identity["kind"], receipt.identity["format_version"]
+    return f"format {version} of {kind}" if inspected is None else None
 
 
 def _count_problems(place: str, entry: Mapping[str, Any], receipt: Receipt) -> list[str]:

@@ -51,6 +51,7 @@ from .fim import FimEncoder, FimRecipe, fim_lines, fim_recipe
 from .gate import Gate, Verdict, gate_notes, texts_of
 from .load import commit_notes, commit_of, load_vocabulary, pinned, planned_vocabulary
 from .phases import Pair, cut_phases, publish_phases
+from .prefixes import FORMAT_VERSION as PREFIX_VERSION
 from .prefixes import build_prefix, inspect_prefix, plan_prefixes
 from .race import RACE_FROM, fastest_engine
 from .settings import Engine, PretrainRecipe, PretrainSettings, TokenizerSettings
@@ -321,6 +322,7 @@ PRETRAIN = Preparation(
     rounds=tokenize_and_join,
     release=release_pretrain,
     inspect=inspect_pretrain_shard,
+    formats={"pretrain": range(2, FORMAT_VERSION + 1), PREFIX: range(1, PREFIX_VERSION + 1)},
     summary=lambda manifest: list(fim_lines(manifest)),
     tokens="documents",
     next_steps="train: point Megatron's per-split blend at {0}/blend.json",
