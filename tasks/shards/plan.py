@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenmill.tasks.sources.files import InputWarning, Slice, slice_of
+from tokenmill.tasks.sources.places import PLACES, places_of
 
 from .identity import difference, shard_key
 from .receipt import Receipt
@@ -120,9 +121,11 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 def shard_record(shard: PlannedShard) -> dict[str, Any]:
     """A planned shard as small, plain JSON, to send through a scheduler."""
-    return {"dataset": shard.dataset, "split": shard.split, "identity": shard.identity, "part": asdict(shard.part)}
+    record = {"dataset": shard.dataset, "split": shard.split, "identity": shard.identity, "part": asdict(shard.part)}
+    return record | ({"places": places} if (places := places_of(shard.part)) else {})
 
 
 def shard_from_record(record: Mapping[str, Any]) -> PlannedShard:
     """The planned shard of a record by `shard_record`."""
+    PLACES.update(record.get("places", {}))
     return PlannedShard(record["dataset"], record["split"], slice_of(record["part"]), record["identity"])

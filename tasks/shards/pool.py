@@ -11,6 +11,7 @@ from threading import Event
 from typing import Any, Protocol
 
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.sources.places import find_places
 
 from .build import Announce, batches
 from .code import built_with
@@ -93,6 +94,7 @@ def building_on(pool: Callable[[int], Pool], libraries: tuple[str, ...]) -> Buil
 def _build(pool: Pool, name: str, pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> None:
     tally = Tally(len(pending), sum(shard.part.size for shard in pending))
     topic = pool.listen(tally.add)
+    find_places(shard.part for shard in pending)
     work = [[shard_record(shard) for shard in batch] for batch in batches(pending, pool.slots)]
     pool.log(f"{name}: {len(pending)} shards ({tally.source_bytes / 1e9:.2f} GB) in {len(work)} batches")
     submitted = pool.submit(name, [{"batch": batch, "topic": topic, **common} for batch in work])

@@ -110,8 +110,9 @@ def with_keys(blend: Blend, named: object, keys: Mapping[str, Any]) -> Blend:
 
 
 def require_form(source: DataSource, form: Form | None, part: Slice) -> None:
-    """Raises InputError if the first rows of a slice of a local data set all have the other form."""
-    if form is None or not is_local(part.file.uri):
+    """Raises InputError if the first rows of a slice of a local data set all have the other form, unless fields are named."""
+    named = form == "conversations" and (source.messages_field or source.named_fields)
+    if form is None or named or not is_local(part.file.uri):
         return
     first = islice(read_records(part, []), FIRST_BATCHES)
     found = form_of([record for batch in first for record in batch.records], source)
@@ -134,7 +135,7 @@ def _form(record: Record, source: DataSource) -> Form | None:
     text: Any = record
     for key in source.text_field.split("."):
         text = text.get(key) if isinstance(text, dict) else None
-    turns = any(isinstance(record.get(name), list) for name in (*TURNS, source.messages_field or TURNS[0]))
+    turns = any(isinstance(record.get(name), list) for name in TURNS)
     if isinstance(text, str) == turns or not QUESTIONS.isdisjoint(record):
         return None
     return "conversations" if turns else "documents"

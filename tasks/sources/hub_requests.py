@@ -5,6 +5,7 @@ anything: a read is one range request. For a large file, the hub answers with th
 time; later reads of any stream in this process go there directly, and the hub is asked again only when that place refuses.
 """
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -17,29 +18,29 @@ from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, parse_ratelimit_headers
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.threads import in_threads
 
 from .files import SourceFile
+from .places import MOST_PLACES, PLACES
 
 WAITS = (1, 2, 4, 8)
 """Seconds before the hub is asked again, unless it says when."""
 
 LONGEST_WAIT = 300
-"""The hub counts requests per five minutes."""
+"""Seconds to wait in all. The hub counts requests per five minutes."""
 
 TOO_MANY = 429
 PASSING = frozenset({TOO_MANY, 500, 502, 503, 504})
 
-PLACES: dict[str, str] = {}
-"""Where files are stored, by the address that the hub knows them under."""
-
-MOST_PLACES = 4_096
-"""Some 4 MB of addresses."""
-
 EXPIRED = frozenset({400, 401, 403, 404, 410})
 """What stores answer to an address whose signature has expired."""
 
+CONNECTIONS = 8
+
 TIMEOUT = 60
 """Seconds without a byte, after which a part of a file is asked for again."""
+
+LOGGER = logging.getLogger(__name__)
 
 AGAIN = "run the same command again"
 
@@ -58,19 +59,44 @@ def patiently(
 ) -> Answer:
     """The answer of the hub, which is asked again, when it says, if it has had too many requests or failed.
 
-    `passing` are more errors after which it is asked again, `waits` the seconds before that. The last error is raised.
+    `passing` are more errors after which it is asked again, `waits` the seconds before that. The last error is raised, as soon as
+    the hub asks for more than LONGEST_WAIT in all. A long wait is logged.
     """
+    left = LONGEST_WAIT
     for usual in waits:
         try:
             return ask()
         except HfHubHTTPError as error:
             wait = seconds_to_wait(error.response, usual)
-            if error.response.status_code not in PASSING or wait > LONGEST_WAIT:
+            if error.response.status_code not in PASSING or wait > left:
                 raise
         except passing:
             wait = usual
+        if wait > WAITS[-1]:
+            LOGGER.warning("the hub has had too many requests; asking again in %.0f seconds, as it says", wait)
+        left -= wait
         time.sleep(wait)
     return ask()
+
+
+def wait_here() -> None:
+    """Leave long waits for a busy hub to `patiently`: the hub's own client would wait for as long as a Retry-After says."""
+    client = get_session()
+    hooks = client.event_hooks
+    if _refuse_to_wait not in hooks["response"]:
+        client.event_hooks = {**hooks, "response": [*hooks["response"], _refuse_to_wait]}
+
+
+def _refuse_to_wait(response: Response) -> None:
+    if response.status_code in PASSING and seconds_to_wait(response, 0) > WAITS[-1]:
+        response.read()
+        hf_raise_for_status(response)
+
+
+def locate(files: Sequence[SourceFile]) -> None:
+    """Put the places of large files into PLACES, with a request to the hub for each."""
+    for _ in in_threads(lambda file: HubStream(file, 1, "none").read(1), files, CONNECTIONS):
+        pass
 
 
 def seconds_to_wait(response: Response, usual: float) -> float:
@@ -125,7 +151,7 @@ class HubStream(AbstractBufferedFile):
 
     def _asked(self, part: str) -> Response:
         """The answer to one request for a part of the file, two if its place has changed."""
-        if place := PLACES.get(self._url):
+        if place := PLACES.get(self.path):
             response = get_session().get(place, headers={"Range": part}, timeout=TIMEOUT)
             if response.status_code not in EXPIRED:
                 hf_raise_for_status(response)
@@ -135,5 +161,5 @@ class HubStream(AbstractBufferedFile):
         if urlsplit(str(response.url)).netloc != urlsplit(self._url).netloc:
             if len(PLACES) >= MOST_PLACES:
                 PLACES.clear()
-            PLACES[self._url] = str(response.url)
+            PLACES[self.path] = str(response.url)
         return response

@@ -21,7 +21,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.remembered import recalled, remembered
 from tokenmill.tasks.sources.hub_client import SECONDS, HubUnreachableError, explained, information
-from tokenmill.tasks.sources.hub_requests import PASSING, WAITS, endpoint
+from tokenmill.tasks.sources.hub_requests import PASSING, WAITS, endpoint, patiently, wait_here
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.threads import in_threads
 
@@ -172,12 +172,25 @@ def _downloaded(model: HubModel, choose: Choice, where: str, waits: Sequence[flo
     if not chosen:
         raise InputError(f"{where}: it has none of the files that are needed; it has {_some(names)}")
     folder = model.place / "snapshots" / commit
-    download = partial(hf_hub_download, model.repository, revision=commit, endpoint=endpoint())
-    for _ in in_threads(download, [name for name in chosen if not (folder / name).is_file()], DOWNLOADS):
+    missing = [name for name in chosen if not (folder / name).is_file()]
+    for _ in in_threads(
+        lambda name: patiently(partial(_download, model, commit, name), waits=waits), missing, DOWNLOADS
+    ):
         pass
     if model.revision != commit:
         publish_bytes(str(model.place / "refs" / (model.revision or "main")), commit.encode())
     return folder
+
+
+def _download(model: HubModel, commit: str, name: str) -> None:
+    """Download a file into the cache. Raises HfHubHTTPError also where the hub's client says that the file isn't in its cache."""
+    wait_here()
+    try:
+        hf_hub_download(model.repository, name, revision=commit, endpoint=endpoint())
+    except LocalEntryNotFoundError as error:
+        if isinstance(error.__cause__, HfHubHTTPError):
+            raise error.__cause__ from None
+        raise
 
 
 def _some(names: Sequence[str]) -> str:

@@ -4,9 +4,11 @@ import json
 
 import pytest
 from tokenmill.flows import cli
+from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.kinds import preparation
-from tokenmill.tasks.sources.forms import is_rows, read_blend
+from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.sources.forms import is_rows, read_blend, require_form
 
 from tests.preparing_sft import chat_vocabulary
 
@@ -52,6 +54,19 @@ def test_rows_of_another_form_are_told_their_command(plan, kind, form, command):
 )
 def test_rows_that_may_be_of_either_form_are_left_to_the_check_of_bad_rows(plan, kind, rows):
     assert plan(kind, *rows).plan.pending
+
+
+@pytest.mark.parametrize(
+    "keys", [{"messages_field": "chat.turns"}, {"fields": {"prompt": "chat.ask", "response": "say"}}]
+)
+def test_rows_with_texts_are_conversations_where_their_fields_are_named(tmp_path, keys):
+    (tmp_path / "rows.jsonl").write_text(
+        json.dumps({"text": "t", "chat": {"turns": CHAT["messages"], "ask": "q"}, "say": "a"})
+    )
+    source, place = DataSource(name="a", path="a", **keys), SourceFile(str(tmp_path / "rows.jsonl"), 1, "jsonl")
+    require_form(source, "conversations", Slice(place, 0, 1 << 20))
+    with pytest.raises(InputError, match="holds documents"):
+        require_form(DataSource(name="a", path="a"), "conversations", Slice(place, 0, 1 << 20))
 
 
 @pytest.mark.parametrize("name", ["some rows.jsonl", "some rows.jsonl.gz", "some rows.parquet"])

@@ -1,8 +1,11 @@
 import hashlib
+import json
 import re
 import socket
 import subprocess
+from concurrent.futures import ProcessPoolExecutor
 from io import BytesIO
+from multiprocessing import get_context
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,9 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.sources import hub_requests
+from tokenmill.tasks.shards.plan import shard_from_record, shard_record
+from tokenmill.tasks.sources import hub_requests, places
 from tokenmill.tasks.sources.discovery import discover, find
+from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.sources.opening import open_source
+from tokenmill.tasks.sources.places import find_places
 
 from tests.hub_server import EXPIRED, LARGE, serve
 from tests.preparing import blend_of
@@ -327,7 +333,8 @@ def test_the_end_point_is_the_one_that_is_set_now(hub, publish, monkeypatch, tmp
 @pytest.fixture
 def stored(hub, monkeypatch):
     """A file in LFS, which the second host has, and its content."""
-    monkeypatch.setattr(hub_requests, "PLACES", {})
+    monkeypatch.setattr(places, "PLACES", {})
+    monkeypatch.setattr(hub_requests, "PLACES", places.PLACES)
     monkeypatch.setenv("HF_TOKEN", "hf_member")
     content = bytes(range(256)) * 64
     hub.dataset("org/name", {"data/a [1]?#%.jsonl": content})
@@ -371,7 +378,8 @@ def test_a_file_that_the_hub_no_longer_has(hub, stored):
 @pytest.mark.parametrize("count", [30, pytest.param(3000, marks=pytest.mark.slow)])
 def test_requests_of_a_run(hub, tmp_path, monkeypatch, count):
     """One listing, and one request to the hub per file: for its footer in the plan, which names the place of its rows."""
-    monkeypatch.setattr(hub_requests, "PLACES", {})
+    monkeypatch.setattr(places, "PLACES", {})
+    monkeypatch.setattr(hub_requests, "PLACES", places.PLACES)
     written = BytesIO()
     pq.write_table(pa.table({"text": [f"row {number} of a file" for number in range(20)]}), written)
     files = {f"data/train-{n:05}-of-{count:05}.parquet": written.getvalue() for n in range(count)}
@@ -383,6 +391,26 @@ def test_requests_of_a_run(hub, tmp_path, monkeypatch, count):
         paths = [request.path.split("/") for request in hub.requests]
         asked.append((sum("api" in path for path in paths), sum("resolve" in path for path in paths)))
     assert asked == [(1, count), (1, 0), (1, 0)]
+
+
+def rows_of(record):
+    """The rows of a shard, in a process that was told of nothing else."""
+    return sum(batch.consumed for batch in read_texts(shard_from_record(record).part, "text"))
+
+
+@pytest.mark.slow
+def test_worker_processes_ask_the_hub_for_nothing_but_rows(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "PLACES", {})
+    monkeypatch.setattr(hub_requests, "PLACES", places.PLACES)
+    rows = {number: json.dumps({"text": f"{number} word" * 20}) + "\n" for number in range(2)}
+    hub.dataset("org/name", {f"data/train-{number:05}-of-00002.jsonl": row * 100 for number, row in rows.items()})
+    shards = plan(blend_of("hf://org/name"), tmp_path / "out", shard_size=2_000).plan.pending
+    find_places(shard.part for shard in shards)
+    hub.requests.clear()
+    with ProcessPoolExecutor(4, get_context("spawn")) as workers:
+        assert sum(workers.map(rows_of, map(shard_record, shards))) == 200
+    assert {request.path.split("/")[1] for request in hub.requests} == {"lfs"}
+    assert len(hub.requests) < 3 * len(shards)
 
 
 def test_an_array_in_a_json_file_is_told_from_lines(publish, tmp_path):

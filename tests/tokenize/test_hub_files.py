@@ -24,6 +24,7 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tests.hub_server import EXPIRED
 from tests.preparing import blend_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import sentencepiece_model, word_piece
+from tests.tokenize.test_formats import kimi, llama3, tekken
 
 IDS = ["Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B", "mistralai/Mistral-7B-v0.3", "Qwen/Qwen3-0.6B"]
 
@@ -211,6 +212,9 @@ CONDITIONS = {
     "busy at a file": ("org/open", faulty("*/resolve/*", 503, times=2), None),
     "busy for ever": ("org/open", faulty("/api/*", 503, times=99), r"the hub failed \(.*503.*\); run the same command again$"),
     "limited for ever": ("org/open", faulty("/api/*", 429, times=99), r"the hub has had too many requests \(429: [^)]*\); run the same command again$"),
+    "limited at a file, for a day": ("org/open", faulty("*/resolve/*", 429, times=99, headers={"Retry-After": "86400"}),
+                                     r"the hub has had too many requests \(429: [^)]*\); run the same command again in 86,400 seconds$"),
+    "limited at a file, for a minute": ("org/open", faulty("*/resolve/*", 429, headers={"Retry-After": "60"}), None),
     "a cut download": ("org/open", faulty("/lfs/*", "cut", method="GET", times=2), None),
     "unreachable": ("org/open", without_endpoint, UNREACHABLE),
     "a dead proxy": ("org/open", through_proxy, r"can't be reached through the proxy http://127.0.0.1:9"),
@@ -404,6 +408,17 @@ def test_a_chat_template_is_found_in_every_file_it_may_be_in(hub, files, tmp_pat
         (tmp_path / "local" / name).write_bytes(content)
     for found in (of_hub, vocabulary(str(tmp_path / "local"))):
         assert load_template("tokenizer", found, {}).source == TEMPLATE
+
+
+@pytest.mark.parametrize("make", [kimi, llama3, tekken], ids=lambda make: make.__name__)
+def test_a_repository_of_ranks_alone_is_loaded(hub, tmp_path, make):
+    model, _, (bos, eos, size) = make(tmp_path)
+    folder = model if model.is_dir() else model.parent
+    hub.model("org/ranks", {**{path.name: path.read_bytes() for path in folder.iterdir()}, **WEIGHTS})
+    found = vocabulary("org/ranks")
+    assert (found.bos, found.eos, found.size) == (bos, eos, size)
+    assert found.fingerprint == vocabulary(str(model)).fingerprint
+    assert not [request for request in hub.requests if "weights" in request.path]
 
 
 def test_a_repository_of_sentencepiece_alone_and_a_file_in_a_folder_are_loaded(hub, files, tmp_path):
