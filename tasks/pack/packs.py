@@ -34,12 +34,15 @@ from tokenmill.tasks.tokenize.exact import forget_encoders
 from .algorithms import pack
 from .parquet import FORMAT, PackWriter, padded
 from .sequences import StoredSequences, loss_of, read_index, stored_sequences
-from .settings import PackRecipe
+from .settings import Oversize, PackRecipe
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 SHARDS = "sft"
 """The kind of the members."""
+
+LEFT_OUT: dict[Oversize, str] = {"drop": "oversize", "truncate": "nothing_trained_in_pack", "error": "oversize"}
+"""Why a sequence is in no pack: it is too long, or has nothing to train on before its cut."""
 
 GROUP_TOKENS = 1 << 26
 GROUP_PACKS = 256
@@ -124,8 +127,8 @@ def build_packs(shard: PlannedShard, store: Store) -> Receipt:
         chosen = np.flatnonzero((fitted.lengths <= recipe.capacity) & (fitted.trained > 0))
         builder.rows_in = sum(member.documents for member in members)
         kept = _distinct(fitted.rows[chosen])
-        builder.drop("oversize", builder.rows_in - kept)
-        builder.facts["oversize_sequences"] = len(fitted.lengths) - len(chosen)
+        builder.drop(LEFT_OUT[recipe.oversize], builder.rows_in - kept)
+        builder.facts[f"{LEFT_OUT[recipe.oversize]}_sequences"] = len(fitted.lengths) - len(chosen)
         builder.truncated = _distinct(fitted.rows[chosen[fitted.lengths[chosen] < sequences.lengths[chosen]]])
         if kept:
             stored = padded(fitted.lengths[chosen], recipe.pad_seq_to_mult)

@@ -168,12 +168,12 @@ def _lists(offsets: np.ndarray, values: np.ndarray, kind: pa.ListType) -> pa.Lis
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values), type=kind)
 
 
-MEASURED = ["input_ids", "seq_start_id", "role_start", "role"]
+MEASURED = ["input_ids", "loss_mask", "seq_start_id", "role_start", "role"]
 
 
 @dataclass(frozen=True, slots=True)
 class PackFacts:
-    """Contents of some packs: `tokens` without `padding`; the longest sequence and the shortest pack in stored tokens; the
+    """Contents of some packs: `tokens` without `padding`, of which `loss_tokens` are trained on; the longest sequence and the shortest pack in stored tokens; the
     largest number of sequences in a pack.
     """
 
@@ -181,6 +181,7 @@ class PackFacts:
     packs: int
     tokens: int
     padding: int
+    loss_tokens: int
     longest: int
     most_sequences: int
     shortest_pack: int
@@ -228,6 +229,7 @@ def _measure(batch: pa.RecordBatch, tokens: int) -> tuple[list[PackFacts], bool]
         packs=packs,
         tokens=int(ends[packs]),
         padding=int(padding[:packs].sum()),
+        loss_tokens=int(batch["loss_mask"].slice(0, packs).flatten().to_numpy().sum()),
         longest=int(sequences[: first_sequence[packs]].max()),
         most_sequences=int(np.diff(first_sequence)[:packs].max()),
         shortest_pack=int(stored[:packs].min()),

@@ -296,25 +296,48 @@ def require_choices(blend: Blend, settings: SftSettings, _output_dir: str) -> No
     find_template(settings, find_vocabulary(settings.tokenizer))
 
 
-def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """Lines about packs and trained tokens of each split, and about what is excluded from training."""
-    splits: dict[str, Counter[str]] = {}
+def pack_counts(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The packs of each split, published and prepared (which `sampling` may repeat or leave out), and what is left out of them."""
+    prepared: dict[str, Counter[str]] = {}
     counts: Counter[str] = Counter()
     packed = manifest.get("derived", {}).get("shards", [])
     for entry in packed:
         for name in entry["documents"]:
-            splits.setdefault(_split(name, entry["split"]), Counter()).update(entry["facts"][name])
+            prepared.setdefault(_split(name, entry["split"]), Counter()).update(entry["facts"][name])
     for entry in [*manifest["shards"], *packed]:
         counts.update({name: entry["facts"].get(name, 0) for name in EXCLUDED})
     counts["truncated"] = manifest["totals"]["truncated"]
-    size = manifest["settings"]["pack_size"]
-    lines = [_sentence(split, splits[split], size) for split in SPLITS if split in splits]
-    return lines + [sentence.format(counts[name]) for name, sentence in EXCLUDED.items() if counts[name]]
+    published = manifest.get("sampling", {}).get("published", prepared)
+    return {
+        "packs": {split: {name: published[split][name] for name in COUNTED} for split in SPLITS if split in published},
+        "packs_before_sampling": {
+            split: prepared[split]["packs"]
+            for split in SPLITS
+            if split in prepared and manifest["settings"]["sampling"] != "none"
+        },
+        "left_out": {name: counts[name] for name in EXCLUDED if counts[name]},
+    }
 
+
+def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
+    """Lines about packs and trained tokens of each split, and about what is excluded from training."""
+    found, size = pack_counts(manifest), manifest["settings"]["pack_size"]
+    lines = [_sentence(split, facts, size) for split, facts in found["packs"].items()]
+    before = found["packs_before_sampling"]
+    said = ", ".join(
+        f"{split} {before[split]:,} and {found['packs'].get(split, {'packs': 0})['packs']:,}" for split in before
+    )
+    lines += [f"packs prepared, and published by sampling={manifest['settings']['sampling']}: {said}"] if said else []
+    return lines + [EXCLUDED[name].format(count) for name, count in found["left_out"].items()]
+
+
+COUNTED = ("packs", "sequences", "tokens", "padding", "loss_tokens")
+"""The counts of packs."""
 
 EXCLUDED = {
     "truncated": "{:,} conversations have a sequence that is cut to the size of a pack",
     "oversize_sequences": "{:,} sequences are longer than a pack and left out",
+    "nothing_trained_in_pack_sequences": "{:,} sequences have nothing to train on before their cut and are left out",
     "straddled_tokens": "{:,} tokens cross a boundary of the loss and are not trained on",
     "flagged_messages": "{:,} messages are excluded from training by the data, in whole or in part",
 }
@@ -327,7 +350,7 @@ def _split(part: str, planned: str) -> str:
     return planned if planned in SPLITS else "train"
 
 
-def _sentence(split: str, facts: Counter[str], pack_size: int) -> str:
+def _sentence(split: str, facts: Mapping[str, int], pack_size: int) -> str:
     full = (facts["tokens"] + facts["padding"]) / (facts["packs"] * pack_size)
     return (
         f"{split}: {facts['packs']:,} packs of {facts['sequences']:,} sequences, {full:.2%} full, "
@@ -350,7 +373,8 @@ SFT = Preparation(
     inspect=inspect_sft_shard,
     formats={SHARDS: range(6, FORMAT_VERSION + 1), PACKS: range(1, PACKS_VERSION + 1)},
     summary=packing_lines,
+    record=pack_counts,
     tokens="packs",
     next_steps="look:  tokenmill view {0} --random\n"
-    "train: packed_train_data_path={0}/splits/train, packed_val_data_path={0}/splits/valid",
+    "train: packed_train_data_path={0}/{manifest[train_folder]}\n       packed_val_data_path={0}/{manifest[valid_folder]}",
 )

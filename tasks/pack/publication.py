@@ -13,7 +13,7 @@ A link costs 0.2 to 4 ms, most of it for syncing the folder; a copy within S3 co
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import orjson
@@ -85,8 +85,10 @@ class PackedLayout:
         written = [output for folder in folders.values() for output in _place(output_dir, store, folder)]
         written += [self._describe(output_dir, split, folder) for split, folder in folders.items()]
         blend = blend_json(_listed(output_dir, folders), self.weights)
-        sampling = {"sampling": self._account(held, folders)}
-        return Published({}, blend, written, sampling, self.packs, _names(output_dir, folders))
+        facts = {split: PackFacts.total([file.facts for file in folder.values()]) for split, folder in folders.items()}
+        places = {f"{split}_folder": join(FOLDER, split) for split in folders}
+        sampling = {**self._account(held, folders), "published": {split: asdict(facts[split]) for split in facts}}
+        return Published({}, blend, written, {"sampling": sampling, **places}, self.packs, _names(output_dir, folders))
 
     def _choose(self, store: Store, split: str, held: _Held) -> _Folder:
         chosen: list[_File] = []

@@ -27,8 +27,9 @@ MOST_EPOCHS = 4
 
 def _hint(manifest: Mapping[str, Any], output_dir: str) -> str:
     """The next steps, without settings for empty splits."""
-    lines = preparation(manifest["type"]).next_steps.format(output_dir, manifest=manifest).split("\n")
-    return "\n".join(line for line in lines if not line.endswith("="))
+    known = defaultdict(str, manifest)
+    lines = preparation(manifest["type"]).next_steps.format(output_dir, manifest=known).split("\n")
+    return "\n".join(line for line in lines if not line.endswith(("=", "/")))
 
 
 def counted(count: int, noun: str) -> str:
@@ -49,6 +50,7 @@ def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, A
         "not_read": totals.get("not_read", {}),
         "tokens": totals["tokens"],
         "splits": splits_of(manifest),
+        **preparation(manifest["type"]).record(manifest),
         "missing": len(manifest["missing"]),
         "warnings": manifest.get("warnings", []),
         "made_from": [

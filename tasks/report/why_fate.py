@@ -15,6 +15,7 @@ from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.dedup.decisions import REASONS
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.shard import FILE as ROWS_FILE
+from tokenmill.tasks.pack.packs import LEFT_OUT
 from tokenmill.tasks.pack.sequences import stored_rows
 from tokenmill.tasks.select.shard import PART as CANDIDATES
 from tokenmill.tasks.shards.build import FILTERED
@@ -269,7 +270,7 @@ class Prepared:
     def _reason(self, shard: int, receipt: Receipt, row: int) -> str:
         """The reason of a drop that is neither a bad row nor a decision about duplicates."""
         if self._packed and any(row in stored_rows(self.store, receipt, part) for part in receipt.parts):
-            return "oversize"
+            return LEFT_OUT[self.manifest["settings"]["oversize"]]
         bad = {each["reason"] for each in quarantined(self.store, receipt).values()}
         reasons = receipt.drops.keys() - bad - {*REASONS}
         if len(reasons) == 1:

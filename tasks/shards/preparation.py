@@ -119,6 +119,10 @@ def _no_lines(_: object) -> Sequence[str]:
     return ()
 
 
+def _no_counts(_manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {}
+
+
 def _no_problems(_store: Store, _receipt: Receipt) -> list[str]:
     return []
 
@@ -158,6 +162,7 @@ class Preparation(Generic[Settings, Found]):
         named_files: A digest of each group of files that settings name but shards do not depend on, for nightly runs.
         outlook: Lines for a dry run about what is built after the pending shards.
         summary: Lines for this kind in the summary of a manifest.
+        record: Counts of this kind in the JSON record of a manifest.
         tokens: How tokens are stored in the published files, for `view` and training; None if there are no tokens.
         training_advice: Advice to show instead of training on the output; `{path}` is its folder.
         hidden: Settings that the flow does not offer, because the kind refuses them.
@@ -184,6 +189,7 @@ class Preparation(Generic[Settings, Found]):
     named_files: Callable[[Settings], Mapping[str, str]] = _no_files
     outlook: Callable[[Planned[Settings, Found]], Sequence[str]] = _no_lines
     summary: Callable[[Mapping[str, Any]], Sequence[str]] = _no_lines
+    record: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _no_counts
     tokens: Literal["packs", "documents"] | None = None
     training_advice: str = TRAINABLE
     hidden: frozenset[str] = frozenset()

@@ -196,7 +196,7 @@ def first_bad_row(finished: Sequence[Finished], store: Store) -> str:
 
 
 BENIGN = {
-    *("blank_line", "empty_document", "too_short", "filtered", "oversize"),
+    *("blank_line", "empty_document", "too_short", "filtered", "oversize", "nothing_trained_in_pack"),
     *("exact_duplicate", "near_duplicate", "contaminated", "beyond_cap"),
 }
 """Drops that are choices or conventions, not damage."""

@@ -79,7 +79,7 @@ def facts_of(made):
         "packs": len(made),
         "tokens": tokens,
         "padding": sum(stored) - tokens,
-        "loss_tokens": tokens // 2,
+        "loss_tokens": sum(role == ASSISTANT for sequences in made for each in sequences for role in each),
         "longest": max(len(each) for sequences in made for each in sequences),
         "most_sequences": max(map(len, made)),
         "shortest_pack": min(stored),

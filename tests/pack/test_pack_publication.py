@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.pack.preparation import pack_counts
 from tokenmill.tasks.pack.publication import PackedLayout
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.shards.kinds import preparation
@@ -244,8 +245,17 @@ def bridge_packing(paths):
 @pytest.mark.parametrize("sampling", ["none", "down", "up"])
 def test_what_is_said_of_the_packs_holds_for_every_row_of_the_folder(tmp_path, built, sampling):
     store, finished = built
-    publish(tmp_path, store, finished, sampling=sampling)
+    manifest = publish(tmp_path, store, finished, sampling=sampling)
     (said,) = json.loads((tmp_path / "splits" / "packing_train.json").read_bytes())
+    rows = [row for path in folder(tmp_path) for row in pq.read_table(path).to_pylist()]
+    shown = pack_counts({**manifest, "settings": {"sampling": sampling}})
+    counts = {
+        "packs": len(rows),
+        "loss_tokens": sum(sum(row["loss_mask"]) for row in rows),
+        "tokens": sum(tokens_by_dataset(tmp_path).values()),
+    }
+    assert shown["packs"]["train"].items() >= counts.items()
+    assert shown["packs_before_sampling"] == ({} if sampling == "none" else {"train": sum(map(sum, COUNTS.values()))})
     found = bridge_packing(folder(tmp_path))
     assert 0 <= said.pop("min_packed_seqlen") <= found.pop("min_packed_seqlen")
     assert said == found

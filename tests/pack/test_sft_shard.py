@@ -22,7 +22,8 @@ from rich.console import Console
 from tokenmill.tasks.chat.encoding import Batch
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack import shard as shard_module
-from tokenmill.tasks.pack.preparation import SFT, build_sft_shard, packing_lines
+from tokenmill.tasks.pack.packs import LEFT_OUT
+from tokenmill.tasks.pack.preparation import SFT, build_sft_shard, pack_counts, packing_lines
 from tokenmill.tasks.report.page import leave_report
 from tokenmill.tasks.report.summary import artifact_record, markdown, print_summary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
@@ -477,7 +478,7 @@ def test_a_conversation_of_many_sequences_is_encoded_bit_by_bit_and_counted_once
     expected = tree(tmp_path / "out")
     assert manifest["totals"]["documents"] == 4
     assert manifest["totals"]["truncated"] == (2 if oversize == "truncate" else 0)
-    lost = sum(shard["facts"]["oversize_sequences"] for shard in manifest["derived"]["shards"])
+    lost = sum(shard["facts"][f"{LEFT_OUT[oversize]}_sequences"] for shard in manifest["derived"]["shards"])
     assert lost > 0
     most, encode = [], Batch.encode
     monkeypatch.setattr(Batch, "encode", lambda batch, encoder: most.append(batch.characters) or encode(batch, encoder))
@@ -709,11 +710,20 @@ def test_long_sequences_are_cut_where_that_is_asked_for_and_their_masks_with_the
     assert manifest["totals"]["dropped"] == {}
 
 
+@pytest.mark.parametrize(("valid", "splits"), [(0.0, ["train"]), (0.5, ["train", "valid"])])
+def test_printed_folders_exist(tmp_path, chosen, valid, splits):
+    source, said = write_rows(tmp_path / "some.jsonl", map(marked, range(20))), io.StringIO()
+    _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen | {"holdout": {"valid": valid, "test": 0.0}})
+    print_summary(manifest, str(tmp_path / "out"), Console(file=said, width=200))
+    paths = re.findall(r"data_path=(\S+)", said.getvalue())
+    assert [(Path(path).is_dir(), Path(path).name) for path in paths] == [(True, split) for split in splits]
+
+
 def test_a_sequence_that_has_nothing_left_to_learn_once_it_is_cut_is_dropped(tmp_path, chosen, tokenizer):
     rows = [talk(user("word " * 300), assistant("Yes.")), marked(2)]
     source = write_rows(tmp_path / "some.jsonl", rows)
     _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen | {"pack_size": 100, "oversize": "truncate"})
-    assert manifest["totals"]["dropped"] == {"oversize": 1}
+    assert manifest["totals"]["dropped"] == {"nothing_trained_in_pack": 1}
     assert numbers_in(sequences_of(tmp_path / "out"), tokenizer) == [2]
 
 
@@ -725,7 +735,9 @@ def test_a_sequence_whose_answer_lies_behind_the_cut_is_counted_also_where_its_c
     chosen |= {"pack_size": 100, "oversize": "truncate"}
     planned, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
     (receipt,) = pack_receipts(planned)
-    assert receipt.facts["oversize_sequences"] == 1
+    assert receipt.facts["nothing_trained_in_pack_sequences"] == 1
+    assert any("nothing to train on before their cut" in line for line in packing_lines(manifest))
+    assert pack_counts(manifest)["left_out"] == {"nothing_trained_in_pack_sequences": 1}
     assert (manifest["totals"]["dropped"], manifest["totals"]["truncated"]) == ({}, 0)
     first, _ = by_turn(tokenizer, record)
     assert [sequence.learnable for sequence in sequences_of(tmp_path / "out")] == [shifted(first)]
@@ -755,6 +767,7 @@ def test_long_sequences_are_dropped_and_their_conversation_only_with_the_last_of
     assert sorted(numbers_in(sequences_of(tmp_path / "out"), tokenizer)) == [1, 3, 3]
     (receipt,) = pack_receipts(planned)
     assert receipt.facts["oversize_sequences"] == 3
+    assert pack_counts(manifest)["left_out"] == {"oversize_sequences": 3}
 
 
 @pytest.mark.parametrize("shard_size", [60, 10**9])
