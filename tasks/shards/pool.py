@@ -11,7 +11,7 @@ from threading import Event
 from typing import Any, Protocol
 
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.sources.places import find_places
+from tokenmill.tasks.sources.opening import find_places
 
 from .build import Announce, batches
 from .code import built_with

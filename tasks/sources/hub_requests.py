@@ -18,7 +18,6 @@ from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, parse_ratelimit_headers
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.threads import in_threads
 
 from .files import SourceFile
 from .places import MOST_PLACES, PLACES
@@ -34,8 +33,6 @@ PASSING = frozenset({TOO_MANY, 500, 502, 503, 504})
 
 EXPIRED = frozenset({400, 401, 403, 404, 410})
 """What stores answer to an address whose signature has expired."""
-
-CONNECTIONS = 8
 
 TIMEOUT = 60
 """Seconds without a byte, after which a part of a file is asked for again."""
@@ -91,12 +88,6 @@ def _refuse_to_wait(response: Response) -> None:
     if response.status_code in PASSING and seconds_to_wait(response, 0) > WAITS[-1]:
         response.read()
         hf_raise_for_status(response)
-
-
-def locate(files: Sequence[SourceFile]) -> None:
-    """Put the places of large files into PLACES, with a request to the hub for each."""
-    for _ in in_threads(lambda file: HubStream(file, 1, "none").read(1), files, CONNECTIONS):
-        pass
 
 
 def seconds_to_wait(response: Response, usual: float) -> float:

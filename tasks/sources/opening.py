@@ -13,7 +13,7 @@ and block devices). Other bytes that are not gzip are an error: gzip(1) warns an
 import re
 import zlib
 from bz2 import BZ2Decompressor
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from io import BufferedReader, RawIOBase
 from lzma import LZMADecompressor, LZMAError
@@ -23,11 +23,13 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.storage import filesystem, is_local, is_web
+from tokenmill.tasks.threads import in_threads
 from xxhash import xxh3_128
 from zstandard import ZstdDecompressor, ZstdError, get_frame_parameters
 
-from .files import Compression, SourceFile
+from .files import Compression, Slice, SourceFile
 from .integrity import hashing
+from .places import MOST_PLACES, PLACES, files_of
 
 BLOCK_BYTES = 1 << 20
 """Unit of reading and parsing. 1 MiB stays in the processor's cache until it is parsed and copied: 640 MB/s from file to
@@ -35,6 +37,11 @@ Arrow on one core, against 430 with 4 MiB and 240 with 16 MiB."""
 
 REMOTE_BLOCK_BYTES = 8 << 20
 SMALL = "small"
+
+CONNECTIONS = 8
+
+DIGEST = 64
+"""Digits of the SHA-256 that is the version of a large file of the hub; a small one has the id of a blob of git."""
 
 MAX_WINDOW_BYTES = 1 << 31
 """The largest zstd window (ZSTD_WINDOWLOG_MAX on 64 bits, `--long=31`), and the memory that it takes."""
@@ -104,6 +111,19 @@ def open_source(file: SourceFile, *, cache: str = "readahead") -> BinaryIO:
     if is_local(file.uri):
         return Path(path).open("rb", buffering=0)
     return cast("BinaryIO", system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES, cache_type=cache))
+
+
+def find_places(parts: Iterable[Slice]) -> None:
+    """Ask the hub once for the place of each large file of slices that other processes will read (see `places`).
+
+    Raises RunError as reading does.
+    """
+    files = {file.uri: file for file in files_of(parts) if file.uri.startswith("hf://") and file.uri not in PLACES}
+    large = [file for file in files.values() if len(file.version or "") == DIGEST]
+    if len(large) + len(PLACES) > MOST_PLACES:
+        return
+    for _ in in_threads(lambda file: open_source(file, cache="none").read(1), large, CONNECTIONS):
+        pass
 
 
 def blocks(file: SourceFile, stream: BinaryIO, hasher: xxh3_128 | None = None) -> Iterator[bytes]:

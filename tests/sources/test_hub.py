@@ -17,8 +17,7 @@ from tokenmill.tasks.shards.plan import shard_from_record, shard_record
 from tokenmill.tasks.sources import hub_requests, places
 from tokenmill.tasks.sources.discovery import discover, find
 from tokenmill.tasks.sources.formats import read_texts
-from tokenmill.tasks.sources.opening import open_source
-from tokenmill.tasks.sources.places import find_places
+from tokenmill.tasks.sources.opening import find_places, open_source
 
 from tests.hub_server import EXPIRED, LARGE, serve
 from tests.preparing import blend_of
