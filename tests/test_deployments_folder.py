@@ -49,12 +49,8 @@ def accepted(command):
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
-def test_every_profile_has_only_known_keys_and_names_a_class(path):
+def test_every_profile_has_only_known_keys_names_a_class_and_is_listed_in_the_docs(path):
     assert parse(Profile, yaml.safe_load(path.read_text()), path.name).cluster_class
-
-
-@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
-def test_the_readme_lists_every_profile(path):
     assert f"`{path.name}`" in (REPOSITORY / "docs/prefect.md").read_text()
 
 
@@ -82,38 +78,24 @@ def test_the_pages_of_schedulers_are_for_their_own_machine_alone(name):
     assert address.startswith("127.0.0.1:")
 
 
-def test_a_slurm_job_is_a_process_per_core():
-    script = job_script("slurm")
-    options = worker_options(script)
-    assert (options["n_workers"], options["nthreads"]) == ("32", 1)
-    assert re.search(r"#SBATCH -p cpu\b", script)
-    assert re.search(r"#SBATCH --cpus-per-task=32\b", script)
-
-
-def test_a_slurm_gpu_job_is_one_process_with_one_gpu_that_says_so():
-    script = job_script("slurm-gpu")
-    options = worker_options(script)
-    assert (options["n_workers"], options["nthreads"], options["resources"]) == (None, 1, "GPU=1")  # one process
-    assert "#SBATCH --gpus-per-node=1\n" in script
-    assert "#SBATCH --cpus-per-task=8\n" in script
-
-
-@pytest.mark.parametrize("name", ["slurm", "slurm-gpu"])
-def test_slurm_workers_leave_before_their_job_is_ended(name):
+@pytest.mark.parametrize(
+    ("name", "chosen", "asked"),
+    [
+        ("slurm", ("32", 1, None), ["-p cpu", "--cpus-per-task=32"]),
+        ("slurm-gpu", (None, 1, "GPU=1"), ["--gpus-per-node=1", "--cpus-per-task=8"]),
+    ],
+    ids=["a process per core", "one process with one GPU"],
+)
+def test_a_slurm_job_starts_its_processes_ends_in_time_and_leaves_prefects_plugins_alone(name, chosen, asked):
     script = job_script(name)
     options = worker_options(script)
+    assert (options["n_workers"], options["nthreads"], options["resources"]) == chosen
+    assert {f"#SBATCH {option}" for option in asked} <= {*script.splitlines()}
     hours, minutes, seconds = map(int, re.search(r"#SBATCH -t (\d+):(\d+):(\d+)", script).groups())
     lifetime, stagger = (int(options[key].removesuffix("m")) for key in ("lifetime", "lifetime_stagger"))
     assert lifetime + stagger < hours * 60 + minutes + seconds / 60
-
-
-@pytest.mark.parametrize("name", ["slurm", "slurm-gpu"])
-def test_slurm_workers_leave_prefects_plugins_alone(name):
-    script = job_script(name)
-    before, _, _ = script.rpartition("\n")
-    printed = subprocess.run(
-        ["bash", "-c", f"{before.rpartition(chr(10))[0]}\nenv"], capture_output=True, text=True, check=True
-    ).stdout
+    before = script.rpartition("\n")[0].rpartition("\n")[0]
+    printed = subprocess.run(["bash", "-c", f"{before}\nenv"], capture_output=True, text=True, check=True).stdout
     assert "PREFECT_PLUGINS_ENABLED=false" in printed.splitlines()
 
 
@@ -301,24 +283,17 @@ def test_passwords_and_secrets_come_from_outside():
     assert all("valueFrom" in variable for variable in profile("kubernetes").cluster_kwargs["env"])
 
 
-def test_only_the_server_is_reachable_and_only_from_this_machine():
-    every = written("compose.yaml")["services"]
+def test_the_services_find_each_other_and_only_the_server_is_reachable_from_this_machine_alone():
+    composed = written("compose.yaml")
+    every = composed["services"]
     published = {name: service["ports"] for name, service in every.items() if "ports" in service}
     assert published == {"server": ["127.0.0.1:4200:4200"]}
     assert every["scheduler"]["networks"] == every["database"]["networks"] == ["inside"]
-    assert written("compose.yaml")["networks"]["inside"] == {"internal": True}
-
-
-def test_the_server_finds_its_database_by_the_name_and_user_that_it_has():
-    every = written("compose.yaml")["services"]
+    assert composed["networks"]["inside"] == {"internal": True}
     address = every["server"]["environment"]["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
     user, host = re.fullmatch(r"postgresql\+asyncpg://(\w+):\$\{[^}]+\}@(\w+):5432/\1", address).groups()
     assert every[host]["environment"]["POSTGRES_USER"] == user
     assert every[host]["image"].startswith("postgres:")
-
-
-def test_services_wait_for_services_that_are_there():
-    every = written("compose.yaml")["services"]
     assert {name for service in every.values() for name in service.get("depends_on", [])} <= every.keys()
     mounted = {volume.split(":")[0] for service in every.values() for volume in service.get("volumes", [])}
-    assert mounted == written("compose.yaml")["volumes"].keys()
+    assert mounted == composed["volumes"].keys()

@@ -65,25 +65,19 @@ def test_a_store_that_is_asked_too_much_gets_no_more_requests_than_botocore_send
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", REQUESTS)
-def test_a_lost_connection_is_an_error_of_the_storage_like_any_other(server, asked):
-    server.faults.clear(kinds=("unsaid",), **ALWAYS)
+@pytest.mark.parametrize(
+    ("asked", "kind"), [*((asked, "unsaid") for asked in REQUESTS), ("read", "torn"), ("open", "torn")]
+)
+def test_lost_connections_and_answers_that_break_off_are_errors_of_the_storage_like_any_other(server, asked, kind):
+    server.faults.clear(kinds=(kind,), **ALWAYS)
     with pytest.raises(OSError, match="s3://requests/there") as raised:
         REQUESTS[asked]()
     assert raised.value.errno == errno.EIO
     assert transient(None, None, Failed(data=raised.value))
-    assert server.faults.counts["requests"] <= 10  # what a closed connection lost, aiohttp sends once more by itself
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("asked", ["read", "open"])
-def test_answers_that_always_break_off_are_asked_for_again_and_end_as_an_error_of_the_storage(server, asked):
-    server.faults.clear(kinds=("torn",), **ALWAYS)
-    with pytest.raises(OSError, match="s3://requests/there") as raised:
-        REQUESTS[asked]()
-    assert raised.value.errno == errno.EIO
-    assert transient(None, None, Failed(data=raised.value))
-    assert server.faults.counts["torn"] == 5
+    if kind == "torn":
+        assert server.faults.counts["torn"] == 5
+    else:  # what a closed connection lost, aiohttp sends once more by itself
+        assert server.faults.counts["requests"] <= 10
 
 
 def test_a_store_that_is_gone_is_an_error_that_names_the_object():

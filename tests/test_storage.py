@@ -57,16 +57,13 @@ def test_a_temporary_folder_that_others_may_change_is_refused(whose, temporary):
         temporary_folder()
 
 
-@pytest.mark.parametrize(("name", "words"), [(os.fsdecode(b"caf\xe9"), "is not UTF-8"), ("a\0b", "a NUL character")])
-def test_a_name_that_no_manifest_can_hold_is_refused(name, words):
-    for place in (name, f"s3://bucket/{name}"):
-        with pytest.raises(InputError, match=words):
-            absolute(place)
-
-
-def test_a_working_directory_that_no_manifest_can_hold_is_refused(tmp_path, monkeypatch):
-    folder = tmp_path / os.fsdecode(b"caf\xe9")
-    folder.mkdir()
-    monkeypatch.chdir(folder)
+def test_a_place_that_no_manifest_can_hold_is_refused(tmp_path, monkeypatch):
+    broken = os.fsdecode(b"caf\xe9")
+    for name, words in ((broken, "is not UTF-8"), ("a\0b", "a NUL character")):
+        for place in (name, f"s3://bucket/{name}"):
+            with pytest.raises(InputError, match=words):
+                absolute(place)
+    (tmp_path / broken).mkdir()
+    monkeypatch.chdir(tmp_path / broken)
     with pytest.raises(InputError, match="is not UTF-8"):
         absolute("out")

@@ -40,21 +40,21 @@ def mistakes(data, model=Mill):
         ({}, "mill.json: name: missing; give it a value"),
         ({"name": 5}, "mill.json: name: Input should be a valid string (got 5)"),
         ({"name": None}, "mill.json: name: Input should be a valid string (got None)"),
+        (
+            {"name": "a", "engine": {"power": -1}},
+            "mill.json: engine.power: Input should be greater than or equal to 0 (got -1)",
+        ),
+        *(
+            (
+                {"name": "a", "engine": {"power": power}},
+                f"mill.json: engine.power: Input should be a finite number (got {power})",
+            )
+            for power in (float("nan"), float("inf"), -float("inf"))
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_place_the_value_and_the_remedy(data, mistake):
     assert mistakes(data) == [mistake]
-
-
-@pytest.mark.parametrize("power", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_are_finite(power):
-    (mistake,) = mistakes({"name": "a", "engine": {"power": power}})
-    assert mistake == f"mill.json: engine.power: Input should be a finite number (got {power})"
-
-
-def test_a_number_out_of_bounds_is_told_with_the_bound():
-    (mistake,) = mistakes({"name": "a", "engine": {"power": -1}})
-    assert mistake == "mill.json: engine.power: Input should be greater than or equal to 0 (got -1)"
 
 
 def test_all_mistakes_are_told_at_once():

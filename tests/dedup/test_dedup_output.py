@@ -14,12 +14,10 @@ from tokenmill.tasks.dedup.apply import tagged
 from tokenmill.tasks.dedup.decisions import OUTCOMES, rows_decided
 from tokenmill.tasks.dedup.inspect import inspect_dedup_shard
 from tokenmill.tasks.dedup.preparation import decided_plan
-from tokenmill.tasks.dedup.settings import DedupSettings
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report.plan import plan_record
 from tokenmill.tasks.report.summary import artifact_record, markdown, warnings
 from tokenmill.tasks.shards.verify import verify
-from tokenmill.tasks.strict import parse
 
 from tests.building import publish_here
 from tests.dedup.scripts import changed, unbroken, units, written
@@ -113,7 +111,7 @@ def parquet_of(path):
 
 
 @pytest.mark.parametrize(("shard_size", "files"), [(1, 2), (1 << 30, 1)])
-def test_rows_of_parquet_keep_all_of_their_columns(tmp_path, shard_size, files):
+def test_rows_of_parquet_keep_all_of_their_columns_and_are_marked_in_others(tmp_path, shard_size, files):
     whole = parquet_of(tmp_path / "a.parquet")
     _, manifest = prepare(blend_of(tmp_path / "a.parquet"), tmp_path / "out", shard_size=shard_size)
     found = table_of(published(tmp_path / "out"))
@@ -121,19 +119,14 @@ def test_rows_of_parquet_keep_all_of_their_columns(tmp_path, shard_size, files):
     assert len(published(tmp_path / "out")) == files
     assert manifest["totals"]["dropped"] == {"exact_duplicate": 1, "near_duplicate": 1, "null_text": 1}
     assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems == []
-
-
-def test_rows_of_parquet_are_marked_in_columns(tmp_path):
-    whole = parquet_of(tmp_path / "a.parquet")
-    prepare(blend_of(tmp_path / "a.parquet"), tmp_path / "out", mode="tag", shard_size=1)
+    prepare(blend_of(tmp_path / "a.parquet"), tmp_path / "out", mode="tag", shard_size=shard_size)
     found = table_of(published(tmp_path / "out"))
     assert found.drop_columns(["dedup_outcome", "duplicate_of", "jaccard"]).equals(
         whole.drop_columns(["jaccard"]).take([0, 1, 2, 3, 4])
     )
     assert found["dedup_outcome"].to_pylist() == ["kept", "kept", "exact_duplicate", "kept", "near_duplicate"]
-    assert found["duplicate_of"].to_pylist() == [
-        None, None, "a/a.parquet@0#0", None, "a/a.parquet@1#0",
-    ]  # fmt: skip
+    near = "a/a.parquet@1#0" if files == 2 else "a/a.parquet@0#3"
+    assert found["duplicate_of"].to_pylist() == [None, None, "a/a.parquet@0#0", None, near]
     assert found["jaccard"].type == pa.float64()
 
 
@@ -173,20 +166,12 @@ def test_what_stands_in_two_splits_stays_in_the_first_and_the_output_is_a_blend(
     assert [path.read_bytes() for path in published(tmp_path / "again", "train/a")] == [train.read_bytes()]
 
 
-def test_a_data_set_that_is_all_bad_is_published_as_nothing(tmp_path):
-    write_rows(tmp_path / "bad.jsonl", [b"{broken", b""])
-    write_rows(tmp_path / "a.jsonl", ROWS)
-    _, manifest = prepare(blend_of(tmp_path / "bad.jsonl", tmp_path / "a.jsonl"), tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out/data").iterdir()} == {"a"}
-    assert manifest["totals"]["rows"] == len(ROWS) + 2
-    assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems == []
-
-
 def test_one_file_in_two_data_sets_stays_in_the_first(tmp_path):
-    path = write_rows(tmp_path / "a.jsonl", ROWS)
-    blend = {"datasets": [{"name": name, "path": str(path)} for name in ("a", "b")]}
+    path, bad = write_rows(tmp_path / "a.jsonl", ROWS), write_rows(tmp_path / "bad.jsonl", [b"{broken", b""])
+    blend = {"datasets": [{"name": name, "path": str(path if name < "bad" else bad)} for name in ("a", "b", "bad")]}
     _, manifest = prepare(blend, tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out/data").iterdir()} == {"a"}
+    assert {path.name for path in (tmp_path / "out/data").iterdir()} == {"a"}, "and nothing of the bad one"
+    assert manifest["totals"]["rows"] == 2 * len(ROWS) + 2
     assert manifest["totals"]["datasets"]["datasets/b"]["dropped"]["exact_duplicate"] == 5
     prepare(blend, tmp_path / "tagged", mode="tag")
     first, second = (lines_of(published(tmp_path / "tagged", name)[0]) for name in ("a", "b"))
@@ -279,57 +264,38 @@ def test_the_output_has_the_budget_and_the_facts_of_the_input(tmp_path):
     assert written == {**budget, "datasets": [{**source, "path": str(tmp_path / "out/data/a")}]}
 
 
-def test_files_that_are_skipped_are_counted_in_plan_and_manifest(tmp_path):
-    write_rows(tmp_path / "in/a.jsonl", ROWS)
-    (tmp_path / "in/b.csv").touch()
-    blend = {"datasets": [{"name": "a", "path": str(tmp_path / "in")}]}
-    assert plan_record(plan(blend, tmp_path / "out"))["plan"]["skipped_files"] == {"datasets/a": {".csv": 1}}
-    assert prepare(blend, tmp_path / "out")[1]["skipped_files"] == {"datasets/a": {".csv": 1}}
-
-
 def test_a_dry_run_tells_what_is_signed_and_why_not(tmp_path):
-    blend = blend_of(write_rows(tmp_path / "a.jsonl", ROWS))
+    write_rows(tmp_path / "in/a.jsonl", ROWS)
+    (tmp_path / "in/b.docx").touch()
+    blend = {"datasets": [{"name": "a", "path": str(tmp_path / "in")}]}
     first = plan_record(plan(blend, tmp_path / "out"))["plan"]
     assert first["shards"] == {"total": 1, "pending": 1, "cached": 0}
-    prepare(blend, tmp_path / "out")
+    _, manifest = prepare(blend, tmp_path / "out")
+    assert first["skipped_files"] == manifest["skipped_files"] == {"datasets/a": {".docx": 1}}
     assert plan_record(plan(blend, tmp_path / "out"))["plan"]["shards"]["cached"] == 1
     changed = plan_record(plan(blend, tmp_path / "out", near=False))["plan"]
     assert changed["reasons"] == {"recipe.near changed: True -> False": 1}
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "chosen", "message"),
     [
-        ({"converter": "x"}, "'converter' has no effect on deduplication"),
-        ({"path": "/nowhere.jsonl"}, "nowhere"),
+        ({"converter": "x"}, {}, "'converter' has no effect on deduplication"),
+        ({"path": "/nowhere.jsonl"}, {}, "nowhere"),
+        ({"text_field": "txt"}, {}, "no column 'txt'; did you mean 'text'"),
+        ({}, {"cap": 3}, "cap and cap_by need each other"),
+        ({}, {"cap_by": "topic"}, "cap and cap_by need each other"),
+        ({}, {"holdout": {"valid": 0.1}}, "holdout does not apply"),
+        ({}, {"threshold": 0.3}, "threshold"),
+        ({}, {"mode": "off"}, "mode"),
+        ({}, {"near_on": "prompt"}, "near_on: unknown key"),
     ],
 )
-def test_a_blend_that_cannot_be_deduplicated_is_an_error(tmp_path, source, message):
-    path = write_rows(tmp_path / "a.jsonl", ROWS)
-    with pytest.raises(InputError, match=message):
-        plan({"datasets": [{"name": "a", "path": str(path), **source}]}, tmp_path / "out")
-
-
-def test_a_column_that_is_not_there_is_known_before_anything_starts(tmp_path):
+def test_what_cannot_be_deduplicated_is_an_error_before_anything_starts(tmp_path, source, chosen, message):
     parquet_of(tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"no column 'txt'; did you mean 'text'"):
-        plan({"datasets": [{"name": "a", "path": str(tmp_path / "a.parquet"), "text_field": "txt"}]}, tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("chosen", "message"),
-    [
-        ({"cap": 3}, "cap and cap_by need each other"),
-        ({"cap_by": "topic"}, "cap and cap_by need each other"),
-        ({"holdout": {"valid": 0.1}}, "holdout does not apply"),
-        ({"threshold": 0.3}, "threshold"),
-        ({"mode": "off"}, "mode"),
-        ({"near_on": "prompt"}, "near_on: unknown key"),
-    ],
-)
-def test_settings_that_mean_nothing_are_errors(chosen, message):
+    blend = {"datasets": [{"name": "a", "path": str(tmp_path / "a.parquet"), **source}]}
     with pytest.raises(InputError, match=message):
-        parse(DedupSettings, chosen, "settings")
+        plan(blend, tmp_path / "out", **chosen)
 
 
 def test_rows_that_were_decided_and_are_not_there_are_an_error(tmp_path, monkeypatch):
@@ -368,18 +334,13 @@ def test_rows_that_are_no_objects_are_told_of(tmp_path, content, problem):
     assert problem in found
 
 
-def test_decisions_that_are_not_what_they_were_are_not_applied(tmp_path):
-    decided, _ = prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
-    decisions = decisions_of(decided)
-    path = Path(decisions.uri)
-    path.write_bytes(path.read_bytes().replace(b"near_duplicate", b"fear_duplicate"))
-    with pytest.raises(RunError, match="damaged since it was built"):
-        rows_decided(decisions.uri, decisions.digests[0])
-
-
-def test_decisions_of_another_run_are_not_applied(tmp_path):
+def test_decisions_that_are_not_what_they_were_or_of_another_run_are_not_applied(tmp_path):
     files = [write_rows(tmp_path / f"{count}.jsonl", ROWS[:count]) for count in (3, 7)]
     one, other = (decisions_of(prepare(blend_of(file), tmp_path / file.stem)[0]) for file in files)
-    Path(one.uri).write_bytes(Path(other.uri).read_bytes())
+    content = Path(other.uri).read_bytes()
+    Path(one.uri).write_bytes(content)
     with pytest.raises(RunError, match="holds no decisions"):
         rows_decided(one.uri, one.digests[0])
+    Path(other.uri).write_bytes(content.replace(b"near_duplicate", b"fear_duplicate"))
+    with pytest.raises(RunError, match="damaged since it was built"):
+        rows_decided(other.uri, other.digests[0])

@@ -239,16 +239,12 @@ def test_names_have_no_part_in_signatures(tmp_path):
     assert outcomes(found, renamed) == {"b#2": ("exact_duplicate", "b#0")}
 
 
-def test_documents_are_called_by_their_own_ids_where_they_have_any(tmp_path):
-    rows = [{"text": "one", "id": "first"}, {"text": "one", "id": 7}, {"text": "one"}, {"text": "two", "id": "other"}]
-    slices = slices_of(tmp_path, id_field="id", a=rows, b=[{"text": "two", "id": {"n": 1}}])
-    found = decisions_about(slices, tmp_path)
-    edges = pq.read_table(f"{found.folder}/{found.edges.path}").to_pylist()
-    assert [(row["dropped"], row["kept"], row["group"]) for row in edges] == [
-        ("7", "first", "first"),
-        ("a@0#2", "first", "first"),
-        ('{"n":1}', "other", "other"),
-    ]
+def test_versions_are_told_apart_by_the_threshold(tmp_path):
+    generator = random.Random(0)
+    text = prose(generator, 100)
+    slices = slices_of(tmp_path, a=[text, edited(generator, text, 1)])  # 91 of 101 runs
+    assert decisions_about(slices, tmp_path, threshold=0.9).tally["near_duplicate"] == 1
+    assert decisions_about(slices, tmp_path, threshold=0.91).tally == {"kept": 2}
 
 
 def test_the_shortest_of_a_prompt_stay_and_duplicates_do_not_count(tmp_path):
@@ -302,16 +298,13 @@ def test_an_evaluation_that_changes_is_looked_for_again(tmp_path):
     assert [run.built.count("sign") for run in runs] == [1, 1, 0]
 
 
-def test_an_evaluation_with_a_hole_is_an_error(tmp_path):
-    path = write_lines(tmp_path / "exam.jsonl", [QUESTION, b"{broken"])
-    blend = {"datasets": [{"name": "exam", "path": str(path)}]}
-    with pytest.raises(InputError, match=r"exam\.jsonl:2: malformed_json"):
-        decisions_about(slices_of(tmp_path, a=["one"]), tmp_path, evaluations=blend)
-
-
-@pytest.mark.parametrize("blend", [{"datasets": [{"name": "exam", "path": "/nowhere.jsonl"}]}, "/nowhere.json"])
-def test_evaluations_that_are_not_there_are_an_error(tmp_path, blend):
-    with pytest.raises(InputError, match="nowhere"):
+@pytest.mark.parametrize(
+    ("place", "words"), [("{0}/exam.jsonl", r"exam\.jsonl:2: malformed_json"), ("/nowhere.jsonl", "nowhere"), (None, "nowhere")]
+)  # fmt: skip
+def test_evaluations_that_have_a_hole_or_are_not_there_are_an_error(tmp_path, place, words):
+    write_lines(tmp_path / "exam.jsonl", [QUESTION, b"{broken"])
+    blend = {"datasets": [{"name": "exam", "path": place.format(tmp_path)}]} if place else "/nowhere.json"
+    with pytest.raises(InputError, match=words):
         decisions_about(slices_of(tmp_path, a=["one"]), tmp_path, evaluations=blend)
 
 
@@ -330,14 +323,6 @@ def test_a_round_that_leaves_gaps_is_an_error(tmp_path):
     slices = slices_of(tmp_path, a=["one"], b=["two"])
     with pytest.raises(RunError, match=r"2 of 2 shards of the round 'sign' have no receipt, the first sign/a@0/"):
         decisions_about(slices, tmp_path, lambda *_, **__: None)
-
-
-def test_versions_are_told_apart_by_the_threshold(tmp_path):
-    generator = random.Random(0)
-    text = prose(generator, 100)
-    slices = slices_of(tmp_path, a=[text, edited(generator, text, 1)])  # 91 of 101 runs
-    assert decisions_about(slices, tmp_path, threshold=0.9).tally["near_duplicate"] == 1
-    assert decisions_about(slices, tmp_path, threshold=0.91).tally == {"kept": 2}
 
 
 def test_what_is_compared_is_part_of_the_identity(tmp_path):
@@ -412,11 +397,29 @@ def test_conversations_are_compared_by_what_was_said_and_the_most_correct_stay(t
     assert found(near_on="prompt") == alike | {"e": ("near_duplicate", "f"), "g": ("near_duplicate", "f")}
 
 
-def test_a_group_is_called_by_its_first_document_whoever_stays(tmp_path):
-    slices = slices_of(tmp_path, a=["one", "two"], b=[" one ", "one"])
-    found = decisions_about(slices, tmp_path)
+CALLED = {
+    "by their own ids where they have any": (
+        {
+            "a": [
+                {"text": "one", "id": "first"},
+                {"text": "one", "id": 7},
+                {"text": "one"},
+                {"text": "two", "id": "other"},
+            ],
+            "b": [{"text": "two", "id": {"n": 1}}],
+        },
+        [("7", "first", "first"), ("a@0#2", "first", "first"), ('{"n":1}', "other", "other")],
+    ),
+    "a group by its first whoever stays": (
+        {"a": [{"text": "one"}, {"text": "two"}], "b": [{"text": " one "}, {"text": "one"}]},
+        [("a@0#0", "b@0#0", "a@0#0"), ("b@0#1", "b@0#0", "a@0#0")],
+    ),
+}
+
+
+@pytest.mark.parametrize("how", CALLED)
+def test_what_documents_and_groups_are_called(tmp_path, how):
+    files, expected = CALLED[how]
+    found = decisions_about(slices_of(tmp_path, id_field="id", **files), tmp_path)
     edges = pq.read_table(f"{found.folder}/{found.edges.path}").to_pylist()
-    assert [(row["dropped"], row["kept"], row["group"]) for row in edges] == [
-        ("a@0#0", "b@0#0", "a@0#0"),
-        ("b@0#1", "b@0#0", "a@0#0"),
-    ]
+    assert [(row["dropped"], row["kept"], row["group"]) for row in edges] == expected

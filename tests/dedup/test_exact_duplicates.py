@@ -48,9 +48,19 @@ def found(table):
     return {row["dropped"]: (row["kept"], row["group"]) for row in table.to_pylist()}
 
 
-def test_white_space_and_composition_make_no_difference(tmp_path):
+def test_white_space_composition_and_gaps_between_numbers_make_no_difference(tmp_path):
     texts = ["something else", *VARIANTS, "A caf\u00e9 by the mill", "a cafe by the mill"]
     assert edges(Wiring(tmp_path).exact(documents(texts))) == {2: (1, 1.0), 3: (1, 1.0)}
+    whole = documents(["a", "b", "a"], numbers=[5, 2**40, 2**41])
+    assert edges(Wiring(tmp_path, slice_size=1).exact(whole)) == {2**41: (5, 1.0)}
+
+
+def test_files_may_lie_in_an_object_store_and_be_read_as_several_slices(tmp_path):
+    files = [signed(documents(["a", "b"]), f"memory://dedup/{first}.arrow", 2, first) for first in (0, 2)]
+    assert edges(pa.concat_tables(exact.resolve(files, part, 2) for part in range(2))) == {2: (0, 1.0), 3: (1, 1.0)}
+    file = signed(documents(["a", "b"]), tmp_path / "keys.arrow", 1)
+    table = exact.resolve([file, SliceFile(file.uri, 5 * ROWS_PER_SLICE)], 0, 1)
+    assert edges(table) == {5 * ROWS_PER_SLICE: (0, 1.0), 5 * ROWS_PER_SLICE + 1: (1, 1.0)}
 
 
 def test_the_best_stays_and_the_first_of_the_best(tmp_path):
@@ -85,23 +95,6 @@ def test_every_partition_gets_its_share(tmp_path):
     shares = [exact.resolve([file], part, 8).num_rows for part in range(8)]
     assert sum(shares) == 2000
     assert min(shares) > 180
-
-
-def test_numbers_may_have_gaps(tmp_path):
-    whole = documents(["a", "b", "a"], numbers=[5, 2**40, 2**41])
-    assert edges(Wiring(tmp_path, slice_size=1).exact(whole)) == {2**41: (5, 1.0)}
-
-
-def test_files_may_lie_in_an_object_store():
-    files = [signed(documents(["a", "b"]), f"memory://dedup/{first}.arrow", 2, first) for first in (0, 2)]
-    assert edges(pa.concat_tables(exact.resolve(files, part, 2) for part in range(2))) == {2: (0, 1.0), 3: (1, 1.0)}
-
-
-def test_one_file_may_be_read_as_several_slices(tmp_path):
-    file = signed(documents(["a", "b"]), tmp_path / "keys.arrow", 1)
-    twice = [file, SliceFile(file.uri, 5 * ROWS_PER_SLICE)]
-    table = exact.resolve(twice, 0, 1)
-    assert edges(table) == {5 * ROWS_PER_SLICE: (0, 1.0), 5 * ROWS_PER_SLICE + 1: (1, 1.0)}
 
 
 @pytest.mark.parametrize("waiting", [1, 100_000, 1 << 40])

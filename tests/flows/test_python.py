@@ -31,32 +31,22 @@ def test_every_kind_is_a_function():
         from tokenmill import pretrian  # noqa: F401, PLC0415
 
 
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+WRITTEN = [
+    ({"text": "row", "score": np.float32(0.5)}, {"text": "row", "score": 0.5}),
+    (MappingProxyType({"text": "a sack of flour"}), {"text": "a sack of flour"}),
+    (
+        {"text": "null", "score": None, "when": MOMENT, "scores": np.array([0.5]), "best": np.int8(1)},
+        {"text": "null", "score": None, "when": "2026-01-01T00:00:00+00:00", "scores": [0.5], "best": 1},
+    ),
+]
+
+
 def test_rows_are_written_beside_the_output_folder(tmp_path):
-    rows = ({"text": f"row {number}", "score": np.float32(0.5)} for number in range(3))
-    blend = blend_of_rows(rows, str(tmp_path / "out"))
+    blend = blend_of_rows((row for row, _ in WRITTEN), str(tmp_path / "out"))
     place = tmp_path / "out.rows.jsonl"
     assert blend == {"datasets": [{"name": "rows", "path": str(place)}]}
-    assert [json.loads(line) for line in place.read_text().splitlines()] == [
-        {"text": f"row {number}", "score": 0.5} for number in range(3)
-    ]
-
-
-def test_rows_may_be_any_mappings(tmp_path):
-    blend_of_rows([MappingProxyType({"text": "a sack of flour"})], str(tmp_path / "out"))
-    assert json.loads((tmp_path / "out.rows.jsonl").read_bytes()) == {"text": "a sack of flour"}
-
-
-def test_a_missing_value_is_none_and_no_nan(tmp_path):
-    row = {
-        "text": "null",
-        "score": None,
-        "when": datetime(2026, 1, 1, tzinfo=UTC),
-        "scores": np.array([0.5]),
-        "best": np.int8(1),
-    }
-    blend_of_rows([row], str(tmp_path / "out"))
-    written = json.loads((tmp_path / "out.rows.jsonl").read_bytes())
-    assert written == {"text": "null", "score": None, "when": "2026-01-01T00:00:00+00:00", "scores": [0.5], "best": 1}
+    assert [json.loads(line) for line in place.read_text().splitlines()] == [expected for _, expected in WRITTEN]
 
 
 def test_paths_may_be_objects(tmp_path):

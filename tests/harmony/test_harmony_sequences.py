@@ -200,19 +200,6 @@ def test_a_last_word_that_is_no_answer_is_not_the_final_one():
     assert trained(encode([remark], LossPolicy("final_only"))) == []
 
 
-def test_an_answer_behind_an_answer_is_prompted_for():
-    again = [*GOLDEN[:3], *(HarmonyMessage("assistant", body, channel="final") for body in "ab")]
-    assert trained(encode([again], FULL)) == [f"<|channel|>final<|message|>{body}" for body in "ab"]
-    assert trained(encode([again], LossPolicy("final_only"))) == ["<|channel|>final<|message|>b"]
-
-
-def test_a_call_behind_a_call_is_prompted_for():
-    grouped = [GOLDEN[2], GOLDEN[4], GOLDEN[6], GOLDEN[5], GOLDEN[7]]
-    encoded = encode([grouped], FULL)
-    assert trained(encoded) == CALLS
-    assert encoded.loss.tolist() == written_by_the_model(encoded.ids.tolist())
-
-
 def test_a_tool_may_be_called_like_a_role():
     odd = [
         HarmonyMessage("user", "?"), HarmonyMessage("template", "1", "assistant"), HarmonyMessage("padding", "", "assistant")
@@ -264,28 +251,36 @@ def test_a_text_that_is_no_harmony_is_refused_with_its_place():
         encode([render(GOLDEN), "<|start|>user<|message|>"], FULL)
 
 
-def test_nothing_gives_nothing():
-    encoded = encode([], FULL)
-    assert [each.tolist() for each in (encoded.ids, encoded.loss, encoded.parts, encoded.offsets)] == [[], [], [], [0]]
-
-
 # Conversations to sequences.
 
 
-def test_a_return_before_the_end_is_no_history():
-    found = sequences([*GOLDEN, HarmonyMessage("user", "And now?"), GOLDEN[-1]])
-    assert (found.reason, found.detail[:15]) == ("return_not_last", "message 9 of 11")
+@pytest.mark.parametrize(
+    ("messages", "policy", "reason", "words"),
+    [
+        ([*GOLDEN, HarmonyMessage("user", "And now?"), GOLDEN[-1]], FULL, "return_not_last", "message 9 of 11"),
+        (GOLDEN[:3], FULL, "nothing_trained", ""),
+        (GOLDEN[:5], LossPolicy(reasoning=False, tool_calls=False), "nothing_trained", ""),
+    ],
+)
+def test_conversations_without_a_sequence(messages, policy, reason, words):
+    found = sequences(messages, policy)
+    assert (found.reason, words in found.detail) == (reason, True)
 
 
-def test_without_anything_to_learn_there_is_no_sequence():
-    assert sequences(GOLDEN[:3]).reason == "nothing_trained"
-    assert sequences(GOLDEN[:5], LossPolicy(reasoning=False, tool_calls=False)).reason == "nothing_trained"
+def test_an_answer_behind_an_answer_and_a_call_behind_a_call_are_prompted_for():
+    again = [*GOLDEN[:3], *(HarmonyMessage("assistant", body, channel="final") for body in "ab")]
+    assert trained(encode([again], FULL)) == [f"<|channel|>final<|message|>{body}" for body in "ab"]
+    assert trained(encode([again], LossPolicy("final_only"))) == ["<|channel|>final<|message|>b"]
+    grouped = [GOLDEN[2], GOLDEN[4], GOLDEN[6], GOLDEN[5], GOLDEN[7]]
+    encoded = encode([grouped], FULL)
+    assert trained(encoded) == CALLS
+    assert encoded.loss.tolist() == written_by_the_model(encoded.ids.tolist())
 
 
-def test_a_text_keeps_the_thoughts_it_has():
-    assert arrays(sequences(AGAIN)) == [
-        (reference_tokens(AGAIN), encode([AGAIN], FULL).loss.tolist()),
-    ]
+def test_a_text_keeps_the_thoughts_it_has_and_nothing_gives_nothing():
+    assert arrays(sequences(AGAIN)) == [(reference_tokens(AGAIN), encode([AGAIN], FULL).loss.tolist())]
+    encoded = encode([], FULL)
+    assert [each.tolist() for each in (encoded.ids, encoded.loss, encoded.parts, encoded.offsets)] == [[], [], [], [0]]
 
 
 WORDS = st.text("ab <|é", max_size=6)

@@ -131,9 +131,17 @@ def test_a_rule_that_is_broken_is_found_at_its_message(code, messages, numbers):
     assert found(messages, off=frozenset(CODES) - {code}) == [(code, number) for number in numbers]
 
 
-def test_a_call_on_final_is_addressed_and_in_the_wrong_place():
-    assert found([USER, replace(CALL, channel="final")]) == [("S08", 1), ("S09", 1)]
-    assert found([USER, replace(PYTHON, channel="final")]) == [("S08", 1), ("S10", 1)]
+SEVERAL = [
+    ([USER, replace(CALL, channel="final")], [("S08", 1), ("S09", 1)]),
+    ([USER, replace(PYTHON, channel="final")], [("S08", 1), ("S10", 1)]),
+    ([USER, CALL, replace(RESULT, channel="final", terminator="return")], [("S07", 2), ("S20", 2)]),
+    ([USER], [("S19", 0), ("S20", 0)]),
+    ([SYSTEM], [("S18", 0), ("S19", 0), ("S20", 0)]),
+    (
+        [replace(USER, channel="final"), replace(THOUGHT, channel="x"), RESULT, SYSTEM],
+        [("S03", 0), ("S01", 1), ("S11", 2), ("S16", 3), ("S20", 3)],
+    ),
+]
 
 
 @pytest.mark.parametrize("body", ["?", "a-b", "🎈", "7", "- a\n- b", "否"])
@@ -141,13 +149,9 @@ def test_short_questions_are_questions(body):
     assert found([replace(USER, body=body), FINAL, replace(USER, body="..."), FINAL]) == []
 
 
-def test_only_the_assistant_returns():
-    assert found([USER, CALL, replace(RESULT, channel="final", terminator="return")]) == [("S07", 2), ("S20", 2)]
-
-
-def test_nobody_answers():
-    assert found([USER]) == [("S19", 0), ("S20", 0)]
-    assert found([SYSTEM]) == [("S18", 0), ("S19", 0), ("S20", 0)]
+@pytest.mark.parametrize(("messages", "broken"), SEVERAL)
+def test_several_faults_come_in_the_order_of_messages(messages, broken):
+    assert found(messages) == broken
     assert [fault.code for fault in faults([])] == ["S18", "S19", "S20"]
 
 
@@ -175,11 +179,6 @@ def test_every_rule_has_a_test():
     assert set(CODES) >= WARNINGS == {"S10", "S15"}
 
 
-def test_faults_come_in_the_order_of_messages():
-    messages = [replace(USER, channel="final"), replace(THOUGHT, channel="x"), RESULT, SYSTEM]
-    assert found(messages) == [("S03", 0), ("S01", 1), ("S11", 2), ("S16", 3), ("S20", 3)]
-
-
 OBJECT = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"enum": ["x", 1]}}},
@@ -194,6 +193,7 @@ OBJECT = {
         ({"b": ["x", "z"]}, OBJECT, "arguments.b[1] is none of its values"),
         ({}, {**OBJECT, "required": ["a"]}, "arguments.a is missing"),
         ({"z": 1}, {**OBJECT, "additionalProperties": False}, "arguments.z is not declared"),
+        (1.5, {"type": "integer"}, "arguments is not of type integer"),
         (
             {"a": None},
             {"properties": {"a": {"type": ["string", "number"]}}},
@@ -206,33 +206,22 @@ def test_a_violation_is_named(value, schema, says):
 
 
 @pytest.mark.parametrize(
-    "schema",
+    ("value", "schema"),
     [
-        {},
-        {"type": "dict"},
-        {"type": 3},
-        {"required": "a"},
-        {"properties": []},
-        {"properties": {"a": "string"}},
-        {"enum": "a"},
-        {"type": {"x": 1}},
-        {"type": [{"type": "object"}, ["null"]]},
-        {"required": [{"name": "a"}, ["a"]]},
-        {"properties": {"a": {"type": [{"type": "string"}]}}},
+        *(
+            ({"a": 1}, nothing)
+            for nothing in (
+                {}, {"type": "dict"}, {"type": 3}, {"required": "a"}, {"properties": []}, {"properties": {"a": "string"}},
+                {"enum": "a"}, {"type": {"x": 1}}, {"type": [{"type": "object"}, ["null"]]}, {"required": [{"name": "a"}, ["a"]]},
+                {"properties": {"a": {"type": [{"type": "string"}]}}},
+            )
+        ),
+        (1.0, {"type": "integer"}),
+        (None, {"type": "string", "nullable": True}),
     ],
-)
-def test_a_schema_that_means_nothing_asks_nothing(schema):
-    assert violation({"a": 1}, schema, "arguments") is None
-
-
-def test_a_number_without_a_fraction_is_an_integer():
-    assert violation(1.0, {"type": "integer"}, "a") is None
-    assert violation(1.5, {"type": "integer"}, "a") == "a is not of type integer"
-
-
-def test_a_nullable_value_may_be_null():
-    assert violation(None, {"type": "string", "nullable": True}, "a") is None
-    assert violation(None, {"type": "string"}, "a") == "a is not of type string"
+)  # fmt: skip
+def test_what_a_schema_does_not_ask_is_no_violation(value, schema):
+    assert violation(value, schema, "arguments") is None
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.5, 1.0, "a", "b"])

@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.report.plan import pending_reasons
+from tokenmill.tasks.shards.kinds import preparation
 
 from tests.kinds.preparations import CHANGES_NO_BYTE, LONG_AGO
 from tests.preparing import tree
+from tests.preparing_sft import CHATML
 
 pytestmark = pytest.mark.slow
 
@@ -45,11 +48,73 @@ def test_a_plan_asks_for_everything_at_first_and_then_for_nothing(prepared):
     ]
 
 
-def test_settings_that_change_no_byte(prepared):
+HELD_OUT = {"holdout": {"valid": 0.5, "test": 0}}
+REBUILDS = {
+    "pretrain": {"special_tokens_in_text": "allow", "min_doc_chars": 3, "max_doc_tokens": 9, **HELD_OUT},
+    "sft": {
+        "special_tokens_in_text": "reject", "chat_template": f"{CHATML}\n", "template_variables": {"keep_reasoning": True},
+        "loss_on": "last_turn", "loss_reasoning": False, "loss_empty_reasoning": False, "loss_tool_calls": False,
+        "loss_end_of_turn": False, "split_turns": "never", **HELD_OUT,
+    },
+    "rl": {"target": "none", "compression": "zstd", **HELD_OUT},
+    "harmony": {
+        "effort": "high", "thoughts": "keep_all", "parallel_calls": "grouped", "special_strings": "escape", "trailing": "reject",
+        "rules_off": ["S18"], "min_completion_chars": 9, "cross_check": 0.5, "messages_json": True,
+    },
+    "dedup": {"near": False, "cap_by": "other", "id_field": "id"},
+    "filter": {"rules": ["c4"], "gopher_quality": {"min_doc_words": 21}, "personal": {"emails": "mask"}},
+    "nll": {"token_budget": 999, "precision": "bfloat16", "loss_mode": "assistant_full", "max_length": 99},
+    "embeddings": {"dimensions": 8, "field": "text"},
+}  # fmt: skip
+"""Settings by kind, each with a value that its preparation does not have, which ask for every shard anew."""
+
+LEAVES = {"chat_template": "template", "holdout": "holdout_valid", "gopher_quality": "rules", "field": "fields"}
+"""What settings are called in recipes, where it is something else."""
+
+KEEPS = {
+    "pretrain": {"prefix_size": 5_000},
+    "sft": {"pack_size": 300, "packing": "concatenative", "oversize": "truncate", "pad_seq_to_mult": 4, "sampling": "up", "seed": 43},
+    "rl": {"batch_size": 4, "seed": 43, "tokenizer": {"model": "/nowhere"}},
+    "harmony": {"proofs": "both", "dedup": {"mode": "off"}, "selection": {"view": "none"}},
+    "dedup": {"mode": "tag", "threshold": 0.9, "cap": 2},
+    "filter": {"gopher_repetition": {"dup_line_frac": 0.5}, "c4": {"remove_lines": True}, "fineweb": {"line_punct_thr": 0.5}},
+    "nll": {"device": "cpu"},
+    "embeddings": {"device": "cpu", "token_budget": 999, "max_tokens": 99},
+}  # fmt: skip
+"""Those that ask for no shard anew, with all that the kind does without: rules that are off, a tokenizer that counts nothing."""
+
+OF_THEIR_OWN = {
+    "pretrain": {"tokenizer", "fim"},
+    "sft": {"tokenizer"},
+    "rl": {"transforms", "splits", "val_holdout", "max_tokens", "sampling", "curriculum"},
+    "harmony": {"holdout"},
+    "dedup": {"evaluations", "holdout"},
+    "filter": {"language", "classifiers", "holdout"},
+    "nll": {"model", "model_revision", "server", "concurrency", "engine", "chat_template", "tokenizer", "holdout"},
+    "embeddings": {"model", "model_revision", "server", "concurrency", "precision", "engine", "pooling", "holdout"},
+}
+"""Those that concern some shards, need others beside them, or mean nothing to the kind: they have tests of their own."""
+
+WHICH_ROWS_AND_WHERE = {"shard_size", "store", "source_identity", "scale", "sample", "force", "previous", "on_bad_row"}
+
+
+def test_every_setting_is_known_to_change_bytes_or_not_to(prepared):
+    kind = prepared.kind
+    known = {*REBUILDS[kind], *KEEPS[kind], *CHANGES_NO_BYTE, *OF_THEIR_OWN[kind], *WHICH_ROWS_AND_WHERE}
+    assert known == {*preparation(kind).settings.model_fields}
     prepared.run()
-    prepared.run(force=True, **{**CHANGES_NO_BYTE, "cluster": "auto"})
-    shards = {name for name in prepared.whole if name.startswith("shards/")}
+    for name, value in REBUILDS[kind].items():
+        changed = prepared.plan(**{name: value})
+        assert len(changed.plan.pending) == len(changed.plan.shards), name
+        (reason,) = pending_reasons(changed)
+        assert re.search(rf"recipe\.(\w+\.)*{LEAVES.get(name, name)}(\.\w+)* changed: .* -> ", reason)
+    for name, value in KEEPS[kind].items():
+        assert pending(prepared.plan(**{name: value})) == [], name
+    keys = {*prepared.plan().plan.keys}
+    prepared.run(force=True, **KEEPS[kind], **{**CHANGES_NO_BYTE, "cluster": "auto"})
+    shards = {name for name in prepared.whole if keys & {*name.split("/")}}
     found = tree(prepared.out)
+    assert shards
     assert {name for name in shards if found[name] != prepared.whole[name]} == set()
 
 

@@ -107,7 +107,10 @@ def test_an_unchanged_night_reads_neither_data_nor_receipts_and_writes_nothing(n
         nights.compare(SECOND)
 
 
-def test_growth_that_rounding_hides_is_told_in_bytes(nights):
+def test_touched_files_are_no_reason_and_growth_that_rounding_hides_is_told_in_bytes(nights):
+    for file in nights.data.rglob("*.jsonl"):
+        os.utime(file, (1_500_000_000, 1_500_000_000))
+    assert nights.run(SECOND) == {}
     size = (nights.data / "common/first.jsonl").stat().st_size
     with (nights.data / "common/first.jsonl").open("ab") as file:
         file.write(b'{"text":""}\n')
@@ -116,12 +119,6 @@ def test_growth_that_rounding_hides_is_told_in_bytes(nights):
 
 def refuse(file):
     raise AssertionError(file.uri)
-
-
-def test_touched_files_are_no_reason(nights):
-    for file in nights.data.rglob("*.jsonl"):
-        os.utime(file, (1_500_000_000, 1_500_000_000))
-    assert nights.run(SECOND) == {}
 
 
 def test_files_that_came_went_shrank_and_were_rewritten_are_told_apart(nights):
@@ -138,29 +135,24 @@ def test_files_that_came_went_shrank_and_were_rewritten_are_told_apart(nights):
     assert reason == f"recent: 1 file new (fourth.jsonl), {shrunk}, 1 changed (second.jsonl), 1 gone (third.jsonl)"
 
 
-def test_a_changed_setting_is_named_with_its_old_and_new_value_and_other_blends_keep_theirs(nights):
-    nights.settings("web", holdout={"valid": 0.25})
-    made = nights.run(SECOND)
-    assert set(made) == {WEB}
-    shards = len(made[WEB]["shards"])
-    assert nights.latest(WEB)["reasons"] == [
-        "settings: holdout.valid 0.1 -> 0.25", f"{shards} shards: recipe.holdout_valid changed: 0.1 -> 0.25",
-    ]  # fmt: skip
-    assert made[WEB]["settings"]["shard_size"] == SHARD_SIZE, "the defaults of the folder hold for the rest"
-
-
 def test_another_cut_is_a_setting_and_no_change_of_files(nights):
     nights.settings("web", shard_size=1500)
     assert nights.compare(SECOND)[WEB].reasons == [f"settings: shard_size {SHARD_SIZE} -> 1500"]
 
 
-def test_a_changed_weight_makes_a_version_and_no_shards(nights):
+def test_a_changed_setting_or_weight_is_named_and_other_blends_keep_theirs(nights):
+    nights.settings("web", holdout={"valid": 0.25})
     nights.blend("news", "common", "recent", recent=3.0)
     before = nights.receipts().keys()
     made = nights.run(SECOND)
+    assert set(made) == {NEWS, WEB}
+    shards = made[WEB]["shards"]
+    assert nights.latest(WEB)["reasons"] == [
+        "settings: holdout.valid 0.1 -> 0.25", f"{len(shards)} shards: recipe.holdout_valid changed: 0.1 -> 0.25",
+    ]  # fmt: skip
+    assert made[WEB]["settings"]["shard_size"] == SHARD_SIZE, "the defaults of the folder hold for the rest"
     assert nights.latest(NEWS)["reasons"] == ["recent: weight 1.0 -> 3.0"]
-    assert set(made) == {NEWS}
-    assert nights.receipts().keys() == before
+    assert nights.receipts().keys() - before == {entry["key"] for entry in shards}, "a weight makes none"
 
 
 def test_data_sets_that_came_went_or_changed_places_are_named(nights):
@@ -252,6 +244,11 @@ def test_two_nights_at_once_take_turns_and_make_one_version(nights):
         ("pretrain/news/local.json", "{}", "not a kind of preparation"),
         ("pretrain/web.yml", "{}", "web.yml: settings are read from files that end in .yaml"),
         ("pretrain/wbe.yml", "{}", "wbe.yml: settings are read from files that end in .yaml"),
+        ("pretrain/web.yaml", "shard_sise: 3", "did you mean 'shard_size'"),
+        ("pretrain/web.yaml", "store: /elsewhere", "remove 'store' from"),
+        ("pretrain/web.yaml", "previous: /elsewhere", "remove 'previous' from"),
+        ("pretrain/web.yaml", "- 1", "must hold a mapping"),
+        ("pretrain/web.yaml", "a: [", "not valid YAML"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_prepared_fails_by_name_and_is_not_passed_over(nights, name, content, said):
@@ -259,42 +256,20 @@ def test_what_cannot_be_prepared_fails_by_name_and_is_not_passed_over(nights, na
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
     (nights.blends / "pretrain/.hidden.json").write_text("{")
-    assert len(find_blends(str(nights.blends))) == 4 - (name == "pretrain/web.yml")
+    assert len(find_blends(str(nights.blends))) == 4 - name.startswith("pretrain/web.")
     (blend,) = (blend for blend in find_blends(str(nights.blends)) if blend.name == name.rpartition(".")[0])
     with pytest.raises(InputError, match=said.replace("?", r"\?")):
         compare_blend(blend, nights.out, {}, at(SECOND))
 
 
-def test_misnamed_defaults_fail_every_blend_that_they_are_for(nights):
+def test_what_all_blends_need_is_refused_by_name(nights, tmp_path):
+    with pytest.raises(InputError, match="no blends here"):
+        find_blends(str(tmp_path))
+    latest = Path(nights.out, WEB, "latest.json")
+    latest.write_text('{"pretrain": {}}')
+    with pytest.raises(InputError, match=r"web/latest\.json: does not name a version; remove it"):
+        nights.compare(SECOND)
     (nights.blends / "pretrain/defaults.yml").write_text("shard_size: 3")
     for blend in find_blends(str(nights.blends)):
         with pytest.raises(InputError, match=r"defaults\.yml: settings are read from files that end in \.yaml"):
             compare_blend(blend, nights.out, {}, at(SECOND))
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ("shard_sise: 3", "did you mean 'shard_size'"),
-        ("store: /elsewhere", "remove 'store' from"),
-        ("previous: /elsewhere", "remove 'previous' from"),
-        ("- 1", "must hold a mapping"),
-        ("a: [", "not valid YAML"),
-    ],
-)
-def test_settings_that_are_none_fail_by_name(nights, settings, said):
-    (nights.blends / "pretrain/web.yaml").write_text(settings)
-    (blend,) = (blend for blend in find_blends(str(nights.blends)) if blend.name == WEB)
-    with pytest.raises(InputError, match=said):
-        compare_blend(blend, nights.out, {}, at(SECOND))
-
-
-def test_a_prefix_without_blends_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no blends here"):
-        find_blends(str(tmp_path))
-
-
-def test_a_damaged_latest_file_is_named_with_the_remedy(nights):
-    Path(nights.out, WEB, "latest.json").write_text('{"pretrain": {}}')
-    with pytest.raises(InputError, match=r"web/latest\.json: does not name a version; remove it"):
-        nights.compare(SECOND)

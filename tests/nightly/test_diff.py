@@ -107,12 +107,6 @@ def test_a_changed_row_is_one_change_or_a_move_by_its_new_hash(night):
     assert change.examples[0].endswith("b/web.jsonl:8")
 
 
-def test_a_removed_copy_is_told_from_a_removed_row(night):
-    found = diff(night("a", [*TEXTS, TEXTS[3]]), night("b", TEXTS))
-    assert list(told(found)) == [("web", "gone", "a duplicate row was removed from the source; a copy is kept")]
-    assert summed(found)["gone"] == 1
-
-
 def test_another_seed_moves_documents_and_changes_none(night):
     found = diff(night("a"), night("b", holdout={**SHARES, "seed": 7}))
     counts = summed(found)
@@ -131,8 +125,11 @@ def test_another_tokenizer_changes_every_document(night):
     assert "settings: tokenizer.model 'o200k_harmony' -> 'cl100k_base'" in found.changes
 
 
-def test_a_row_that_is_whole_again_is_new(night):
-    found = diff(night("a", [*TEXTS[:7], b"not JSON", *TEXTS[8:]]), night("b"))
+def test_a_removed_copy_and_a_row_that_is_whole_again_are_told_apart(night):
+    found = diff(night("a", [*TEXTS, TEXTS[3]]), night("b", TEXTS))
+    assert list(told(found)) == [("web", "gone", "a duplicate row was removed from the source; a copy is kept")]
+    assert summed(found)["gone"] == 1
+    found = diff(night("c", [*TEXTS[:7], b"not JSON", *TEXTS[8:]]), night("d"))
     assert told(found) == {("web", "new", "no longer dropped: quarantined: malformed_json"): 1}
 
 
@@ -220,7 +217,7 @@ def test_the_page_and_the_json_have_the_same_counts(night, tmp_path):
     assert "web: 1 new: " in called("diff", a, b, "--format", "text").stdout
 
 
-def test_outputs_of_other_kinds_are_refused(night, tmp_path):
+def test_outputs_of_other_kinds_and_scores_are_refused(night, tmp_path):
     out = night("a")
     path = write_lines(tmp_path / "web.jsonl", TEXTS)
     preparing_dedup.prepare({"datasets": [{"name": "web", "path": str(path)}]}, tmp_path / "dedup")
@@ -228,6 +225,11 @@ def test_outputs_of_other_kinds_are_refused(night, tmp_path):
         diff(out, str(tmp_path / "dedup"))
     with pytest.raises(InputError, match="no manifest"):
         diff(out, str(tmp_path / "nothing"))
+    rows = [{"row_id": "1", "id": "1", "dataset": "a", "split": "b"}]
+    for kind, made in (("nll", nll_table(rows, [1.0])), ("embeddings", embeddings_table(["1"], np.ones((1, 4), np.float32)))):  # fmt: skip
+        scores = publish_scores(tmp_path / kind, kind, [("rows.parquet", made)])
+        with pytest.raises(InputError, match=f"holds {kind!r}, which publishes no documents; give the folder of the rows"):  # fmt: skip
+            diff(scores, scores)
 
 
 def test_conversations_and_rows_for_rl_are_accounted_for_too(tmp_path):
@@ -314,12 +316,3 @@ def test_a_normalized_row_that_is_marked_is_changed_by_the_decision(normalized):
     found = diff(normalized("a", [*range(8), 90], dedup=dropped), normalized("b", [*range(8), 3], dedup=dropped))
     assert summed(found)["kept"] == 8
     assert {what for _, what, _ in told(found)} == {"changed"}
-
-
-@pytest.mark.parametrize("kind", ["nll", "embeddings"])
-def test_scores_are_refused_with_what_to_compare_instead(tmp_path, kind):
-    rows = [{"row_id": "1", "id": "1", "dataset": "a", "split": "b"}]
-    made = nll_table(rows, [1.0]) if kind == "nll" else embeddings_table(["1"], np.ones((1, 4), np.float32))
-    out = publish_scores(tmp_path / "scores", kind, [("rows.parquet", made)])
-    with pytest.raises(InputError, match=f"holds {kind!r}, which publishes no documents; give the folder of the rows"):
-        diff(out, out)

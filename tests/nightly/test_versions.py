@@ -64,24 +64,29 @@ def names_in(folder):
 DAYS = ("2026-11-20", "2026-11-21", "2026-11-21.2", "2026-11-21.10")
 
 
-def test_the_newest_stay_and_nothing_else_of_the_folder_is_touched(tmp_path):
-    folder = published(tmp_path, *DAYS, "notes", "2026", "2026-11-19.backup")
-    lead(folder, DAYS[-1])
-    assert prune_versions(folder, 2) == [*DAYS[:2]]
-    assert names_in(folder) == ["2026", "2026-11-19.backup", *sorted(DAYS[2:]), "latest.json", "notes"]
+PRUNED = {
+    # the version that readers are led to, how many to keep, which other one is to stay, those that go, and those that stay
+    "the newest stay": (3, 2, None, [0, 1], [2, 3]),
+    "what readers are led to stays however old": (1, 1, None, [0, 2], [1, 3]),
+    "without a latest version nothing goes": (None, 1, None, [], [0, 1, 2, 3]),
+    "those that failed after publishing push out no good ones": (0, 1, None, [1, 2], [0, 3]),
+    "those that are to stay count for nothing": (3, 1, 0, [1, 2], [0, 3]),
+}
 
 
-def test_what_readers_are_led_to_stays_however_old(tmp_path):
-    folder = published(tmp_path, *DAYS)
-    lead(folder, DAYS[1])
-    assert prune_versions(folder, 1) == [DAYS[0], DAYS[2]]
-    assert lineage(folder) == [DAYS[1], DAYS[3]]
-    assert latest(folder).version == DAYS[1]
-
-
-def test_without_a_latest_version_nothing_goes(tmp_path):
-    folder = published(tmp_path, *DAYS)
-    assert prune_versions(folder, 1) == []
+@pytest.mark.parametrize("case", PRUNED)
+def test_versions_go_by_the_policy_and_nothing_else_of_the_folder_is_touched(tmp_path, case):
+    led, keep, stays, gone, left = PRUNED[case]
+    others = ["2026", "2026-11-19.backup", "notes"]
+    folder = published(tmp_path, *DAYS, *others)
+    if led is not None:
+        lead(folder, DAYS[led])
+        assert latest(folder).version == DAYS[led]
+    also = [] if stays is None else [f"{folder}/{DAYS[stays]}"]
+    assert prune_versions(folder, keep, also) == [DAYS[each] for each in gone]
+    assert lineage(folder) == [DAYS[each] for each in left]
+    assert {*names_in(folder)} - {"latest.json"} == {*others, *(DAYS[each] for each in left)}
+    assert prune_versions(folder, keep, also) == []
 
 
 def test_what_is_not_whole_is_no_version_and_goes_once_there_is_a_later_one(tmp_path):
@@ -119,22 +124,6 @@ def test_links_to_versions_are_counted_and_never_removed(tmp_path):
     assert prune_versions(folder, 1) == [*DAYS[1:3]]
     assert lineage(folder) == [DAYS[0], DAYS[-1]]
     assert names_in(tmp_path / "elsewhere/precious") == ["blend.json", "train"]
-
-
-def test_versions_that_failed_after_they_had_published_push_out_no_good_ones(tmp_path):
-    folder = published(tmp_path, *DAYS)
-    lead(folder, DAYS[0])
-    assert prune_versions(folder, 1) == [*DAYS[1:3]]
-    assert lineage(folder) == [DAYS[0], DAYS[3]], "what readers are led to, and the last one for a look at what failed"
-    lead(folder, DAYS[3])
-    assert prune_versions(folder, 2) == []
-
-
-def test_versions_that_are_to_stay_do_and_count_for_nothing(tmp_path):
-    folder = published(tmp_path, *DAYS)
-    lead(folder, DAYS[-1])
-    assert prune_versions(folder, 1, [f"{folder}/{DAYS[0]}"]) == [*DAYS[1:3]]
-    assert lineage(folder) == [DAYS[0], DAYS[-1]]
 
 
 @pytest.fixture

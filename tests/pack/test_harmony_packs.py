@@ -5,7 +5,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +13,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony import message
 from tokenmill.tasks.harmony.compose import compose, compose_literally
 from tokenmill.tasks.harmony.converters import CONVERTERS, openai_messages
-from tokenmill.tasks.harmony.message import HarmonyMessage, Policy, Source
+from tokenmill.tasks.harmony.message import Policy, Source
 from tokenmill.tasks.harmony.render import render
 from tokenmill.tasks.harmony.sequences import HarmonyConversation, HarmonyRenderer, encode
 from tokenmill.tasks.harmony.training import require_official, require_tokens
@@ -32,7 +31,7 @@ from tests import preparing_harmony, preparing_sft
 from tests.harmony import rows
 from tests.harmony.test_render import GOLDEN, reference_tokens
 from tests.peers.conversations import CLOCK, assistant, call, system, talk, thinking, tool, user
-from tests.preparing import blend_of, tree
+from tests.preparing import blend_of
 from tests.preparing_sft import build, chat_vocabulary, write_rows
 
 GIVEN = {"chat_template": "harmony", "pack_size": 1024}
@@ -115,15 +114,14 @@ def packed(tmp_path_factory):
 # Rows of Harmony text.
 
 
-def test_texts_have_the_reference_s_ids(packed):
+def test_texts_have_the_reference_s_ids_and_training_and_scoring_one_mask(packed):
     out, manifest = packed
     assert [ids for _, ids, _ in stored(out)] == [reference_tokens(messages) for messages in CONVERSATIONS]
+    assert stored(out) == expected(TEXTS)
     assert manifest["totals"]["documents"] == len(TEXTS)
     assert manifest["totals"]["tokens"] == sum(len(reference_tokens(messages)) for messages in CONVERSATIONS)
-
-
-def test_training_and_scoring_have_one_mask(packed):
-    assert stored(packed[0]) == expected(TEXTS)
+    assert manifest["template"]["refused"] == {}
+    assert manifest["template"]["digest"] == f"harmony:{message.TEMPLATE_VERSION}"
 
 
 @pytest.mark.slow
@@ -392,17 +390,12 @@ def test_a_worker_with_another_version_packs_nothing(chats, tmp_path, monkeypatc
         build(planned, planned.plan.pending)
 
 
-def test_the_same_bytes_again(chats, tmp_path):
-    prepare(blend_of(chats / "chat.jsonl"), tmp_path / "out")
-    again = tree(tmp_path / "out")
-    prepare(blend_of(chats / "chat.jsonl"), tmp_path / "out", force=True)
-    assert tree(tmp_path / "out") == again
-
-
-def test_a_tokenizer_without_the_control_tokens_of_harmony_is_refused(chats, tmp_path):
-    model = str(chat_vocabulary(tmp_path / "small"))
+def test_a_tokenizer_without_the_control_tokens_of_harmony_is_refused_and_a_template_without_bodies(chats, tmp_path):
+    blend, small = blend_of(chats / "chat.jsonl"), {"model": str(chat_vocabulary(tmp_path / "small"))}
     with pytest.raises(InputError, match=r"has no such token; set tokenizer\.model=o200k_harmony"):
-        plan(blend_of(chats / "chat.jsonl"), tmp_path / "out", tokenizer={"model": model})
+        plan(blend, tmp_path / "out", tokenizer=small)
+    with pytest.raises(InputError, match="only chat_template=harmony"):
+        plan(blend, tmp_path / "out", chat_template="nano3", loss_on="assistant_bodies")
     o200k = find_vocabulary(TokenizerSource())
     moved = replace(o200k, controls={**o200k.controls, "<|start|>": 7})
     with pytest.raises(InputError, match=r"<\|start\|> is token 200006 of Harmony, but the tokenizer has the id 7"):
@@ -426,16 +419,6 @@ def test_the_self_check_stops_a_plan_whose_masks_would_be_wrong(chats, tmp_path,
         plan(blend_of(chats / "chat.jsonl"), tmp_path / "out")
 
 
-def test_every_kind_of_conversation_is_taken(packed):
-    assert packed[1]["template"]["refused"] == {}
-    assert packed[1]["template"]["digest"] == f"harmony:{message.TEMPLATE_VERSION}"
-
-
-def test_bodies_are_told_from_headers_by_harmony_alone(chats, tmp_path):
-    with pytest.raises(InputError, match="only chat_template=harmony"):
-        plan(blend_of(chats / "chat.jsonl"), tmp_path / "out", chat_template="nano3", loss_on="assistant_bodies")
-
-
 # What is published.
 
 
@@ -451,16 +434,3 @@ def test_packs_are_verified_and_viewed_with_roles(packed):
     by_tools = [each.text for each in golden.passages if each.role == "tool"]
     assert by_tools == [render(GOLDEN[5:6]), render(GOLDEN[7:8])]
     assert {each.role for each in golden.passages if each.trained} == {"assistant"}
-
-
-@pytest.mark.slow
-def test_a_row_that_is_too_long_is_dropped_or_cut(tmp_path):
-    long = render([HarmonyMessage("user", "?"), HarmonyMessage("assistant", "word " * 300, channel="final", terminator="return")])  # fmt: skip
-    source = write_rows(tmp_path / "long.jsonl", [{"text": long}, {"text": TEXTS[-1]}])
-    _, manifest = prepare(blend_of(source), tmp_path / "out", pack_size=256)
-    assert manifest["totals"]["dropped"] == {"oversize": 1}
-    prepare(blend_of(source), tmp_path / "cut", pack_size=256, oversize="truncate")
-    (_, ids, mask), _ = stored(tmp_path / "cut")
-    whole = encode([long], FULL)
-    assert (ids, mask) == (whole.ids[:256].tolist(), whole.loss[:256].tolist())
-    assert np.count_nonzero(mask) > 200

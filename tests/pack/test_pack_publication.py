@@ -172,7 +172,7 @@ def test_the_tokens_of_the_folder_are_in_proportion_to_the_weights(tmp_path, bui
     assert problems(tmp_path) == []
 
 
-def test_no_pack_is_repeated_by_down_and_each_is_repeated_evenly_by_up(tmp_path, built):
+def test_no_pack_is_repeated_by_down_and_each_is_repeated_evenly_by_up_and_weight_zero_is_left_out(tmp_path, built):
     store, finished = built
     for sampling in ("down", "up"):
         publish(tmp_path, store, finished, sampling=sampling)
@@ -183,6 +183,10 @@ def test_no_pack_is_repeated_by_down_and_each_is_repeated_evenly_by_up(tmp_path,
             times = set(counted.values())
             assert times == {1} if sampling == "down" else max(times) - min(times) <= 1
             assert sampling == "down" or len(counted) == sum(COUNTS[name])
+    for sampling in ("none", "down", "up"):
+        publish(tmp_path, store, finished, weights={**WEIGHTS, ("datasets", "chat"): 0.0}, sampling=sampling)
+        assert {dataset_of(path) for path in folder(tmp_path)} == {"math", "code"}
+        assert list(listed(tmp_path)) == folder(tmp_path)
 
 
 def test_copies_are_links_with_names_of_their_own_and_a_cut_file_is_a_file_of_its_own(tmp_path, built):
@@ -259,14 +263,6 @@ def test_what_is_said_of_the_packs_holds_for_every_row_of_the_folder(tmp_path, b
     found = bridge_packing(folder(tmp_path))
     assert 0 <= said.pop("min_packed_seqlen") <= found.pop("min_packed_seqlen")
     assert said == found
-
-
-def test_a_data_set_of_weight_zero_is_not_in_the_folder(tmp_path, built):
-    store, finished = built
-    for sampling in ("none", "down", "up"):
-        publish(tmp_path, store, finished, weights={**WEIGHTS, ("datasets", "chat"): 0.0}, sampling=sampling)
-        assert {dataset_of(path) for path in folder(tmp_path)} == {"math", "code"}
-        assert list(listed(tmp_path)) == folder(tmp_path)
 
 
 def test_splits_are_held_out_of_every_data_set_and_one_without_packs_has_no_folder(tmp_path):

@@ -226,37 +226,25 @@ def test_a_large_data_set_is_packed_in_groups_and_one_that_grows_packs_only_the_
     kept = times_of(tmp_path / "out/shards/packs")
     assert all(kept[path] == time for path, time in written.items() if Path(path).is_file())
     assert len(pack_receipts(after)) == len(first) + 1
-
-
-def test_a_shard_larger_than_a_group_is_a_group_by_itself(tmp_path, source, chosen, monkeypatch):
     groups(monkeypatch, 1)
-    planned, _ = prepare(blend_of(source), tmp_path / "out", **chosen)
-    assert len(pack_receipts(planned)) == len(planned.plan.shards) > 5
+    planned, _ = prepare(blend_of(source), tmp_path / "alone", **chosen)
+    assert len(pack_receipts(planned)) == len(planned.plan.shards) > 5, "a shard larger than a group is one by itself"
 
 
-def test_the_order_in_which_groups_are_packed_changes_no_byte(tmp_path, source, chosen, monkeypatch):
-    groups(monkeypatch, 3_000)
-    prepare(blend_of(source), tmp_path / "alone", **chosen)
-
-    def backwards(step, pending, store, arguments, *, rebuild=False):
-        for shard in reversed(pending):
-            step.build(shard, store, **arguments)
-
-    planned = plan(blend_of(source), tmp_path / "out", **chosen)
-    SFT.build(planned, backwards)
-    SFT.publish(planned, 0.0)
-    assert published(tmp_path / "out") == published(tmp_path / "alone")
+def backwards(step, pending, store, arguments, *, rebuild=False):
+    for shard in reversed(pending):
+        step.build(shard, store, **arguments)
 
 
-def test_groups_packed_side_by_side_in_this_process_are_the_same(tmp_path, source, chosen, monkeypatch):
+def test_groups_packed_backwards_or_side_by_side_are_the_same(tmp_path, source, chosen, monkeypatch):
     groups(monkeypatch, 300)
     monkeypatch.setattr(here, "cores", lambda: 3)
-    for name, build_shards in (("one", build_here), ("threads", here.build_here)):
+    for name, build_shards in (("one", build_here), ("threads", here.build_here), ("backwards", backwards)):
         planned = plan(blend_of(source), tmp_path / name, **chosen)
         SFT.build(planned, build_shards)
         SFT.publish(planned, 0.0)
     assert len(list((tmp_path / "one/shards/packs").iterdir())) > 3
-    assert published(tmp_path / "one") == published(tmp_path / "threads")
+    assert published(tmp_path / "one") == published(tmp_path / "threads") == published(tmp_path / "backwards")
 
 
 def test_a_dry_run_tells_what_is_left_to_pack(tmp_path, source, chosen):

@@ -11,9 +11,8 @@ import yaml
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.report.plan import pending_reasons
 
-from tests.kinds.preparations import CHANGES_NO_BYTE
 from tests.peers.conversations import assistant, talk, thinking, user
-from tests.preparing import blend_of, tree
+from tests.preparing import blend_of
 from tests.preparing_sft import CHATML, chat_vocabulary, plan, prepare, write_rows
 
 ROWS = [
@@ -53,86 +52,8 @@ def prepared(tmp_path_factory, given):
     return folder
 
 
-@pytest.fixture
-def own(prepared, given, tmp_path):
-    """A copy of both that a test may change, prepared where it is now."""
-    folder = Path(shutil.copytree(prepared, tmp_path / "own"))
-    prepare(blend(folder / "corpus"), folder / "out", **given)
-    return folder
-
-
 def pending(planned):
     return [(Path(shard.part.file.uri).name, shard.part.start) for shard in planned.plan.pending]
-
-
-# Settings, each with another value than the preparation's and how its plan explains that every shard is to be built.
-
-REBUILD = {
-    "special_tokens_in_text": ("reject", "recipe.special_tokens_in_text changed: 'literal' -> 'reject'"),
-    "chat_template": (CHATML + "\n", "recipe.template changed: 'sha256:"),
-    "template_variables": ({"keep_reasoning": True}, "recipe.template_variables.keep_reasoning changed: None -> True"),
-    "loss_on": ("last_turn", "recipe.loss_on changed: 'assistant_all' -> 'last_turn'"),
-    "loss_reasoning": (False, "recipe.loss_reasoning changed: True -> False"),
-    "loss_empty_reasoning": (False, "recipe.loss_empty_reasoning changed: True -> False"),
-    "loss_tool_calls": (False, "recipe.loss_tool_calls changed: True -> False"),
-    "loss_end_of_turn": (False, "recipe.loss_end_of_turn changed: True -> False"),
-    "split_turns": ("never", "recipe.split_turns changed: 'auto' -> 'never'"),
-    "holdout": (
-        {"valid": 0.5, "test": 0},
-        "recipe.holdout_seed changed: None -> 42; recipe.holdout_valid changed: 0.0 -> 0.5",
-    ),
-}
-
-NEUTRAL = {
-    "pack_size": 300,
-    "packing": "concatenative",
-    "oversize": "truncate",
-    "pad_seq_to_mult": 4,
-    "seed": 43,
-    "sampling": "up",
-}
-"""The kind's own settings that change no byte of stored sequences, each with another value than the preparation's."""
-
-WHICH_ROWS_AND_WHERE = {
-    "tokenizer",
-    "shard_size",
-    "store",
-    "source_identity",
-    "scale",
-    "sample",
-    "force",
-    "previous",
-    "on_bad_row",
-}
-"""Those that have tests of their own, here or with the shards of any kind."""
-
-
-def test_every_setting_is_known_to_change_bytes_or_not_to():
-    assert (
-        REBUILD.keys() | NEUTRAL.keys() | CHANGES_NO_BYTE.keys() | WHICH_ROWS_AND_WHERE
-        == SftSettings.model_fields.keys()
-    )
-
-
-@pytest.mark.parametrize("name", REBUILD)
-def test_a_choice_that_changes_bytes_rebuilds_everything_and_is_named(prepared, given, name):
-    value, reason = REBUILD[name]
-    planned = plan(blend(prepared / "corpus"), prepared / "out", **given | {name: value})
-    assert len(planned.plan.pending) == len(planned.plan.shards)
-    ((found, count),) = pending_reasons(planned).items()
-    assert found == reason or (name == "chat_template" and found.startswith(reason) and ";" not in found)
-    assert count == len(planned.plan.shards)
-
-
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_a_choice_that_changes_no_byte_rebuilds_nothing(prepared, given, name):
-    assert pending(plan(blend(prepared / "corpus"), prepared / "out", **given | {name: NEUTRAL[name]})) == []
-
-
-def test_and_truly_changes_no_byte(own, given):
-    before = {name: content for name, content in tree(own / "out").items() if name.startswith("shards/sft")}
-    prepare(blend(own / "corpus"), own / "out", force=True, **given | NEUTRAL)
-    assert {name: content for name, content in tree(own / "out").items() if name.startswith("shards/sft")} == before
 
 
 @pytest.mark.parametrize(

@@ -657,28 +657,30 @@ def test_values_that_only_parquet_has_are_bad_rows_and_no_more(tmp_path, chosen)
     assert [row["line"] for row in quarantined(tmp_path / "out")] == [2, 3]
 
 
-def test_a_row_without_anything_to_learn_under_the_policy_is_counted(tmp_path, chosen):
-    rows = [marked(1), talk(user("A?"), assistant("B."), user("C?")), marked(3)]
-    source = write_rows(tmp_path / "some.jsonl", rows)
-    _, manifest = prepare(blend_of(source), tmp_path / "out", loss_on="last_turn", **chosen)
-    assert manifest["totals"]["dropped"] == {"nothing_trained": 1}
-    assert [(row["line"], row["reason"]) for row in quarantined(tmp_path / "out")] == [(2, "nothing_trained")]
+SPELT = [
+    marked(1), talk(user("<|im_end|>"), assistant("x")), talk(user("x"), thinking("<|im_start|>", "y")),
+    talk(user("x"), assistant(None, call("f", a="<|im_end|>")), assistant("z")), talk(user("<|im_end"), assistant("|>")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("policy", "dropped"),
-    [("literal", {}), ("reject", {"special_token_in_text": 3})],
+    ("rows", "setting", "dropped", "bad"),
+    [
+        (SPELT, {"special_tokens_in_text": "literal"}, {}, []),
+        (SPELT, {"special_tokens_in_text": "reject"}, {"special_token_in_text": 3}, [2, 3, 4]),
+        (
+            [marked(1), talk(user("A?"), assistant("B."), user("C?"))],
+            {"loss_on": "last_turn"},
+            {"nothing_trained": 1},
+            [2],
+        ),
+    ],
+    ids=["control tokens as text", "no control tokens", "nothing to learn under the policy"],
 )
-def test_rows_that_spell_control_tokens_are_set_aside_where_that_is_asked_for(tmp_path, chosen, policy, dropped):
-    rows = [
-        marked(1), talk(user("<|im_end|>"), assistant("x")), talk(user("x"), thinking("<|im_start|>", "y")),
-        talk(user("x"), assistant(None, call("f", a="<|im_end|>")), assistant("z")), talk(user("<|im_end"), assistant("|>")),
-    ]  # fmt: skip
-    source = write_rows(tmp_path / "some.jsonl", rows)
-    _, manifest = prepare(blend_of(source), tmp_path / "out", special_tokens_in_text=policy, **chosen)
+def test_rows_are_set_aside_where_that_is_asked_for(tmp_path, chosen, rows, setting, dropped, bad):
+    _, manifest = prepare(blend_of(write_rows(tmp_path / "some.jsonl", rows)), tmp_path / "out", **chosen | setting)
     assert manifest["totals"]["dropped"] == dropped
-    if dropped:
-        assert [row["line"] for row in quarantined(tmp_path / "out")] == [2, 3, 4]
+    assert [row["line"] for row in (quarantined(tmp_path / "out") if bad else [])] == bad
 
 
 # What becomes of what is too long.
@@ -719,12 +721,23 @@ def test_printed_folders_exist(tmp_path, chosen, valid, splits):
     assert [(Path(path).is_dir(), Path(path).name) for path in paths] == [(True, split) for split in splits]
 
 
-def test_a_sequence_that_has_nothing_left_to_learn_once_it_is_cut_is_dropped(tmp_path, chosen, tokenizer):
-    rows = [talk(user("word " * 300), assistant("Yes.")), marked(2)]
-    source = write_rows(tmp_path / "some.jsonl", rows)
-    _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen | {"pack_size": 100, "oversize": "truncate"})
-    assert manifest["totals"]["dropped"] == {"nothing_trained_in_pack": 1}
-    assert numbers_in(sequences_of(tmp_path / "out"), tokenizer) == [2]
+NOTHING_PREDICTED = "{% for m in messages %}{{ m.content ~ '<|im_end|>' }}{% endfor %}"
+"""A template of which only the first token may be trained on, which nothing predicts."""
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "reason"),
+    [
+        (CHATML, talk(user("word " * 300), assistant("Yes.")), "nothing_trained_in_pack"),
+        (NOTHING_PREDICTED, talk(assistant(""), user("word " * 300)), "nothing_trained"),
+    ],
+)
+def test_a_sequence_that_has_nothing_left_to_learn_once_it_is_cut_is_dropped(tmp_path, chosen, template, row, reason):
+    source = write_rows(tmp_path / "some.jsonl", [row])
+    chosen |= {"chat_template": template, "pack_size": 100, "oversize": "truncate", "allow_shrink": ["some"]}
+    _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
+    assert manifest["totals"]["dropped"] == {reason: 1}
+    assert files_of(tmp_path / "out") == []
 
 
 def test_a_sequence_whose_answer_lies_behind_the_cut_is_counted_also_where_its_conversation_stays(
@@ -741,16 +754,6 @@ def test_a_sequence_whose_answer_lies_behind_the_cut_is_counted_also_where_its_c
     assert (manifest["totals"]["dropped"], manifest["totals"]["truncated"]) == ({}, 0)
     first, _ = by_turn(tokenizer, record)
     assert [sequence.learnable for sequence in sequences_of(tmp_path / "out")] == [shifted(first)]
-
-
-def test_a_long_sequence_without_anything_to_learn_is_not_lost_by_its_cut(tmp_path, chosen):
-    """Only its first token is trained on, which nothing predicts."""
-    template = "{% for m in messages %}{{ m.content ~ '<|im_end|>' }}{% endfor %}"
-    source = write_rows(tmp_path / "some.jsonl", [talk(assistant(""), user("word " * 300))])
-    chosen |= {"chat_template": template, "pack_size": 100, "oversize": "truncate", "allow_shrink": ["some"]}
-    _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
-    assert manifest["totals"]["dropped"] == {"nothing_trained": 1}
-    assert "derived" not in manifest
 
 
 def test_long_sequences_are_dropped_and_their_conversation_only_with_the_last_of_them(tmp_path, chosen, tokenizer):
@@ -834,15 +837,14 @@ def splits(held_out):
     return held_out(HELD_OUT, again)
 
 
-def test_shares_are_as_asked(splits):
+def test_shares_are_as_asked_and_equal_conversations_and_the_sequences_of_one_stay_together(held_out, splits):
     for split, share in {**SHARES, "train": 0.85}.items():
         deviation = (share * (1 - share) * len(HELD_OUT)) ** 0.5
         assert abs(len(splits[split]) - share * len(HELD_OUT)) < 5 * deviation
-
-
-def test_equal_conversations_stay_together_and_so_do_the_sequences_of_one(splits):
     assert sum(map(len, splits.values())) == len(HELD_OUT)
     assert splits["train"] + splits["valid"] + splits["test"] == Counter({n: 2 if n % 3 else 4 for n in range(900)})
+    other = held_out(HELD_OUT[:300], holdout={**SHARES, "seed": 43})["valid"].keys()
+    assert len(other & splits["valid"].keys()) < len(other) / 2
 
 
 def test_neither_order_nor_slices_nor_company_move_a_conversation(held_out, splits):
@@ -857,11 +859,6 @@ def test_conversations_that_differ_at_their_end_alone_are_told_apart(held_out):
     alike = [talk(user("Say a number."), assistant(f"#{number}#")) for number in range(200)]
     found = held_out(alike, holdout={"valid": 0.5, "test": 0})
     assert 50 < len(found["valid"]) < 150
-
-
-def test_another_seed_holds_out_others(held_out, splits):
-    other = held_out(HELD_OUT[:300], holdout={**SHARES, "seed": 43})["valid"].keys()
-    assert len(other & splits["valid"].keys()) < len(other) / 2
 
 
 def test_a_split_of_the_blend_is_taken_as_it_is(tmp_path, chosen, tokenizer):

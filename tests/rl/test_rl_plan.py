@@ -10,11 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.plan import pending_reasons
-from tokenmill.tasks.rl.settings import RlSettings
 
 from tests.building import publish_here
-from tests.kinds.preparations import CHANGES_NO_BYTE
-from tests.preparing import blend_of, tree
+from tests.preparing import blend_of
 from tests.preparing_rl import build, plan, prepare, write_rows
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
@@ -62,58 +60,6 @@ def vocabulary(tmp_path_factory):
 
 def pending(planned):
     return [(Path(shard.part.file.uri).name, shard.part.start) for shard in planned.plan.pending]
-
-
-# Settings, each with another value than the preparation's and how its plan explains that every shard is to be built.
-
-REBUILD = {
-    "transforms": (["sft"], "recipe.transforms changed: [] -> ['sft']"),
-    "target": ("nemo_rl_grpo_math", "recipe.target changed: 'nemo_rl_sft' -> 'nemo_rl_grpo_math'"),
-    "compression": ("zstd", "recipe.compression changed: 'none' -> 'zstd'"),
-    "holdout": (
-        {"valid": 0.5, "test": 0},
-        "recipe.holdout_seed changed: None -> 42; recipe.holdout_valid changed: 0.0 -> 0.5",
-    ),
-}
-
-NEUTRAL = {"tokenizer": {"model": "/nowhere"}}
-"""The kind's own settings that change no byte of a shard: nothing is counted here, so the tokenizer is one of them."""
-
-SOME = {"val_holdout", "splits", "max_tokens"}
-"""Those that rebuild some shards, or move them to other splits: tests of their own follow."""
-
-WITH_BATCHES = {"batch_size", "sampling", "curriculum", "seed"}
-"""Those of the order of rows; `test_batches` shows that they build nothing."""
-
-WHICH_ROWS_AND_WHERE = {"shard_size", "store", "source_identity", "scale", "sample", "force", "previous", "on_bad_row"}
-
-
-def test_every_setting_is_known_to_change_bytes_or_not_to():
-    known = REBUILD.keys() | NEUTRAL.keys() | CHANGES_NO_BYTE.keys() | SOME | WITH_BATCHES | WHICH_ROWS_AND_WHERE
-    assert known == RlSettings.model_fields.keys()
-
-
-@pytest.mark.parametrize("name", REBUILD)
-def test_a_choice_that_changes_bytes_rebuilds_everything_and_is_named(prepared, name):
-    value, reason = REBUILD[name]
-    planned = plan(blend(prepared / "corpus"), prepared / "out", **GIVEN | {name: value})
-    assert len(planned.plan.pending) == len(planned.plan.shards)
-    assert pending_reasons(planned) == {reason: len(planned.plan.shards)}
-
-
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_a_choice_that_changes_no_byte_rebuilds_nothing(prepared, name):
-    assert pending(plan(blend(prepared / "corpus"), prepared / "out", **GIVEN | {name: NEUTRAL[name]})) == []
-
-
-def rows_of(out):
-    return {name: content for name, content in tree(out).items() if name.startswith(("shards/rl", "train", "splits"))}
-
-
-def test_and_truly_changes_no_byte(own):
-    before = rows_of(own / "out")
-    prepare(blend(own / "corpus"), own / "out", force=True, **GIVEN | NEUTRAL)
-    assert rows_of(own / "out") == before
 
 
 def test_rows_that_are_counted_hang_on_the_limit_and_the_tokenizer(prepared, vocabulary, tmp_path):
