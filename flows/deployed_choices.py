@@ -2,7 +2,7 @@
 
 Prefect resets a deployment to prefect.yaml every time: it resumes paused deployments, switches off schedules declared
 with `active: false`, and resets parameters. This module applies only what changed in prefect.yaml since the last
-deployment. Pauses and existing schedules stay.
+deployment. Pauses and existing schedules stay. It also closes the schema of parameters of tokenmill's flows.
 
 A Prefect variable per deployment stores digests of what was applied.
 """
@@ -42,7 +42,8 @@ def recording(create: Create) -> Create:
     """`create`, recording the declared values."""
 
     async def create_deployment(client: PrefectClient, **fields: Any) -> UUID:  # noqa: ANN401 - those of Prefect
-        deployment_id = await create(client, **fields)
+        schema = closed(fields.pop("parameter_openapi_schema", None), fields.get("entrypoint"))
+        deployment_id = await create(client, parameter_openapi_schema=schema, **fields)
         declared = {name: value for name, value in fields.items() if name in {"parameters", *FIELDS}}
         await _record(deployment_id, fields["name"], _declared(DeploymentUpdate(**declared)))
         return deployment_id
@@ -64,12 +65,20 @@ def keeping(update: Update) -> Update:
         applied = merged(declared, await _recorded(deployment_id), _values(current))
         kept = {"paused", "schedules"} if current.schedules else {"paused"}
         rest = deployment.model_dump(exclude={*kept, *FIELDS, "parameters"}, exclude_unset=True)
+        rest["parameter_openapi_schema"] = closed(rest.get("parameter_openapi_schema"), deployment.entrypoint)
         await update(
             client, deployment_id, DeploymentUpdate(**rest, parameters=applied["parameters"], **applied["fields"])
         )
         await _record(deployment_id, current.name, declared)
 
     return update_deployment
+
+
+def closed(schema: Mapping[str, Any] | None, entrypoint: str | None) -> dict[str, Any] | None:
+    """The schema of parameters so that a server refuses a misspelt one, which would crash the run. Other flows may take any."""
+    if not schema or not str(entrypoint).startswith("tokenmill."):
+        return dict(schema) if schema else None
+    return {**schema, "additionalProperties": False}
 
 
 def merged(declared: Values, recorded: Values | None, current: Values) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,9 @@ from prefect import Flow, get_client, tags
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectHTTPStatusError
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED, get_current_settings
+from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.console import never_end_by_printing
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.worker import exit_if_imported
@@ -37,16 +39,28 @@ class ServedFlow(Flow[P, R]):
             return super().__call__(*args, **kwargs)
 
 
-def flow(
-    *, name: str, description: str | None = None, run_name: Callable[[], str] | None = None
-) -> Callable[[Callable[P, R]], ServedFlow[P, R]]:
-    """Makes a function a flow with a server. Its result is not stored; its description is by default the docstring.
-
-    `run_name` names a run that has no name of its own; it is called within the run.
-    """
+def flow(*, name: str, description: str | None = None) -> Callable[[Callable[P, R]], ServedFlow[P, R]]:
+    """Makes a function a flow with a server. Its result is not stored; its description is by default the docstring."""
     return lambda function: ServedFlow(
         function, name=name, description=description, flow_run_name=run_name, persist_result=False
     )
+
+
+INPUTS = ("blend", "blends", "data", "training")
+"""Parameters that say what a run reads."""
+
+
+def run_name() -> str:
+    """The name of a run: what it reads (the first dataset of a blend without a file; without either, the flow), and the last
+    folder of its output.
+    """
+    given = flow_run.parameters
+    read: object = next((given[name] for name in INPUTS if given.get(name)), flow_run.flow_name)
+    if isinstance(read, str):
+        named = read.rstrip("/").rpartition("/")[2].removesuffix(".json")
+    else:
+        named = next(iter(Blend.model_validate(read).parts().values()))[0].name
+    return f"{named}-{str(given['output_dir']).rstrip('/').rpartition('/')[2]}"
 
 
 @contextmanager

@@ -7,7 +7,6 @@ descriptions.
 from collections.abc import Callable
 from typing import Any
 
-from prefect.runtime import flow_run
 from tokenmill.tasks.blend.models import ROW_KEYS, Blend, DataSource
 from tokenmill.tasks.report.stage import report
 from tokenmill.tasks.shards.kinds import KINDS, preparation
@@ -58,15 +57,4 @@ def preparation_flow(name: str) -> ServedFlow[..., dict[str, Any]]:
         made = with_keys(kind.read_blend(blend), blend, keys)
         return prepare(kind, made, parse(kind.settings, chosen, "settings"), output_dir)
 
-    return flow(name=KINDS[name].flow, description=KINDS[name].summary, run_name=run_name)(run)
-
-
-def run_name() -> str:
-    """The name of the run: the blend (its first data set, if it has no file), and the last folder of the output."""
-    given = flow_run.parameters
-    blend, output_dir = given["blend"], str(given["output_dir"])
-    if isinstance(blend, str):
-        named = blend.rpartition("/")[2].removesuffix(".json")
-    else:
-        named = next(iter(Blend.model_validate(blend).parts().values()))[0].name
-    return f"{named}-{output_dir.rstrip('/').rpartition('/')[2]}"
+    return flow(name=KINDS[name].flow, description=KINDS[name].summary)(run)

@@ -35,6 +35,7 @@ from xxhash import xxh3_128_hexdigest
 
 from .measured import File, Run, data_set, in_order, lines_of, run_in, sources_of
 from .registry import DEEPEST, publisher
+from .summary import amount
 
 CARD, CROISSANT, SUMMARY = "README.md", "croissant.json", "training-summary.md"
 
@@ -195,7 +196,7 @@ def card(run: Run) -> str:
     front = [f"{name}: {orjson.dumps(value).decode()}" for name, value in matter.items()]  # JSON is YAML
     lines = [
         "---", *front, "---", "", f"# {_cell(title(run))}", "",
-        f"{KINDS[manifest['type']].summary} {totals['documents']:,} documents, {totals['tokens']:,} tokens, from {totals['rows']:,} rows.",
+        f"{KINDS[manifest['type']].summary} {amount(totals)}, from {totals['rows']:,} rows.",
         "", "## Contents", "",
         *_table(("split", "documents", "tokens"), [(name, totals["splits"][name]["documents"], totals["splits"][name]["tokens"]) for name in in_order(totals["splits"])]),
         *_table(("data set", "rows", "documents", "dropped", "tokens"), datasets),
@@ -235,7 +236,7 @@ def croissant(run: Run) -> dict[str, Any]:
         "@context": CONTEXT,
         "@type": "sc:Dataset",
         "name": re.sub(r"[^\w.-]+", "-", title(run)).strip("-"),
-        "description": f"{KINDS[manifest['type']].summary} {manifest['totals']['documents']:,} documents, {manifest['totals']['tokens']:,} tokens.",
+        "description": f"{KINDS[manifest['type']].summary} {amount(manifest['totals'])}.",
         "conformsTo": "http://mlcommons.org/croissant/1.1",
         "url": f"urn:xxh3_128:{digest(run)}",
         "license": licences,

@@ -30,7 +30,7 @@ from .cards import NOT_STATED, card_problems, digest, licence_rows, publish_card
 from .figures import MOST_ROWS, Cell, Code, Items, Part, Table, Text, bars, columns, flow, line, listed, number, share
 from .measured import ROW, Lengths, Passage, Run, Sample, data_set, drops_by_file, in_order, run_in, sources_of
 from .style import document
-from .summary import PAGE, not_read, warnings
+from .summary import PAGE, amount, not_read, warnings
 from .visible import visible
 
 MOST_FILES = 10
@@ -90,7 +90,7 @@ def overview(run: Run) -> list[Part]:
     found: list[Part] = [
         Text(
             f"{totals['rows']:,} rows of {datasets:,} data set{'s' * (datasets != 1)} became "
-            f"{totals['documents']:,} documents{_tokens(totals)}; {dropped:,} rows were dropped."
+            f"{amount(totals)}; {dropped:,} rows were dropped."
         ),
     ]
     if run.fates:
@@ -120,10 +120,6 @@ def overview(run: Run) -> list[Part]:
     if lines := [*preparation(run.manifest["type"]).summary(run.manifest), *not_read(run.manifest)]:
         found.append(Items(lines))
     return found
-
-
-def _tokens(totals: Mapping[str, Any]) -> str:
-    return f" with {totals['tokens']:,} tokens" if totals["tokens"] else ""
 
 
 def advice(run: Run) -> list[Part]:

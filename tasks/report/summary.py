@@ -120,6 +120,12 @@ def _epochs(manifest: Mapping[str, Any]) -> dict[str, float]:
     return epochs_of(weights, tokens)
 
 
+def amount(totals: Mapping[str, Any]) -> str:
+    """The documents and, if the kind counts them, tokens."""
+    tokens = f", {counted(totals['tokens'], 'token')}" if totals["tokens"] else ""
+    return f"{counted(totals['documents'], 'document')}{tokens}"
+
+
 def _weight(manifest: Mapping[str, Any], name: str) -> float:
     """The weight of a dataset; in training, the tokens that a budget reads of it."""
     part, _, data_set = name.partition("/")
@@ -133,16 +139,11 @@ def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
     """The summary as Markdown, for the Prefect UI."""
     totals, shards = manifest["totals"], manifest["volatile"]["shards"]
     lines = [
-        (
-            f"**{totals['documents']:,} documents** with {totals['tokens']:,} tokens from {totals['rows']:,} rows, "
-            f"published in `{output_dir}`."
-        ),
+        f"**{amount(totals)}** from {totals['rows']:,} rows, published in `{output_dir}`.",
         "",
         f"Built {counted(shards['built'], 'shard')}, reused {shards['reused']:,}.",
         "",
-        "| split | documents | tokens |",
-        "|---|---:|---:|",
-        *(f"| {name} | {part['documents']:,} | {part['tokens']:,} |" for name, part in splits_of(manifest).items()),
+        *(f"* {name}: {amount(part)}" for name, part in splits_of(manifest).items()),
         "",
         *(f"* {line}" for line in preparation(manifest["type"]).summary(manifest)),
         "",
@@ -265,8 +266,7 @@ def epochs_of(weights: Mapping[str, float], amounts: Mapping[str, float]) -> dic
 def _amounts(manifest: Mapping[str, Any]) -> Iterator[str]:
     """Documents and tokens of each split; the tokenizer and the template, which are easily forgotten where they are defaults."""
     for split, part in splits_of(manifest).items():
-        tokens = f", {counted(part['tokens'], 'token')}" if part["tokens"] else ""
-        yield f"{split + ':':<6} {counted(part['documents'], 'document')}{tokens}"
+        yield f"{split + ':':<6} {amount(part)}"
     settings = manifest["settings"]
     if manifest["totals"]["tokens"] and settings.get("tokenizer"):
         yield f"tokenizer: {settings['tokenizer']['model']}"

@@ -58,10 +58,10 @@ class Tally:
     def sentence(self) -> str:
         """The totals and rates in one line."""
         seconds = max(time.monotonic() - self.started, 1e-3)
+        tokens = f"{self.tokens / seconds / 1e6:,.2f} M tokens/s  " if self.tokens else ""
         line = (
             f"{self.done}/{self.shards} shards  {self.documents / seconds:,.0f} docs/s  "
-            f"{self.done_bytes / seconds / 1e6:,.1f} MB/s  {self.tokens / seconds / 1e6:,.2f} M tokens/s  "
-            f"{self.dropped:,} dropped"
+            f"{self.done_bytes / seconds / 1e6:,.1f} MB/s  {tokens}{self.dropped:,} dropped"
         )
         slowest, source = self.slowest
         return f"{line}  slowest {slowest:.1f} s ({source.rpartition('/')[2]})" if source else line

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 from pyarrow import compute
+from tokenmill.tasks.errors import RunError
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,10 @@ def _private_bytes() -> int:
     return memory.rss - getattr(memory, "shared", 0)
 
 
+GIVING_UP = frozenset({"PanicException", "ValueError"})
+"""What libraries raise for a text that takes their regular expression too many steps; the first is Rust's, and no Exception."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReferenceEncoder:
     """A reference library, wrapped as a function from a list of texts to a list of id lists."""
@@ -146,8 +151,27 @@ class ReferenceEncoder:
     encode_texts: Callable[[list[str]], Sequence[Sequence[int]]]
 
     def encode(self, texts: pa.LargeStringArray) -> Tokens:
-        """See Encoder. The libraries return Python lists, which become arrays here, document by document."""
-        documents = [np.asarray(ids, np.uint32) for ids in self.encode_texts(texts.to_pylist())]
+        """See Encoder. The libraries return Python lists, which become arrays here, document by document.
+
+        Raises RunError for a text that the library gives up on.
+        """
+        documents = [np.asarray(ids, np.uint32) for ids in self._encoded(texts.to_pylist())]
         offsets = np.zeros(len(documents) + 1, np.int64)
         np.cumsum([len(ids) for ids in documents], out=offsets[1:])
         return Tokens(np.concatenate([np.empty(0, np.uint32), *documents]), offsets)
+
+    def _encoded(self, texts: list[str]) -> Sequence[Sequence[int]]:
+        try:
+            return self.encode_texts(texts)
+        except BaseException as error:
+            if type(error).__name__ in GIVING_UP:
+                return self._one_by_one(texts, str(error))
+            raise
+
+    def _one_by_one(self, texts: list[str], why: str) -> Sequence[Sequence[int]]:
+        if len(texts) > 1:
+            return [ids for text in texts for ids in self._encoded([text])]
+        raise RunError(
+            f"the tokenizer cannot encode the text that begins {texts[0][:40]!r} ({why}); leave its row out, or choose a "
+            "tokenizer whose regular expression takes fewer steps"
+        )

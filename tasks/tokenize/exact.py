@@ -13,7 +13,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from importlib.metadata import version
 
@@ -53,7 +53,13 @@ class ExactEncoder:
 
     def encode(self, texts: pa.LargeStringArray) -> Tokens:
         """See Encoder."""
-        tokens = self.fast.encode(texts)
+        try:
+            tokens = self.fast.encode(texts)
+        except ValueError:  # fastokens gives up on a text for which a regular expression takes too many steps
+            if len(texts) == 1:
+                return replace(self.reference().encode(texts), by_reference=1)
+            middle = len(texts) // 2
+            return _joined(self.encode(texts[:middle]), self.encode(texts[middle:]))
         rows = np.union1d(self._suspicious(texts), self._tangled(texts))
         return replaced(tokens, rows, self.reference().encode(texts.take(pa.array(rows)))) if rows.size else tokens
 
@@ -117,6 +123,11 @@ def _code_points(content: np.ndarray, leads: np.ndarray) -> np.ndarray:
     of_three = (first & 0x0F) << 12 | one << 6 | two
     of_four = (first & 0x07) << 18 | one << 12 | two << 6 | three
     return np.where(first < OF_THREE_BYTES, of_two, np.where(first < OF_FOUR_BYTES, of_three, of_four))
+
+
+def _joined(one: Tokens, other: Tokens) -> Tokens:
+    offsets = np.concatenate([one.offsets, one.offsets[-1] + other.offsets[1:]])
+    return Tokens(np.concatenate([one.ids, other.ids]), offsets, one.by_reference + other.by_reference)
 
 
 def replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from tokenmill.tasks.blend.models import Fim
 from tokenmill.tasks.shards.identity import ADDED
 from tokenmill.tasks.shards.settings import PreparationSettings
@@ -18,6 +19,11 @@ SpecialTokens = Literal["literal", "allow", "reject"]
 class TokenizerSource(Strict, frozen=True):
     """The tokenizer to use."""
 
+    # A form would show a property as a switch, which could only be refused.
+    model_config = ConfigDict(
+        json_schema_extra={"patternProperties": {"^_": {}, "^trust_remote_code$": {"const": False}}}
+    )
+
     model: str = Field(
         default="o200k_harmony",
         min_length=1,
@@ -26,10 +32,8 @@ class TokenizerSource(Strict, frozen=True):
     revision: str | None = Field(
         default=None, min_length=1, description="Commit, tag or branch of a hub id; pin a commit."
     )
-    trust_remote_code: bool = Field(
-        default=False,
-        description="Code from a repository is never run; must be false.",
-        json_schema_extra={"const": False},
+    trust_remote_code: SkipJsonSchema[bool] = Field(
+        default=False, description="Code from a repository is never run; must be false."
     )
 
     @model_validator(mode="after")

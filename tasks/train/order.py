@@ -10,6 +10,7 @@ megatron-core needs its caches on a local disk, so those of data on an object st
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -168,6 +169,14 @@ def fetch_indices(place: str, folder: str) -> None:
     system, path = filesystem(place)
     names = [str(each).rsplit("/", 1)[-1] for each in system.ls(path, detail=False)]
     place_files([(join(place, name), join(folder, name)) for name in names if not Path(folder, name).exists()])
+
+
+def require_packages(what: str, names: Sequence[str], otherwise: str = "") -> None:
+    """Raises InputError for packages of the extra `train` that are not installed here."""
+    if missing := [name for name in names if find_spec(name) is None]:
+        raise InputError(
+            f"{what}: {' and '.join(missing)} must be installed: pip install 'tokenmill[train]'{otherwise}"
+        )
 
 
 def require_documents(data: TrainData) -> None:

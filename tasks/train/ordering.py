@@ -18,6 +18,7 @@ from .order import (
     merged,
     publish_order,
     require_documents,
+    require_packages,
     steps_per_digest,
 )
 from .phases import require_steps, source_name, with_quotas
@@ -28,7 +29,10 @@ MOST_TASKS = 64
 
 
 def checked_data(path: str, settings: OrderSettings) -> TrainData:
-    """The data to order. Raises InputError for other data than documents, and remote data with workers elsewhere."""
+    """The data to order. Raises InputError for other data than documents, remote data with workers elsewhere, and
+    packages that are not installed.
+    """
+    require_packages("order", ("torch", "megatron"))
     data = prepared_data(path)
     require_documents(data)
     data = with_quotas(data, settings.sequence_length, settings.global_batch)

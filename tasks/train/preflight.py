@@ -7,7 +7,6 @@ nor token files are read. Only the training machine can tell whether the model f
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from tokenmill.tasks.errors import InputError
@@ -22,7 +21,7 @@ from .history import METRICS, TRAINING
 from .initial_weights import check_initial_weights, start_place
 from .job import CHECKPOINTS, JOB, MODEL, Job, job_of
 from .launchers.launch import process_count
-from .order import sentence_on_order
+from .order import require_packages, sentence_on_order
 from .phases import require_steps, source_name, with_quotas
 from .prepared import (
     content_digest,
@@ -126,12 +125,8 @@ def _repeated_in_validation(job: Job) -> Iterator[str]:
 
 
 def _check_packages(settings: TrainSettings) -> None:
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if settings.launcher == "local" and missing:
-        raise InputError(
-            f"engine={settings.engine}: {' and '.join(missing)} must be installed: pip install 'tokenmill[train]', or "
-            "choose a launcher that trains elsewhere"
-        )
+    if settings.launcher == "local":
+        require_packages(f"engine={settings.engine}", PACKAGES, ", or choose a launcher that trains elsewhere")
 
 
 def _check_skipped(job: Job) -> None:

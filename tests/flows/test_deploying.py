@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.utilities.schema_tools.validation import validate
 from tokenmill.flows.cli import run
-from tokenmill.flows.deployed_choices import digests, merged
+from tokenmill.flows.deployed_choices import closed, digests, merged
 from tokenmill.flows.deploying import write_project
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.nightly.blends import find_blends
@@ -83,6 +84,16 @@ def test_only_what_is_declared_anew_is_applied():
         "fields": {"tags": ["b"]},
     }
     assert merged(declared, None, standing) == declared
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "refused"), [("tokenmill.flows.sft.sft_data_prep", True), ("mine.flow", False), (None, False)]
+)
+def test_schemas_of_own_flows_are_closed(entrypoint, refused):
+    schema = {"type": "object", "properties": {"blend": {"type": "string"}}}
+    sent = closed(schema, entrypoint)
+    assert bool(validate({"blend": "a", "nope": 1}, sent)) is refused
+    assert validate({"blend": "a"}, sent) == []
 
 
 @pytest.fixture(scope="module")

@@ -42,9 +42,11 @@ from prefect.utilities.importtools import from_qualified_name
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import BaseModel
 from tokenmill.flows.deployment_names import setup_environment
+from tokenmill.flows.direct import run_preparation
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.nightly.blends import NightlyBlend
 from tokenmill.tasks.nightly.stage import announce
+from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.lock import turn_in
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
@@ -397,6 +399,13 @@ def test_the_plugin_loads_nothing_that_prefect_does_not(clone):
     assert loaded("true") - loaded("false") <= {"tokenmill", "pluggy"}
 
 
+@pytest.mark.slow
+def test_unknown_parameters_are_refused_by_the_server(deployed, prefect_server):
+    with pytest.raises(PrefectHTTPStatusError, match="409") as refused:
+        create_run(prefect_server, deployed, nope=1)
+    assert "nope" in refused.value.response.json()["detail"]
+
+
 def one_source(**fields):
     return {"datasets": [{"name": "a", "path": "a.jsonl", **fields}]}
 
@@ -551,6 +560,16 @@ def definition(schema, reference):
 
 def deployments():
     return yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pretrain", "sft", "rl", "harmony", "dedup", "filter"])
+def test_default_parameters_of_preparations_succeed(kind, monkeypatch, tmp_path):
+    monkeypatch.chdir(REPOSITORY)
+    (declared,) = (each["parameters"] for each in deployments() if each["name"] == KINDS[kind].flow)
+    chosen = {name: value for name, value in declared.items() if name not in {"blend", "output_dir"}}
+    (record,) = run_preparation(kind, preparation(kind).read_blend(declared["blend"]), str(tmp_path), chosen).values()
+    assert record["documents"] > 0
 
 
 @pytest.mark.parametrize("deployment", deployments(), ids=lambda deployment: deployment["name"])

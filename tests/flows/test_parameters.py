@@ -207,6 +207,10 @@ def test_keys_of_a_file_of_rows_are_parameters_of_its_flow(tmp_path, monkeypatch
     assert f"{next(iter(keys))}: is a key of a dataset" in state.message
 
 
+def test_the_form_has_no_switch_for_remote_code():
+    assert "trust_remote_code" not in schema_of("pretrain-data-prep")["definitions"]["TokenizerSettings"]["properties"]
+
+
 @pytest.mark.parametrize("chosen", [{"keep": 0}, {"grace_seconds": -1}, {"workers": 0}, {"keep": "seven"}])
 def test_the_server_refuses_wrong_parameters_of_nights(chosen):
     assert refused("reprep-changed-blends", chosen)

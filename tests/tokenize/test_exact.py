@@ -10,10 +10,12 @@ import pytest
 import regex
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.tokenize import exact
 from tokenmill.tasks.tokenize.engines import ENGINES
-from tokenmill.tasks.tokenize.exact import ExactEncoder, exact_encoder
+from tokenmill.tasks.tokenize.exact import ExactEncoder, encoder_of, exact_encoder
 from tokenmill.tasks.tokenize.gate import compare
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
@@ -158,6 +160,39 @@ def test_exactly_the_texts_with_a_suspect_go_to_the_reference(around, texts, cha
         plus = 2_000_000 if text in expected else 0
         found = tokens.ids[tokens.offsets[number] : tokens.offsets[number + 1]]
         assert found.tolist() == [ord(each) + plus for each in text]
+
+
+class GivingUp(Numbering):
+    """An engine that gives up on batches with an x, as fastokens on texts that take a regular expression too long."""
+
+    def encode(self, texts):
+        if any("x" in text for text in texts.to_pylist()):
+            raise ValueError("PCRE2: error matching: match limit exceeded")
+        return super().encode(texts)
+
+
+@given(texts=st.lists(st.text("abxé", max_size=3), max_size=12))
+def test_texts_that_an_engine_gives_up_on_go_to_the_reference(texts):
+    reference = Numbering(plus=1000)
+    tokens = ExactEncoder(GivingUp(plus=0), lambda: reference, [ord("é")]).encode(column(texts))
+    hard = [bool({"x", "é"} & set(text)) for text in texts]
+    assert tokens.by_reference == sum(hard)
+    expected = [ord(each) + 1000 * other for text, other in zip(texts, hard, strict=True) for each in text]
+    assert tokens.ids.tolist() == expected
+    assert tokens.lengths.tolist() == list(map(len, texts))
+
+
+@pytest.mark.parametrize("backend", ["fastokens", "reference"])
+def test_a_regular_expression_that_takes_too_many_steps(tmp_path, backend):
+    place = str(byte_level_bpe(tmp_path) / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(place)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$|(a|aa)+b"), "isolated")
+    tokenizer.save(place)
+    known = load_vocabulary(TokenizerSettings(model=str(tmp_path), add_eos=False))
+    encoder = encoder_of(known, backend, literal=True)
+    assert encoder.encode(column(["aa"])).lengths.sum() > 0
+    with pytest.raises(RunError, match=r"cannot encode the text that begins 'a{40}' \(.*limit.*\); leave its row out"):
+        encoder.encode(column(["aa", "a" * 60 + "c"]))
 
 
 @pytest.mark.slow

@@ -121,6 +121,12 @@ def test_the_counts_are_those_of_the_tokens_in_the_samples(data, order, tmp_path
         assert 0 <= reads.cut < SETTINGS.sequence_length * len(own)
 
 
+def test_packages_that_are_not_installed(monkeypatch):
+    monkeypatch.setattr("tokenmill.tasks.train.order.find_spec", lambda name: None if name == "torch" else name)
+    with pytest.raises(InputError, match=r"order: torch must be installed: pip install 'tokenmill\[train\]'"):
+        checked_data("out", SETTINGS)
+
+
 def test_packs_and_a_damaged_order_are_refused(vocabulary, tmp_path):
     path, _ = packs(tmp_path, vocabulary)
     with pytest.raises(InputError, match="packs"):

@@ -643,7 +643,7 @@ def test_nothing_that_computes_is_imported():
 
 
 def test_a_machine_that_is_to_train_has_what_trains(job, monkeypatch):
-    monkeypatch.setattr("tokenmill.tasks.train.preflight.find_spec", lambda name: None if name == "megatron" else name)
+    monkeypatch.setattr("tokenmill.tasks.train.order.find_spec", lambda name: None if name == "megatron" else name)
     assert "megatron must be installed: pip install 'tokenmill[train]'" in refusal(job())
     check(job(launcher="megatron-lm", processes=1))
 
