@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tests.building import build_shards, prepare_here
 
@@ -34,6 +35,20 @@ def compressed(name, content):
     if name.endswith(".gz"):
         return gzip.compress(content)
     return pa.compress(content, "zstd", asbytes=True) if name.endswith(".zst") else content
+
+
+def write_texts(path, texts, group=11):
+    """Rows of text in a file of the format and compression that its name says; Parquet in groups of so many."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"text": texts}), path, row_group_size=group)
+    elif ".json" in path.suffixes:
+        rows = json.dumps([{"text": text} for text in texts], indent=1)
+        path.write_bytes(compressed(path.name, rows.encode()))
+    else:
+        write_lines(path, texts)
+        path.write_bytes(compressed(path.name, path.read_bytes()))
+    return path
 
 
 def blend_of(*paths, **weights):

@@ -4,9 +4,9 @@ import contextlib
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 
+from tests.moto_server import moto_here
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
 
@@ -17,18 +17,13 @@ def vocabulary(tmp_path_factory):
 
 @pytest.fixture(scope="package")
 def s3():
-    server = ThreadedMotoServer("127.0.0.1", port=0)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
+    with moto_here() as place:
+        yield place
 
 
 @pytest.fixture
 def bucket(s3, monkeypatch):
     """A client of an empty bucket, which is not the one that our stores go through; uploads in parts of 5 MiB, the least that S3 takes."""
-    given = {"ENDPOINT_URL": s3, "ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test", "DEFAULT_REGION": "us-east-1"}
-    for name, value in given.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setattr(S3FileSystem, "default_block_size", 5 << 20)
     S3FileSystem.clear_instance_cache()
     client = boto3.client("s3")

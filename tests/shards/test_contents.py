@@ -89,10 +89,7 @@ def test_epochs_of_different_splits_are_not_added_up(folder):
     assert any(line.startswith(f"train/a and valid/a: {COPIES} 2 times (2 files, ") for line in warnings(manifest))
 
 
-SETTINGS = {
-    "nll": {"engine": "server", "server": "http://localhost:1", "model": "m"},
-    "embeddings": {"engine": "hash"},
-}
+SETTINGS = {"nll": {"engine": "server", "server": "http://localhost:1", "model": "m"}, "embeddings": {"engine": "hash"}}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,11 +1,9 @@
 """Cuts: every row in one slice, fixed places that growth does not move, and samples of exactly the leading part."""
 
-import gzip
-import json
 import math
+from itertools import accumulate
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -16,35 +14,9 @@ from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.formats import count_rows, first_row, read_texts
 from tokenmill.tasks.sources.slices import cut, leading_rows, leading_share
 
+from tests.preparing import write_texts
+
 ROWS = [f"row {number} " + "x" * (number * 37 % 90) for number in range(60)]
-
-
-def encoded(rows):
-    return b"".join(json.dumps({"text": row}).encode() + b"\n" for row in rows)
-
-
-def as_jsonl(path, rows):
-    path.with_suffix(".jsonl").write_bytes(encoded(rows))
-
-
-def as_gzip(path, rows):
-    path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(encoded(rows)))
-
-
-def as_zstd(path, rows):
-    with pa.CompressedOutputStream(str(path.with_suffix(".jsonl.zst")), "zstd") as stream:
-        stream.write(encoded(rows))
-
-
-def as_array(path, rows):
-    path.with_suffix(".json").write_text(json.dumps([{"text": row} for row in rows], indent=1))
-
-
-def as_parquet(path, rows):
-    pq.write_table(pa.table({"text": rows}), path.with_suffix(".parquet"), row_group_size=7)
-
-
-WRITERS = [as_jsonl, as_gzip, as_zstd, as_array, as_parquet]
 
 
 def slices_of(folder, shard_size=300):
@@ -56,11 +28,11 @@ def texts_of(slices):
     return [text for part in slices for batch in read_texts(part, "text") for text in batch.texts.to_pylist()]
 
 
-@pytest.fixture(params=WRITERS, ids=lambda writer: writer.__name__)
+@pytest.fixture(params=["jsonl", "jsonl.gz", "jsonl.zst", "json", "parquet"])
 def folder(request, tmp_path):
     """The rows in two files, in one of the kinds that can be read."""
-    request.param(tmp_path / "a", ROWS[:25])
-    request.param(tmp_path / "b", ROWS[25:])
+    write_texts(tmp_path / f"a.{request.param}", ROWS[:25], 7)
+    write_texts(tmp_path / f"b.{request.param}", ROWS[25:], 7)
     return tmp_path
 
 
@@ -77,22 +49,21 @@ def test_jsonl_is_cut_at_multiples_of_the_shard_size(size, shard_size):
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(20, 700))
 def test_a_file_that_grows_keeps_its_full_slices(size, growth, shard_size):
     before = {(part.start, part.stop) for part in cut(SourceFile("/a.jsonl", size, "jsonl"), shard_size, ["text"])}
-    after = {
-        (part.start, part.stop) for part in cut(SourceFile("/a.jsonl", size + growth, "jsonl"), shard_size, ["text"])
-    }
+    grown = SourceFile("/a.jsonl", size + growth, "jsonl")
+    after = {(part.start, part.stop) for part in cut(grown, shard_size, ["text"])}
     assert len(before - after) <= 1
     assert all(stop == size for _, stop in before - after)
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz", "a.json.zst"])
 def test_what_cannot_be_entered_in_the_middle_is_one_slice(tmp_path, name):
-    {"a.json": as_array, "a.jsonl.gz": as_gzip, "a.json.zst": as_zstd}[name](tmp_path / "a", ROWS)
+    write_texts(tmp_path / name, ROWS)
     (part,) = slices_of(tmp_path, shard_size=10)
     assert (part.start, part.stop, part.size) == (0, part.file.size, part.file.size)
 
 
 def test_parquet_is_cut_between_row_groups_of_about_the_shard_size(tmp_path):
-    as_parquet(tmp_path / "a", ROWS)
+    write_texts(tmp_path / "a.parquet", ROWS, 7)
     metadata = pq.read_metadata(tmp_path / "a.parquet")
     sizes = [metadata.row_group(number).column(0).total_compressed_size for number in range(metadata.num_row_groups)]
     slices = slices_of(tmp_path, shard_size=400)
@@ -130,9 +101,8 @@ def test_only_the_slice_that_the_sample_ends_in_is_limited(folder):
     slices = slices_of(folder)
     counts = [count_rows(part, 10**9) for part in slices]
     for number in range(1, len(slices) + 1):
-        assert [part.rows for part in leading_rows(slices, sum(counts[:number]))] == [None] * number or not counts[
-            number - 1
-        ]
+        limits = [part.rows for part in leading_rows(slices, sum(counts[:number]))]
+        assert limits == [None] * number or not counts[number - 1]
         if counts[number - 1] > 1:
             sampled = leading_rows(slices, sum(counts[:number]) - 1)
             assert [part.rows for part in sampled] == [None] * (number - 1) + [counts[number - 1] - 1]
@@ -151,9 +121,8 @@ def test_a_share_of_jsonl_is_the_rows_that_begin_in_the_leading_share_of_the_byt
 ):
     rows = [f"{number}" + "x" * length for number, length in enumerate(lengths)]
     folder = tmp_path_factory.mktemp("share")
-    as_jsonl(folder / "a", rows)
-    size = (folder / "a.jsonl").stat().st_size
-    begins = [len(encoded(rows[:number])) for number in range(len(rows))]
+    lines = write_texts(folder / "a.jsonl", rows).read_bytes().splitlines(keepends=True)
+    size, begins = sum(map(len, lines)), list(accumulate(map(len, lines[:-1]), initial=0))
     expected = [row for row, begin in zip(rows, begins, strict=True) if begin < math.ceil(size * share)]
     assert texts_of(leading_share(slices_of(folder, shard_size), share)) == expected
 
@@ -182,7 +151,7 @@ def test_the_first_row_of_a_slice_is_counted_from_the_start_of_the_file(tmp_path
 
 
 def test_the_first_row_of_a_parquet_slice_is_counted_from_the_footer(tmp_path):
-    as_parquet(tmp_path / "a", ROWS)
+    write_texts(tmp_path / "a.parquet", ROWS, 7)
     slices = slices_of(tmp_path, shard_size=400)
     starts = [first_row(part) for part in slices]
     assert starts == [ROWS.index(texts_of([part])[0]) for part in slices]

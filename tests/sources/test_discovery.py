@@ -124,21 +124,10 @@ def test_newline_delimited_json_is_json_lines(tmp_path, ending, pack):
 
 
 def test_what_is_left_unread_is_counted_by_ending(tmp_path):
-    put(
-        tmp_path,
-        "a.jsonl",
-        "x/b.parquet",
-        "x/c.csv",
-        "x/y/d.CSV",
-        "e.csv.gz",
-        "notes.txt",
-        "README",
-        "_SUCCESS",
-        "part.0001",
-        "_temporary/0/a.jsonl",
-    )
+    put(tmp_path, "a.jsonl", "x/b.parquet", "x/c.csv", "x/y/d.CSV", "e.csv.gz", "notes.txt", "README", "_SUCCESS")
+    put(tmp_path, "part.0001", "_temporary/0/a.jsonl")
     put(tmp_path, "x/dataset_info.json", ".e.jsonl", "x/.git/f.jsonl", "x/.git/g.jsonl", "h.orc", "i.tar.gz")
-    os.mkfifo(tmp_path / "x/pipe.jsonl")
+    os.mkfifo(tmp_path / "x/pipe.jsonl")  # nobody waits for it
     assert find(source(tmp_path)).skipped == {
         ".csv": 2, ".csv.gz": 1, ".orc": 1, ".tar.gz": 1, ".txt": 1, "hidden": 4, "metadata": 1,
         "no ending": 2, "no regular file": 1,
@@ -189,12 +178,6 @@ def test_a_circle_of_links_is_named_wherever_it_stands(tmp_path):
         assert refusal(tmp_path / path).startswith(f"{tmp_path}/{named}: is a link that leads back to itself")
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
-    put(tmp_path, "a.jsonl")
-    os.mkfifo(tmp_path / "b.jsonl")
-    assert found(tmp_path) == ["a.jsonl"]
-
-
 def test_a_missing_path_is_refused_with_the_nearest_there_is(tmp_path):
     put(tmp_path, "corpus/train.jsonl", "other/x.jsonl")
     assert str(tmp_path / "corpus/train.jsonl") in refusal(tmp_path / "corpus/trian.jsonl")
@@ -236,14 +219,8 @@ def test_files_of_secondary_formats_are_read_where_they_are_alone(tmp_path, name
         assert found(tmp_path, f"*{name[1:]}") == [name]
 
 
-HIDDEN = [
-    "_SUCCESS.jsonl",
-    "_temporary/0/a.jsonl",
-    "x/_delta_log/0.jsonl",
-    ".x.jsonl",
-    "x/.crc/a.jsonl",
-    "_v2/deep/a.jsonl",
-]
+HIDDEN_NAMES = "_SUCCESS.jsonl _temporary/0/a.jsonl x/_delta_log/0.jsonl .x.jsonl x/.crc/a.jsonl _v2/deep/a.jsonl"
+HIDDEN = HIDDEN_NAMES.split()
 
 
 def test_hidden_names_are_those_of_pyarrow(tmp_path, memory):
@@ -326,28 +303,16 @@ def test_where_no_path_speaks_of_splits_everything_is_train(tmp_path):
     refusal(tmp_path, split="train")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["train.jsonl", "train-00000-of-00001.parquet", "train-00000.json.gz", "train_0001.jsonl", "a/train.12.jsonl",
-     "train/x.jsonl", "a/train/b/x.parquet", "data/train-00000-of-00001-a09b74b3ef9c3b56.parquet"],
-)  # fmt: skip
-def test_names_of_a_split(name):
-    assert in_split(name, "train")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "train-extra.jsonl",
-        "train_extra_0001.jsonl",
-        "mytrain.jsonl",
-        "training/x.jsonl",
-        "train2.jsonl",
-        "x/test.jsonl",
-    ],
+OF_TRAIN = (
+    "train.jsonl train-00000-of-00001.parquet train-00000.json.gz train_0001.jsonl a/train.12.jsonl train/x.jsonl "
+    "a/train/b/x.parquet data/train-00000-of-00001-a09b74b3ef9c3b56.parquet"
 )
-def test_names_that_are_not_of_a_split(name):
-    assert not in_split(name, "train")
+NOT_OF_TRAIN = "train-extra.jsonl train_extra_0001.jsonl mytrain.jsonl training/x.jsonl train2.jsonl x/test.jsonl"
+
+
+@pytest.mark.parametrize("name", [*OF_TRAIN.split(), *NOT_OF_TRAIN.split()])
+def test_names_of_a_split(name):
+    assert in_split(name, "train") == (name in OF_TRAIN.split())
 
 
 COMPONENT = st.text(alphabet="ab-_.", min_size=1, max_size=4).filter(lambda part: part.strip("."))
@@ -398,13 +363,6 @@ def test_sniffing_reads_no_other_file():
     assert format_of(lines).sniff(lines) is lines
 
 
-@pytest.fixture
-def memory():
-    store = fsspec.filesystem("memory")
-    yield store
-    store.rm("/corpus", recursive=True)
-
-
 @pytest.mark.parametrize(
     ("path", "names"),
     [
@@ -446,25 +404,17 @@ def test_a_file_that_links_lead_to_is_read_once(tmp_path):
     assert Path(alone.uri).name == "latest.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("name", "warned"),
-    [
-        *[
-            (name, True)
-            for name in ("a.avro", "b.orc.gz", "x/C.XLSX", "d.tar", "e.sqlite", "f.warc.gz", "g.7z", "h.pkl")
-        ],
-        *[(name, True) for name in ("part-00000", "i.jsonl.1", "j.jsonl.part", "k.parquet_bak", "l.jsonl.br")],
-        *[
-            (name, False)
-            for name in ("README", "README.md", "LICENSE", "Makefile", "a.py", "a.sha256", "p.png", "s.yaml")
-        ],
-        *[(name, False) for name in (".a.avro", ".git/b.avro", "dataset_info.json", "z.jsonl")],
-    ],
+WARNED = "a.avro b.orc.gz x/C.XLSX d.tar e.sqlite f.warc.gz g.7z h.pkl part-00000 i.jsonl.1 j.jsonl.part k.parquet_bak l.jsonl.br"
+NOT_WARNED = (
+    "README README.md LICENSE Makefile a.py a.sha256 p.png s.yaml .a.avro .git/b.avro dataset_info.json z.jsonl"
 )
-def test_files_like_data_that_cannot_be_read_are_warned_about(tmp_path, name, warned):
+
+
+@pytest.mark.parametrize("name", [*WARNED.split(), *NOT_WARNED.split()])
+def test_files_like_data_that_cannot_be_read_are_warned_about(tmp_path, name):
     put(tmp_path / "in", "a.jsonl")
     put(tmp_path / "in", name, content=b"12345")
-    expected = [("unread_files", 1, 5)] if warned else []
+    expected = [("unread_files", 1, 5)] if name in WARNED.split() else []
     for place in (tmp_path / "in", f"memory://{tmp_path}/in"):
         fsspec.filesystem("memory").put(str(tmp_path / "in"), f"{tmp_path}/", recursive=True)
         assert [(each.kind, each.files, each.bytes) for each in find(source(place)).warnings] == expected

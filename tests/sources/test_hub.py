@@ -112,16 +112,9 @@ def test_two_different_revisions_are_refused(publish):
 
 
 def test_a_subset_is_never_a_prefix_of_another(publish):
-    publish(
-        "High-Quality/part_000000.parquet",
-        "High-Quality/part_000001.parquet",
-        "High-Quality-Synthetic/part_000000.parquet",
-        "Medium-High-Quality/part_000000.parquet",
-        "4plus/part_000000.parquet",
-        "4plus_MIND/part_000000.parquet",
-        "chat_if.jsonl",
-        "chat_if_long.jsonl",
-    )
+    folders = ("High-Quality", "High-Quality-Synthetic", "Medium-High-Quality", "4plus", "4plus_MIND")
+    publish(*(f"{folder}/part_000000.parquet" for folder in folders), "High-Quality/part_000001.parquet")
+    publish("chat_if.jsonl", "chat_if_long.jsonl")
     assert found(subset="High-Quality") == ["High-Quality/part_000000.parquet", "High-Quality/part_000001.parquet"]
     assert found(subset="4plus") == ["4plus/part_000000.parquet"]
     assert found(subset="4plus_MIND") == ["4plus_MIND/part_000000.parquet"]
@@ -150,20 +143,11 @@ SPLIT_CARD = """configs:
   data_files: "*.jsonl"
 - config_name: elsewhere
   data_files: raw/*.csv"""
-SPLIT_FILES = [
-    "data/part-0.jsonl",
-    "data/part-1.jsonl",
-    "data/other.jsonl",
-    "held/out.jsonl",
-    "held/more-1.jsonl",
-    "held/more-x.jsonl",
-    "extra/x.jsonl",
-    "extra/deeper/y.jsonl",
-    "one.jsonl",
-    "two.jsonl",
-    "deep/er/z.jsonl",
-    "deep/w.jsonl",
-]
+SPLIT_NAMES = (
+    "data/part-0.jsonl data/part-1.jsonl data/other.jsonl held/out.jsonl held/more-1.jsonl held/more-x.jsonl "
+    "extra/x.jsonl extra/deeper/y.jsonl one.jsonl two.jsonl deep/er/z.jsonl deep/w.jsonl"
+)
+SPLIT_FILES = SPLIT_NAMES.split()
 
 
 @pytest.mark.parametrize(
@@ -201,10 +185,9 @@ def test_a_card_that_declares_no_files(publish, configs):
 
 
 def test_one_of_several_configurations_is_named(publish):
-    card = "configs:\n" + "".join(
-        f"- config_name: {name}\n  data_files: {name}/*.parquet\n" for name in ("4plus", "4plus_MIND")
-    )
-    publish("4plus/part_0.parquet", "4plus_MIND/part_0.parquet", card=card)
+    names = ("4plus", "4plus_MIND")
+    card = "configs:\n" + "".join(f"- config_name: {name}\n  data_files: {name}/*.parquet\n" for name in names)
+    publish(*(f"{name}/part_0.parquet" for name in names), card=card)
     assert found(subset="4plus") == ["4plus/part_0.parquet"]
     assert "name one of them in 'subset': '4plus', '4plus_MIND'" in refusal()
 

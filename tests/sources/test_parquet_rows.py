@@ -301,10 +301,7 @@ def test_a_field_that_is_no_text_is_refused_with_the_columns_there_are(tmp_path,
 
 @pytest.mark.parametrize(
     ("columns", "text_field", "dotted"),
-    [
-        ({"a.b": [{"text": "x"}]}, "a.b.text", "a.b"),
-        ({"in": [{"a.b": "x"}]}, "in.a.b", "a.b"),
-    ],
+    [({"a.b": [{"text": "x"}]}, "a.b.text", "a.b"), ({"in": [{"a.b": "x"}]}, "in.a.b", "a.b")],
 )
 def test_a_struct_with_a_dot_in_its_name_has_to_be_renamed(tmp_path, columns, text_field, dotted):
     part = stored(tmp_path / "x.parquet", pa.table(columns))

@@ -23,6 +23,8 @@ from tokenmill.tasks.sources.parquet import column_ranges
 from tokenmill.tasks.sources.slices import content_hash, cut
 
 from tests.examples import max_examples
+from tests.sources.test_formats import KINDS, stored, stored_parquet
+from tests.sources.test_formats import every_kind as every_kind_of
 
 LINES = [
     b'\xef\xbb\xbf{"messages": [1], "text": "a"}',
@@ -39,15 +41,8 @@ LINES = [
     '{"text": "é語😀 \\u2028 \u2028", "n": 1.5, "text": "last"}'.encode(),
     b'{"text": NaN}',
 ]
-BAD = {
-    3: "not_an_object",
-    4: "not_an_object",
-    5: "not_an_object",
-    6: "invalid_utf8",
-    7: "lone_surrogate",
-    10: "malformed_json",
-    12: "malformed_json",
-}
+REASONS = "not_an_object not_an_object not_an_object invalid_utf8 lone_surrogate malformed_json malformed_json"
+BAD = dict(zip((3, 4, 5, 6, 7, 10, 12), REASONS.split(), strict=True))
 GOOD = {0: LINES[0].removeprefix(b"\xef\xbb\xbf"), 1: LINES[1], 9: LINES[9], 11: LINES[11]}
 RECORDS = {row: json.loads(line) for row, line in GOOD.items()}
 BLANK = 2
@@ -57,19 +52,8 @@ FIELDS = ["messages", "text"]
 ELEMENTS = b'[{"a": {"b": "]"}}, [{}],\n {"a": null}, 7, {"a": "\xff"}, {}]'
 
 
-def stored(path, content, **description):
-    path.write_bytes(content)
-    return whole(path, **description)
-
-
-def whole(path, **description):
-    size = path.stat().st_size
-    return Slice(SourceFile(str(path), size, **{"format": "jsonl", **description}), 0, size)
-
-
-def stored_parquet(path, table, **options):
-    pq.write_table(table, path, **options)
-    return Slice(SourceFile(str(path), path.stat().st_size, "parquet"), 0, pq.read_metadata(path).num_row_groups)
+def every_kind(folder):
+    return every_kind_of(folder, LINES, ELEMENTS)
 
 
 def read(part, fields=FIELDS):
@@ -85,21 +69,6 @@ def read(part, fields=FIELDS):
         reasons |= {bad.row: bad.reason for bad in batch.bad}
     assert list(records) == sorted(records)
     return records, reasons, consumed - len(records) - len(reasons)
-
-
-def every_kind(folder):
-    lines = b"\n".join(LINES)
-    table = pa.table({"text": ["a", None, "b", "", None], "n": range(5)})
-    return {
-        "jsonl": stored(folder / "a.jsonl", lines),
-        "jsonl.gz": stored(folder / "a.jsonl.gz", gzip.compress(lines), compression="gzip"),
-        "json": stored(folder / "a.json", ELEMENTS, format="json"),
-        "json.gz": stored(folder / "a.json.gz", gzip.compress(ELEMENTS), format="json", compression="gzip"),
-        "parquet": stored_parquet(folder / "p.parquet", table, row_group_size=2),
-    }
-
-
-KINDS = ["jsonl", "jsonl.gz", "json", "json.gz", "parquet"]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
@@ -230,45 +199,28 @@ def test_a_file_in_an_object_store_reads_as_the_local_one_does(tmp_path):
         assert read(Slice(file, part.start, part.stop)) == read(part)
 
 
-CHAT = pa.schema(
-    {
-        "messages": pa.list_(
-            pa.struct(
-                {
-                    "role": pa.string(),
-                    "content": pa.large_string(),
-                    "tool_calls": pa.list_(
-                        pa.struct({"id": pa.string(), "function": pa.struct({"name": pa.string(), "n": pa.int64()})})
-                    ),
-                }
-            )
-        ),
-        "tools": pa.list_(pa.string()),
-        "meta": pa.struct({"level": pa.int32(), "tags": pa.list_(pa.string()), "used": pa.bool_()}),
-        "text": pa.string(),
-    }
-)
+CALLS = pa.list_(pa.struct({"id": pa.string(), "function": pa.struct({"name": pa.string(), "n": pa.int64()})}))
+CHAT = pa.schema({
+    "messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.large_string(), "tool_calls": CALLS})),
+    "tools": pa.list_(pa.string()),
+    "meta": pa.struct({"level": pa.int32(), "tags": pa.list_(pa.string()), "used": pa.bool_()}),
+    "text": pa.string(),
+})  # fmt: skip
+
+
+def some(**fields):
+    """Objects with any of these keys."""
+    return st.fixed_dictionaries({}, optional=fields)
+
 
 word = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
-tool_call = st.fixed_dictionaries(
-    {}, optional={"id": word, "function": st.fixed_dictionaries({}, optional={"name": word, "n": st.integers(-9, 9)})}
-)
+tool_call = some(id=word, function=some(name=word, n=st.integers(-9, 9)))
 message = st.fixed_dictionaries(
     {"role": word}, optional={"content": word, "tool_calls": st.lists(tool_call, max_size=2)}
 )
-meta = st.fixed_dictionaries(
-    {},
-    optional={"level": st.integers(0, 9), "tags": st.lists(word | st.none(), max_size=3), "used": st.booleans()},
-)
-record = st.fixed_dictionaries(
-    {},
-    optional={
-        "messages": st.lists(message | st.none(), max_size=3),
-        "tools": st.lists(word, max_size=2),
-        "meta": meta,
-        "text": word,
-    },
-)
+meta = some(level=st.integers(0, 9), tags=st.lists(word | st.none(), max_size=3), used=st.booleans())
+messages = st.lists(message | st.none(), max_size=3)
+record = some(messages=messages, tools=st.lists(word, max_size=2), meta=meta, text=word)
 
 
 @given(st.lists(record, max_size=12), st.integers(1, 5), st.integers(1, 5))
@@ -411,10 +363,8 @@ def test_batches_of_all_columns_are_bounded_as_well(tmp_path):
     batches = list(read_records(part, ()))
     sizes = [sum(map(len, record.values())) for batch in batches for record in batch.records]
     assert len(sizes) == 100
-    assert (
-        max(sum(len(text) for record in batch.records for text in record.values()) for batch in batches)
-        < 2 * parquet_batches.BATCH_BYTES
-    )
+    totals = [sum(len(text) for record in batch.records for text in record.values()) for batch in batches]
+    assert max(totals) < 2 * parquet_batches.BATCH_BYTES
 
 
 def test_a_damaged_page_is_named_with_its_row_group_and_fields(tmp_path):

@@ -15,7 +15,7 @@ from tokenmill.tasks.tokenize.gate import NASTY
 
 from tests.peers import megatron_loop, vocabularies
 from tests.preparing import blend_of, prefixes_of, prepare, write_lines
-from tests.tokenize.small_vocabularies import EOS, Identity, byte_level_bpe, ids_of, reference
+from tests.tokenize.small_vocabularies import EOS, Identity, ids_of, reference
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
 CONTROL = [
@@ -29,16 +29,6 @@ CODE = Path(textwrap.__file__).read_text("utf-8")
 RUNS = [character * count for character in "a \n=.0\t👍漢" for count in (100, 1000, 4097)]
 MIXED = "Ünïcödé русский 日本語 العربية हिन्दी ไทย 한국어 עברית ελληνικά 👩‍👩‍👧 fin\n" * 50
 TEXTS = [text for text in [*NASTY, *CONTROL, CODE, CODE.upper(), MIXED, *CODE.splitlines(), *RUNS] if text]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tmp_path_factory.mktemp("vocabularies")
-
-
-@pytest.fixture(scope="module")
-def small(directory):
-    return byte_level_bpe(directory / "small")
 
 
 @pytest.fixture(scope="module")

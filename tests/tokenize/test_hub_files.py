@@ -93,15 +93,11 @@ def test_ids_with_dots_prepare_the_smallest_blend(hub, files, tmp_path, capsys, 
         ("https://huggingface.co/gpt2/tree/main", None, HubModel("gpt2", "main")),
         ("https://huggingface.co/gpt2", None, HubModel("gpt2", None)),
         (
-            "https://huggingface.co/org/name/blob/v2/a/tokenizer.json?x=1#L1",
+            "https://hf.co/org/name/blob/v2/a/tokenizer.json?x=1#L1",
             None,
             HubModel("org/name", "v2", "a/tokenizer.json"),
         ),
-        (
-            "https://huggingface.co/org/name/resolve/main/tokenizer.json?download=true",
-            None,
-            HubModel("org/name", "main", "tokenizer.json"),
-        ),
+        ("https://hf.co/org/name/resolve/main/a.json?download=true", None, HubModel("org/name", "main", "a.json")),
         ("https://huggingface.co/org/name/commit/" + "a" * 40, None, HubModel("org/name", "a" * 40)),
         ("org/name@v1", "v2", "names the revision 'v1', and the setting for revisions is 'v2'; keep one of the two"),
         ("./org/name", None, "there is no file or folder './org/name'; check the path"),
@@ -271,20 +267,19 @@ def test_a_host_that_swallows_packets_is_given_up_soon(hub, monkeypatch):
         assert time.monotonic() - began < 2
 
 
-def filled_by_us(hub, name):
-    vocabulary(name)
-
-
-def filled_by_snapshot(hub, name):
-    snapshot_download(name, endpoint=hub.url)
-
-
 def filled_file_by_file(hub, name):
     for file in ("tokenizer.json", "tokenizer_config.json"):
         hf_hub_download(name, file, endpoint=hub.url)
 
 
-@pytest.mark.parametrize("fill", [filled_by_us, filled_by_snapshot, filled_file_by_file])
+FILLED = [
+    lambda hub, name: vocabulary(name),
+    lambda hub, name: snapshot_download(name, endpoint=hub.url),
+    filled_file_by_file,
+]
+
+
+@pytest.mark.parametrize("fill", FILLED)
 @pytest.mark.parametrize("state", [offline, without_endpoint, faulty("*", 503, times=9)])
 @pytest.mark.parametrize("revision", [None, "main", "commit"])
 def test_a_filled_cache_is_enough(hub, folder, monkeypatch, fill, state, revision):
@@ -351,13 +346,10 @@ def test_the_commit_is_in_the_manifest_and_shown_and_found_again(hub, files, tmp
     repository.commit({"README.md": "# No tokenizer any more"})
     load.load_named.cache_clear()
     assert load.recorded_vocabulary(manifest).commit == first
-    of_folder = prepare(blend, tmp_path / "folder", tokenizer={"model": str(hub_folder(first, "org/name"))})[1]
+    place = Path(constants.HF_HUB_CACHE) / "models--org--name/snapshots" / first
+    _, of_folder = prepare(blend, tmp_path / "folder", tokenizer={"model": str(place)})
     assert [each["key"] for each in of_folder["shards"]] == [each["key"] for each in manifest["shards"]]
     assert "commit" not in of_folder["tokenizer"]
-
-
-def hub_folder(commit, name):
-    return Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "snapshots" / commit
 
 
 @pytest.mark.parametrize("unreachable", [offline, without_endpoint])

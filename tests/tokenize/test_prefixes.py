@@ -55,10 +55,6 @@ def blend(place):
     return {"datasets": [{"name": "web", "path": str(place)}]}
 
 
-def bytes_of_tokens(out):
-    return sum(path.stat().st_size for path in Path(out, "shards").rglob("*.bin"))
-
-
 def check(out):
     return verify(str(out), inspect_pretrain_shard).problems
 
@@ -94,11 +90,8 @@ def test_tokens_are_stored_once_and_nothing_is_built_again(tmp_path, chosen):
     place = folder_of(tmp_path / "in", 5, 20)
     _, manifest = prepare(blend(place), tmp_path / "out", **chosen)
     (prefix,) = prefixes_of(tmp_path / "out")
-    assert (
-        bytes_of_tokens(tmp_path / "out")
-        == prefix.with_suffix(".bin").stat().st_size
-        == 2 * manifest["totals"]["tokens"]
-    )
+    stored = sum(path.stat().st_size for path in (tmp_path / "out/shards").rglob("*.bin"))
+    assert stored == prefix.with_suffix(".bin").stat().st_size == 2 * manifest["totals"]["tokens"]
     before = tree(tmp_path / "out")
     again, manifest = prepare(blend(place), tmp_path / "out", **chosen)
     assert again.plan.pending == []
@@ -119,33 +112,30 @@ def test_blends_that_share_a_data_set_share_its_prefix_and_another_grouping_take
     assert first.with_suffix(".bin").samefile(same.with_suffix(".bin"))
     planned, _ = prepare(blend(place), tmp_path / "three", prefix_size=1, **chosen)
     assert planned.plan.pending == []
-    assert [
-        ids for prefix in prefixes_of(tmp_path / "three") for ids in megatron_documents(prefix)
-    ] == megatron_documents(first)
+    found = [ids for prefix in prefixes_of(tmp_path / "three") for ids in megatron_documents(prefix)]
+    assert found == megatron_documents(first)
     for out in ("one", "two", "three"):
         assert check(tmp_path / out) == []
+
+
+def times_in(folder):
+    return {(path, path.stat().st_mtime_ns) for path in folder.rglob("*.*") if path.name != "index.json"}
 
 
 def test_an_appended_file_writes_itself_and_the_last_prefix_only(tmp_path, chosen):
     chosen |= each_alone(5)
     place = folder_of(tmp_path / "in", 50, 5)
     prepare(blend(place), tmp_path / "out", prefix_size=1500, **chosen)
-    before = {
-        path: path.stat().st_mtime_ns for path in (tmp_path / "out/shards").rglob("*.*") if path.name != "index.json"
-    }
+    before = times_in(tmp_path / "out/shards")
     count = len(prefixes_of(tmp_path / "out"))
     folder_of(place, 1, 5, first=50)
     planned, _ = prepare(blend(place), tmp_path / "out", prefix_size=1500, **chosen)
     assert len(planned.plan.pending) == 1
-    written = [
-        path
-        for path in (tmp_path / "out/shards").rglob("*.*")
-        if before.get(path) != path.stat().st_mtime_ns and path.name != "index.json"
-    ]
-    assert {path.parent.name for path in written if path.parent.parent.name == "pretrain"} == {
-        shard.key for shard in planned.plan.pending
+    written = {path.parent for path, _ in times_in(tmp_path / "out/shards") - before}
+    assert {path.name for path in written if path.parent.name == "pretrain"} == {
+        each.key for each in planned.plan.pending
     }
-    assert len({path.parent.name for path in written if path.parent.parent.name == "prefix"}) == 1
+    assert sum(path.parent.name == "prefix" for path in written) == 1
     assert len(prefixes_of(tmp_path / "out")) in {count, count + 1}
     assert check(tmp_path / "out") == []
 
@@ -253,9 +243,8 @@ def test_more_prefixes_than_megatron_opens_are_refused_with_the_remedy(tmp_path,
     monkeypatch.setattr(prefixes_module, "MOST_PREFIXES", 3)
     chosen |= each_alone(3)
     place = folder_of(tmp_path / "in", 4, 3)
-    with pytest.raises(
-        InputError, match=r"prefix_size: gives 4 prefixes in train, and Megatron opens 3 at most; raise"
-    ):
+    words = r"prefix_size: gives 4 prefixes in train, and Megatron opens 3 at most; raise"
+    with pytest.raises(InputError, match=words):
         prepare(blend(place), tmp_path / "out", prefix_size=1, **chosen)
     prepare(blend(place), tmp_path / "out", prefix_size=10_000, **chosen)
 
@@ -273,12 +262,10 @@ def seen(out, sequence_length, small, weights=None):
     built, _, _ = BlendedMegatronDatasetBuilder(GPTDataset, [samples, 0, 0], lambda: True, config).build()
     counts = Counter()
     for number in range(samples):
-        place, own = (
-            (built.dataset_index[number], built.dataset_sample_index[number])
-            if hasattr(built, "datasets")
-            else (0, number)
-        )
-        dataset = built.datasets[place] if hasattr(built, "datasets") else built
+        place, own, dataset = 0, number, built
+        if hasattr(built, "datasets"):
+            place, own = built.dataset_index[number], built.dataset_sample_index[number]
+            dataset = built.datasets[place]
         row = dataset.shuffle_index[own]
         (first, start), (last, stop) = dataset.sample_index[row], dataset.sample_index[row + 1]
         for document in range(first, last + (1 if stop else 0)):

@@ -96,12 +96,7 @@ def test_the_scripts_that_an_expression_names_are_told_apart(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        CL100K.replace("|'ll", ""),
-        CL100K.replace("{1,3}", "{1,2}"),
-        CL100K.replace(r"[^\r\n\p{L}\p{N}]?", ""),
-    ],
+    "other", [CL100K.replace("|'ll", ""), CL100K.replace("{1,3}", "{1,2}"), CL100K.replace(r"[^\r\n\p{L}\p{N}]?", "")]
 )
 def test_a_library_that_reads_an_expression_differently_is_refused(other):
     with pytest.raises(ValueError, match="other pieces than the reference"):

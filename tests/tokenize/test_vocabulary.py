@@ -35,16 +35,6 @@ from tests.tokenize.small_vocabularies import (
 TEXTS = [line for text in TRAINING_TEXT for line in [text, *text.splitlines()] if line]
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tmp_path_factory.mktemp("vocabularies")
-
-
-@pytest.fixture(scope="module")
-def small(directory):
-    return byte_level_bpe(directory / "small")
-
-
 def load(model, **settings):
     return load_vocabulary(TokenizerSettings(model=str(model), **settings))
 
@@ -163,10 +153,12 @@ def refusal(model, **settings):
     return str(refused.value)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    assert refusal(tmp_path / "tokenizer.json").endswith(
-        f"no file or folder '{tmp_path}/tokenizer.json'; check the path"
-    )
+def test_a_missing_or_damaged_file_is_named(small, tmp_path):
+    place = tmp_path / "tokenizer.json"
+    assert refusal(place).endswith(f"no file or folder '{place}'; check the path")
+    shutil.copy(small / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": ')
+    assert str(tmp_path / "tokenizer_config.json") in refusal(tmp_path)
 
 
 def test_a_definition_that_hugging_face_cannot_read_is_refused(tmp_path):
@@ -174,12 +166,6 @@ def test_a_definition_that_hugging_face_cannot_read_is_refused(tmp_path):
     source = write_lines(tmp_path / "some.jsonl", ["text"])
     with pytest.raises(InputError, match=r"tokenizer\.model: "):
         prepare(blend_of(source), tmp_path / "out", tokenizer={"model": str(tmp_path), "add_eos": False})
-
-
-def test_a_damaged_config_is_named(small, tmp_path):
-    shutil.copy(small / "tokenizer.json", tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": ')
-    assert str(tmp_path / "tokenizer_config.json") in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("end", ["eos", "bos"])
