@@ -143,11 +143,7 @@ def _if(learned, part):
 
 
 TURNS = [user("1"), says("a", "r"), user("2"), says("b", None, "f"), tool("t"), says("c", "s"), says("d")]
-PICKED = {
-    "assistant_all": {1, 3, 5, 6},
-    "last_turn": {3, 5, 6},
-    "final_only": {6},
-}
+PICKED = {"assistant_all": {1, 3, 5, 6}, "last_turn": {3, 5, 6}, "final_only": {6}}
 
 
 @pytest.mark.parametrize(("on", "numbers"), PICKED.items())

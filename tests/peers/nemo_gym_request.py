@@ -157,10 +157,7 @@ def schemas() -> Schema:
     referred: dict[str, Schema] = {}
     request, token_ids = (_plain(TypeAdapter(each).core_schema, referred) for each in (Request, TokenIds))
     definitions = [each | {"ref": name} for name, each in referred.items()]
-    return {
-        "request": {"type": "definitions", "schema": request, "definitions": definitions},
-        "token_ids": token_ids,
-    }
+    return {"request": {"type": "definitions", "schema": request, "definitions": definitions}, "token_ids": token_ids}
 
 
 def _plain(given: Schema, referred: dict[str, Schema], extra: str = "ignore") -> Schema:

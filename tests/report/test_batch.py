@@ -141,9 +141,8 @@ def test_samples_of_packs_are_what_the_trainer_reads(packed_data, tokenizer, tmp
             ids = [int(read.tokens[0][mine][0]), *labels.tolist()]
             assert "".join(passage.text for passage in sequence.passages) == decode(ids)
             assert sequence.trained == mask.sum()
-            assert "".join(passage.text for passage in sequence.passages if passage.trained) == decode(
-                labels[mask].tolist()
-            )
+            learned = "".join(passage.text for passage in sequence.passages if passage.trained)
+            assert learned == decode(labels[mask].tolist())
             for message in line_of(sequence)["messages"]:
                 assert message["content"] in decode(ids)
 
@@ -171,10 +170,8 @@ def test_a_text_leads_to_its_rows(data, packed_data, tmp_path):
         try:
             found = reading.find(text)
         except InputError:  # held out
-            assert all(
-                fate.split != "train"
-                for ((fate),) in why_row(chosen.path, "a.jsonl:43" if settings is SETTINGS else "a.jsonl:34")
-            )
+            line = "a.jsonl:43" if settings is SETTINGS else "a.jsonl:34"
+            assert all(fate.split != "train" for ((fate),) in why_row(chosen.path, line))
             continue
         assert all(text in json.dumps(line_of(each)) for each in found)
         assert [each.steps for each in found] == [reading.find(f"{each.file}:{each.line}")[0].steps for each in found]
@@ -245,11 +242,8 @@ def test_documents_of_a_deduplicated_blend_lead_to_the_original_rows(tmp_path, v
     lines = [json.dumps({"text": text}) for text in [*TEXTS[:20], TEXTS[3], "", *TEXTS[20:60]]]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     preparing_dedup.prepare(blend_of(tmp_path / "a.jsonl"), tmp_path / "dedup", near=False, shard_size=2_000)
-    blend, settings = (
-        json.loads((tmp_path / "dedup/blend.json").read_bytes()),
-        {"tokenizer": {"model": str(vocabulary)}},
-    )
-    prepare(blend, tmp_path / "out", **settings, holdout={"valid": 0, "test": 0})
+    blend = json.loads((tmp_path / "dedup/blend.json").read_bytes())
+    prepare(blend, tmp_path / "out", tokenizer={"model": str(vocabulary)}, holdout={"valid": 0, "test": 0})
     place, _ = training(tmp_path / "model", prepared_data(str(tmp_path / "out")), SETTINGS)
     for sample in Reading.of(place).step(1, None).view.packs:
         for sequence in sample.sequences:

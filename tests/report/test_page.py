@@ -28,25 +28,26 @@ from tests.preparing import blend_of, prefixes_of, write_lines
 REPOSITORY = Path(__file__).parents[2]
 HOSTILE = '<script>alert("1")</script> & <b>\x1b[0m\u202e'
 BLENDS = {
-    "pretrain": "tiny.json",
-    "sft": "tiny-sft.json",
-    "rl": "tiny-rl.json",
-    "harmony": "tiny-harmony.json",
-    "dedup": "tiny.json",
-}
+    "pretrain": "tiny", "sft": "tiny-sft", "rl": "tiny-rl", "harmony": "tiny-harmony", "dedup": "tiny",
+}  # fmt: skip
 SETTINGS = {"sft": {"pack_size": 1024}, "rl": {"target": "nemo_gym"}}
 VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+def reported(kind, blend, output, **settings):
+    """Prepare, and write the report; what is on its page."""
+    prepare_here(kind, blend, output, **settings)
+    page.leave_report(str(output), pytest.fail)
+    return read_page(output)
 
 
 @pytest.fixture(scope="module", params=BLENDS)
 def published(request, tmp_path_factory):
     """The bundled blend of a kind, prepared twice in different folders, each with its report."""
     outputs = [tmp_path_factory.mktemp(request.param) / "out" for _ in range(2)]
+    blend = str(REPOSITORY / "blends" / f"{BLENDS[request.param]}.json")
     for output in outputs:
-        prepare_here(
-            request.param, str(REPOSITORY / "blends" / BLENDS[request.param]), output, **SETTINGS.get(request.param, {})
-        )
-        page.leave_report(str(output), pytest.fail)
+        reported(request.param, blend, output, **SETTINGS.get(request.param, {}))
     return request.param, *outputs
 
 
@@ -165,9 +166,8 @@ def by_packs(output):
 
 
 def by_harmony(output):
-    return {
-        str(file): pq.read_table(file)["stats_token_len"].to_pylist() for file in (output / "data").rglob("*.parquet")
-    }
+    files = (output / "data").rglob("*.parquet")
+    return {str(file): pq.read_table(file)["stats_token_len"].to_pylist() for file in files}
 
 
 def by_lines(output):
@@ -206,9 +206,8 @@ def test_croissant_is_valid_and_names_what_the_data_were_made_from(published):
     assert not data.metadata.issues.errors
     assert not data.metadata.issues.warnings
     written = orjson.loads((output / cards.CROISSANT).read_bytes())
-    assert len(written["prov:wasDerivedFrom"]) == sum(
-        map(len, listed_sources(read_manifest(str(output))["blend"]).values())
-    )
+    sources = listed_sources(read_manifest(str(output))["blend"])
+    assert len(written["prov:wasDerivedFrom"]) == sum(map(len, sources.values()))
     if kind == "harmony":
         (rows,) = [each for each in data.metadata.record_sets if each.name == "parquet-rows"]
         (file,) = (output / "data").rglob("*.parquet")
@@ -230,33 +229,24 @@ def test_a_card_has_front_matter_and_the_published_counts(published):
 
 
 def test_cards_say_the_languages_that_the_blend_states_and_no_others(tmp_path):
-    source = {
-        "name": "a",
-        "path": str(write_lines(tmp_path / "in.jsonl", ["text", "more"])),
-        "languages": ["de", "gsw"],
-    }
+    path = write_lines(tmp_path / "in.jsonl", ["text", "more"])
+    source = {"name": "a", "path": str(path), "languages": ["de", "gsw"]}
     other = {"name": "b", "path": str(write_lines(tmp_path / "other.jsonl", ["text"])), "domain": "mills"}
     for sources, spoken in (([source, other], ["de", "gsw"]), ([other], None)):
-        prepare_here("pretrain", {"datasets": sources}, tmp_path / "out")
-        page.leave_report(str(tmp_path / "out"), pytest.fail)
+        reported("pretrain", {"datasets": sources}, tmp_path / "out")
         assert yaml.safe_load((tmp_path / "out/README.md").read_text().split("---\n")[1]).get("language") == spoken
         written = mlcroissant.Dataset(jsonld=str(tmp_path / "out" / cards.CROISSANT)).metadata
         assert written.in_language == spoken
-        assert (
-            "de, gsw: 2 documents; not stated: 1 documents" in (tmp_path / "out" / cards.SUMMARY).read_text()
-        ) is bool(spoken)
+        summary = (tmp_path / "out" / cards.SUMMARY).read_text()
+        assert ("de, gsw: 2 documents; not stated: 1 documents" in summary) is bool(spoken)
         assert run(["verify", str(tmp_path / "out")]) == 0
 
 
 def test_croissant_names_the_sources_of_sources_and_verify_needs_none_of_them(tmp_path):
-    source = {
-        "name": "a",
-        "path": str(write_lines(tmp_path / "in/in.jsonl", ["text", "text", "more"])),
-        "license": "MIT",
-    }
+    path = write_lines(tmp_path / "in/in.jsonl", ["text", "text", "more"])
+    source = {"name": "a", "path": str(path), "license": "MIT"}
     prepare_here("dedup", {"datasets": [source]}, tmp_path / "deduplicated", near=False)
-    prepare_here("pretrain", str(tmp_path / "deduplicated/blend.json"), tmp_path / "out")
-    page.leave_report(str(tmp_path / "out"), pytest.fail)
+    reported("pretrain", str(tmp_path / "deduplicated/blend.json"), tmp_path / "out")
     (near,) = orjson.loads((tmp_path / "out" / cards.CROISSANT).read_bytes())["prov:wasDerivedFrom"]
     (far,) = near["prov:wasDerivedFrom"]
     assert (far["prov:atLocation"], far["sc:license"]) == ("in.jsonl", "MIT")
@@ -351,9 +341,7 @@ def test_rows_are_counted_by_what_they_state_and_by_nothing_else(tmp_path):
     rows = [{"text": f"row {at}", "language": "de" if at % 3 else "gsw", "lang": at, "title": "en"} for at in range(9)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = {"name": "a", "path": str(tmp_path / "in.jsonl"), "domain": "mills"}
-    prepare_here("dedup", {"datasets": [source]}, tmp_path / "out", near=False)
-    page.leave_report(str(tmp_path / "out"), pytest.fail)
-    found = read_page(tmp_path / "out")
+    found = reported("dedup", {"datasets": [source]}, tmp_path / "out", near=False)
     assert found.rows("language: the most frequent of 2 values") == {"de": ["6"], "gsw": ["3"]}
     assert found.rows("Domain, as the blend states") == {"mills": ["9"]}
     assert not [name for name in found.tables if name.startswith(("lang:", "title", "Languages,"))]
@@ -362,10 +350,8 @@ def test_rows_are_counted_by_what_they_state_and_by_nothing_else(tmp_path):
 def test_hostile_text_and_names_stay_text(tmp_path):
     write_lines(tmp_path / "<b>in&/<i>x.jsonl", [HOSTILE * 3, b"{<script>", "plain"])
     blend = {"datasets": [{"name": "a", "path": str(tmp_path / "<b>in&"), "license": "<u>|MIT"}]}
-    prepare_here("pretrain", blend, tmp_path / "out")
-    page.leave_report(str(tmp_path / "out"), pytest.fail)
+    found = reported("pretrain", blend, tmp_path / "out")
     text = (tmp_path / "out/report.html").read_text()
-    found = Page(text)
     assert not {"script", "b", "i", "u"} & {*found.elements}
     assert "&lt;script&gt;alert(" in text
     assert not re.search("[\x1b\u202e]", text)
@@ -387,9 +373,8 @@ def test_a_report_that_fails_is_a_warning_with_the_remedy(tmp_path, monkeypatch)
 def test_many_data_sets_are_shown_in_part_and_all_counted():
     links = {(f"d{number}", "train"): number + 1 for number in range(400)}
     drawn = flow("flow", links, ())
-    assert sum(
-        int(count.replace(",", "")) for count in re.findall(r"to train: ([\d,]+)", drawn.description)[:16]
-    ) == sum(links.values())
+    counts = [int(count.replace(",", "")) for count in re.findall(r"to train: ([\d,]+)", drawn.description)[:16]]
+    assert sum(counts) == sum(links.values())
     assert "more in the table" in bars("bars", {f"d{number}": (1.0,) for number in range(40)}, ("x",), str).title
     assert "300 more rows" in Table("t", ("a", "b"), [(f"d{number}", number) for number in range(400)]).html()
     assert Table("t", ("a",), [])._repr_html_().startswith("<div")
@@ -426,9 +411,7 @@ def test_phases_are_shown_as_planned_and_as_published(tmp_path):
         write_lines(tmp_path / f"{name}.jsonl", [f"{name} {number} " * 9 for number in range(200)])
     phases = [{"name": "main", "share": 0.75}, {"name": "end", "share": 0.25, "mix": {"b": 0.9}}]
     blend = {**blend_of(tmp_path / "a.jsonl", tmp_path / "b.jsonl"), "tokens": 4000, "phases": phases}
-    prepare_here("pretrain", blend, tmp_path / "out", holdout={"valid": 0, "test": 0})
-    page.leave_report(str(tmp_path / "out"), pytest.fail)
-    found = read_page(tmp_path / "out")
+    found = reported("pretrain", blend, tmp_path / "out", holdout={"valid": 0, "test": 0})
     shares = [(row[0], row[1], percent(row[2]), percent(row[3])) for row in found.tables["Phases"][1:]]
     assert [(phase, name, planned) for phase, name, planned, _ in shares] == [
         ("main", "a", 0.5), ("main", "b", 0.5), ("end", "a", 0.1), ("end", "b", 0.9),

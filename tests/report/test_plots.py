@@ -25,6 +25,7 @@ from tokenmill.tasks.report import plots, score_page
 from tests.dedup.test_harmony_duplicates import data_set
 from tests.examples import max_examples
 from tests.harmony.rows import MATH_PLAIN, block
+from tests.peers.conversations import talk, thinking, user
 from tests.preparing_harmony import prepare
 from tests.preparing_rl import write_rows
 from tests.publishing_scores import embeddings_table, nll_table, publish_scores
@@ -70,20 +71,15 @@ def test_the_plane_is_that_of_the_largest_singular_values(seed, size):
     assert share == pytest.approx(variance, abs=1e-6)
 
 
-def test_directions_do_not_turn_with_the_rows():
-    vectors = np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32) * [4, 2, 1, 1]
-    one, _ = plots.principal_plane(vectors)
-    other, _ = plots.principal_plane(vectors[::-1])
-    np.testing.assert_allclose(one, other[::-1], atol=1e-5)
-
-
 @given(st.integers(0, 10_000))
 @max_examples(20)
-def test_the_largest_weight_of_a_direction_is_positive(seed):
+def test_the_largest_weight_of_a_direction_is_positive_in_any_order_of_rows(seed):
     vectors = np.random.default_rng(seed).normal(size=(50, 6)) * [5, 3, 1, 1, 1, 1]
     found, _ = plots.principal_plane(vectors.astype(np.float32))
     weights = (vectors - vectors.mean(axis=0)).T @ found  # in proportion to those of each direction
     assert (weights[np.abs(weights).argmax(axis=0), [0, 1]] > 0).all()
+    other, _ = plots.principal_plane(vectors[::-1].astype(np.float32))
+    np.testing.assert_allclose(found, other[::-1], atol=1e-4)
 
 
 @pytest.mark.parametrize("vectors", [np.ones((5, 1)), np.ones((1, 8)), np.tile([[0.6, 0.8]], (9, 1))])
@@ -226,19 +222,12 @@ def published(tmp_path_factory):
     """A normalization of rated problems, its NLL and its embeddings, and its rows in the order of the files."""
     folder = tmp_path_factory.mktemp("published")
     rates = [None, 0.0, 0.25, 0.5, 0.625, 1.0] * 4
-    rows = [
-        {
-            **MATH_PLAIN,
-            "uuid": f"u{number}",
-            "problem": f"What is {number} and {number}?",
-            "messages": [
-                {"role": "user", "content": f"What is {number} and {number}?"},
-                {"role": "assistant", "content": f"It is {number * 7919}.", "reasoning_content": "So."},
-            ],
-            "metadata": {"reason_high_no_tool": None if rate is None else block(rate)},
-        }
-        for number, rate in enumerate(rates)
-    ]
+    rows = []
+    for number, rate in enumerate(rates):
+        asked, rated = f"What is {number} and {number}?", None if rate is None else block(rate)
+        said = talk(user(asked), thinking("So.", f"It is {number * 7919}."))
+        more = {"uuid": f"u{number}", "problem": asked, "metadata": {"reason_high_no_tool": rated}}
+        rows.append({**MATH_PLAIN, **said, **more})
     write_rows(folder / "in/high.jsonl", rows)
     pools = [{"name": name, "description": name, "predicate": predicate} for name, predicate in POOLS.items()]
     (folder / "pools.yaml").write_text(yaml.safe_dump({"pools": pools}))
@@ -284,16 +273,8 @@ def report(capfd, *arguments):
 
 def test_a_report_of_rows_and_scores_shows_all_of_them_on_one_page(published, capfd):
     folder, rows = published
-    record, page, pictures = report(
-        capfd,
-        folder / "out",
-        "--scores",
-        folder / "nll",
-        "--scores",
-        folder / "vectors",
-        "--html",
-        folder / "page.html",
-    )
+    scores = ("--scores", folder / "nll", "--scores", folder / "vectors")
+    record, page, pictures = report(capfd, folder / "out", *scores, "--html", folder / "page.html")
     assert record["page"] == str(folder / "page.html")
     assert [title.partition(":")[0] for title in record["plots"]] == [
         f"Pools of {folder / 'out'}", "NLL, by data set and split", "NLL against correctness", "Map of embeddings",
@@ -343,10 +324,8 @@ def test_data_sets_and_folders_keep_their_names_and_their_rows(tmp_path, capfd):
         capfd, tmp_path / "<b>nll", "--scores", tmp_path / "<b>nll", "--html", tmp_path / "page.html"
     )
     told = " ".join(texts(histogram))
-    found = re.findall(r"(\w/\w+) (\d+) rows, median (\d\.\d+)", told)
-    assert found == [
-        ("a/train", "9", "6.000"), ("m/train", "7", "7.000"), ("z/train", "5", "5.000"), ("z/valid", "2", "5.000"),
-    ]  # fmt: skip
+    found = [" ".join(each) for each in re.findall(r"(\w/\w+) (\d+) rows, median (\d\.\d+)", told)]
+    assert found == ["a/train 9 6.000", "m/train 7 7.000", "z/train 5 5.000", "z/valid 2 5.000"]
     assert "<b>" in record["plots"][0]
     assert "<b>" not in page
 
@@ -362,16 +341,15 @@ def test_the_same_report_is_the_same_bytes(published):
 
 def test_what_cannot_be_drawn_is_refused(published, tmp_path):
     folder, _ = published
-    with pytest.raises(InputError, match=r"no manifest\.json here"):
-        score_page.report_page([str(tmp_path)])
-    with pytest.raises(InputError, match="name only one folder of rows"):
-        score_page.report_page([str(folder / "out"), str(folder / "out")])
-    empty = publish_scores(tmp_path / "empty", "nll", [])
-    with pytest.raises(InputError, match="there is nothing to draw; name a folder of scores"):
-        score_page.report_page([empty])
-    other = publish_scores(tmp_path / "other", "sft", [])
-    with pytest.raises(InputError, match="holds 'sft'; a report shows harmony, nll, embeddings"):
-        score_page.report_page([other])
+    empty, other = (publish_scores(tmp_path / kind, kind, []) for kind in ("nll", "sft"))
+    for places, words in (
+        ([tmp_path], r"no manifest\.json here"),
+        ([folder / "out", folder / "out"], "name only one folder of rows"),
+        ([empty], "there is nothing to draw; name a folder of scores"),
+        ([other], "holds 'sft'; a report shows harmony, nll, embeddings"),
+    ):
+        with pytest.raises(InputError, match=words):
+            score_page.report_page(list(map(str, places)))
 
 
 def test_without_matplotlib_the_command_says_what_to_install(published):

@@ -28,6 +28,7 @@ from tokenmill.tasks.sources.slices import cut
 from tests import preparing, preparing_harmony, preparing_rl, preparing_sft
 from tests.building import publish_here
 from tests.hub_server import EXPIRED, used_here
+from tests.peers.conversations import assistant, talk, user
 from tests.report.hub_writing_stand_in import READER, WRITER, serve_writable
 
 SCRAP = {".env": "HF_TOKEN=x", "run.log": "x", "data/chats/.part.tmp-1": "x", "notes.md": "x", "data/own.parquet": "x"}
@@ -38,15 +39,7 @@ CARDS = ("README.md", "croissant.json", "training-summary.md")
 
 
 def chats(start, stop):
-    return [
-        {
-            "messages": [
-                {"role": "user", "content": f"What is {number} squared?"},
-                {"role": "assistant", "content": str(number**2)},
-            ]
-        }
-        for number in range(start, stop)
-    ]
+    return [talk(user(f"What is {number} squared?"), assistant(str(number**2))) for number in range(start, stop)]
 
 
 def harmony(folder, first=0):
@@ -140,10 +133,6 @@ def rows_of(sources):
     return [record for part in slices for batch in read_records(part, ()) for record in batch.records]
 
 
-def without_nulls(table):
-    return [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
-
-
 @pytest.mark.slow
 def test_what_was_pushed_is_read_back_as_the_rows_that_were_published(hub, outputs):
     output = outputs("harmony")
@@ -155,7 +144,8 @@ def test_what_was_pushed_is_read_back_as_the_rows_that_were_published(hub, outpu
     assert rows_of(blend.datasets) == local
     parts = sorted((output / "data/chats").glob("part-*.parquet"))
     assert len(parts) > 2
-    written = [row for part in parts for row in without_nulls(pq.read_table(part))]
+    rows = [row for part in parts for row in pq.read_table(part).to_pylist()]
+    written = [{name: value for name, value in row.items() if value is not None} for row in rows]
     assert rows_of([DataSource(name="x", path="hf://org/name", split="chats")]) == written
     assert local[: len(written)] == written
 
@@ -174,13 +164,8 @@ def test_only_what_was_published_is_pushed_and_all_of_it(hub, outputs, kind):
     manifest = read_manifest(str(output))
     entries = [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
     names = {name for entry in entries for of in entry["published"].values() for name in of}
-    endings = ("", ".bin", ".idx")
-    expected = {
-        path.relative_to(output).as_posix()
-        for path in output.rglob("*")
-        if path.is_file()
-        and path.relative_to(output).as_posix() in {f"{name}{end}" for name in names for end in endings}
-    }
+    there = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
+    expected = there & {f"{name}{ending}" for name in names for ending in ("", ".bin", ".idx")}
     expected |= {file["path"] for file in manifest["files"] if not file["path"].startswith("quarantine/")}
     assert set(pushed) == {".gitattributes", "manifest.json", *CARDS, *expected}
     assert expected > {"blend.json"}
@@ -203,7 +188,7 @@ def test_nothing_pushed_names_a_place_of_this_machine(hub, outputs, kind):
     assert {entry["file"] for entry in manifest["shards"]} <= {f"{n}.jsonl" for n in ("chats", "more", "text", "rows")}
 
 
-def test_places_are_left_out_of_texts_and_what_only_looks_like_one_stays(own):
+def test_places_are_left_out_of_texts_and_settings_and_what_only_looks_like_one_stays(own, monkeypatch):
     manifest = read_manifest(str(own))
     source = str(own.parent / "secret place")
     written = {
@@ -217,26 +202,20 @@ def test_places_are_left_out_of_texts_and_what_only_looks_like_one_stays(own):
         "file:///elsewhere/a.jinja": "a.jinja",
         **{same: same for same in [f"s3:/{source}/a", f"hf://org/name{source}/a", "a/b", "{% if a %}/b", "", 7]},
     }
-    noted = {**manifest, "note": [{"text": text} for text in written]}
-    (own / "manifest.json").write_bytes(sealed(noted))
-    pushed = json.loads(parcel_of(str(own)).documents["manifest.json"])
-    assert [each["text"] for each in pushed["note"]] == list(written.values())
-
-
-def test_settings_name_no_folder_of_this_machine(own, monkeypatch):
     monkeypatch.chdir(own.parent)
     (own.parent / "client/tokenizer").mkdir(parents=True)
-    written = {
+    settings = {
         "client/tokenizer": "tokenizer",
         "../client/chat.jinja": "chat.jinja",
         "gone/client/tokenizer/": "tokenizer",
         "/elsewhere/client/tokenizer": "tokenizer",
         **{same: same for same in ["org/name", "nano3", "{% if a/b/c %}", "a/b/c or d", "s3://bucket/a/b"]},
     }
-    manifest = read_manifest(str(own))
-    (own / "manifest.json").write_bytes(sealed({**manifest, "settings": {"several": list(written)}}))
+    noted = {"note": [{"text": text} for text in written], "settings": {"several": list(settings)}}
+    (own / "manifest.json").write_bytes(sealed({**manifest, **noted}))
     pushed = json.loads(parcel_of(str(own)).documents["manifest.json"])
-    assert pushed["settings"]["several"] == list(written.values())
+    assert [each["text"] for each in pushed["note"]] == list(written.values())
+    assert pushed["settings"]["several"] == list(settings.values())
 
 
 def test_shards_that_lie_elsewhere_are_refused(hub, tmp_path):
@@ -250,20 +229,14 @@ def test_every_path_of_the_pushed_blend_is_a_file_or_folder_of_the_repository(hu
     send(outputs(kind))
     pushed = hub.datasets["org/name"].files
     blend = json.loads(pushed["blend.json"])
-    paths = (
-        [source["path"] for source in blend["datasets"]]
-        if kind == "harmony"
-        else [path for split in blend.values() for path in (split or [])[1::2]]
-    )
+    paths = [path for split in blend.values() for path in (split or [])[1::2]]
+    if kind == "harmony":
+        paths = [source["path"] for source in blend["datasets"]]
+    if kind == "rl":
+        paths.append(json.loads(pushed["manifest.json"])["train"])
     assert paths
     for path in paths:
         assert any(name == path or name.startswith((f"{path}/", f"{path}.")) for name in pushed), path
-
-
-def test_the_whole_files_of_rl_are_named_relative_to_the_repository(hub, outputs):
-    send(outputs("rl"))
-    pushed = hub.datasets["org/name"].files
-    assert json.loads(pushed["manifest.json"])["train"] in pushed
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -296,15 +269,15 @@ def test_a_new_repository_is_as_private_as_was_asked_for(hub, outputs, public):
     commit = push(parcel, target)
     repository = hub.datasets["org/new"]
     assert repository.private is not public
+    size = sum(map(len, repository.files.values())) - len(repository.files[".gitattributes"])
+    record = {
+        "path": f"hf://org/new@{repository.head}",
+        "type": "push",
+        "commit": repository.head,
+        "private": not public,
+    }
     assert push_record(parcel, target, commit) == {
-        "push": {
-            "path": f"hf://org/new@{repository.head}",
-            "type": "push",
-            "commit": repository.head,
-            "files": len(repository.files) - 1,
-            "bytes": sum(map(len, repository.files.values())) - len(repository.files[".gitattributes"]),
-            "private": not public,
-        }
+        "push": {**record, "files": len(repository.files) - 1, "bytes": size}
     }
 
 
@@ -543,17 +516,14 @@ def test_a_commit_by_someone_else_in_between_is_told(hub, outputs):
     assert {"theirs.txt", "manifest.json"} < repository.files.keys()
 
 
-def test_what_the_hub_leaves_out_is_told(hub, outputs):
-    hub.create("org/name").ignored = ["train/*"]
+@pytest.mark.parametrize("before", [False, True])
+def test_what_the_hub_leaves_out_is_told(hub, outputs, tmp_path, before):
+    if before:  # it keeps an older version
+        send(rl(tmp_path, chats(500, 510)))
+    repository = hub.datasets["org/name"] if before else hub.create("org/name")
+    repository.ignored = ["manifest.json" if before else "train/*"]
     said = refusal(lambda: send(outputs("rl")), RunError)
-    assert "skipped" in said
-    assert ".gitignore" in said
-
-
-def test_an_older_version_that_the_hub_kept_is_told(hub, outputs, tmp_path):
-    send(rl(tmp_path, chats(500, 510)))
-    hub.datasets["org/name"].ignored = ["manifest.json"]
-    assert "manifest.json" in refusal(lambda: send(outputs("rl")), RunError)
+    assert all(words in said for words in (["manifest.json"] if before else ["skipped", ".gitignore"]))
 
 
 def damaged(path):
@@ -568,24 +538,22 @@ def replaced(path, content):
     path.write_bytes(content)
 
 
-DAMAGE = {
-    "flipped byte": lambda out: damaged(next(out.glob("train/data_*"))),
-    "cut": lambda out: replaced(shard := next(out.glob("train/data_*")), shard.read_bytes()[:-1]),
-    "missing": lambda out: next(out.glob("train/data_*")).unlink(),
-    "flipped byte beside a link": lambda out: replaced(
-        shard := next(out.glob("train/data_*")), shard.read_bytes()[:-1] + b"\0"
-    ),
-    "flipped byte in a file that is no shard": lambda out: damaged(next(out.glob("splits/train_*"))),
-    "missing file that is no shard": lambda out: next(out.glob("splits/train_*")).unlink(),
-    "flipped byte in the blend": lambda out: damaged(out / "blend.json"),
-    "receipt gone": lambda out: next(out.glob("shards/rl/*/receipt.json")).unlink(),
-    "receipt damaged": lambda out: damaged(next(out.glob("shards/rl/*/receipt.json"))),
-}
-
-
-@pytest.mark.parametrize("case", DAMAGE)
-def test_a_damaged_output_is_refused_before_a_byte(hub, own, case):
-    DAMAGE[case](own)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("train/data_*", damaged),
+        ("train/data_*", lambda path: replaced(path, path.read_bytes()[:-1])),
+        ("train/data_*", Path.unlink),
+        ("train/data_*", lambda path: replaced(path, path.read_bytes()[:-1] + b"\0")),
+        ("splits/train_*", damaged),
+        ("splits/train_*", Path.unlink),
+        ("blend.json", damaged),
+        ("shards/rl/*/receipt.json", Path.unlink),
+        ("shards/rl/*/receipt.json", damaged),
+    ],
+)
+def test_a_damaged_output_is_refused_before_a_byte(hub, own, name, damage):
+    damage(next(own.glob(name)))
     assert "run the preparation again" in refusal(lambda: send(own), RunError)
     assert writes(hub) == 0
 

@@ -56,9 +56,7 @@ def test_no_bit_of_a_record_leads_elsewhere(root):
         damaged = bytearray(whole)
         damaged[number // 8] ^= 1 << number % 8
         place.write_bytes(damaged)
-        with pytest.raises(
-            InputError, match=r"art://corpus: the record .*v1\.json is damaged .*register the folder again"
-        ):
+        with pytest.raises(InputError, match=r"corpus: the record .*v1\.json is damaged .*register the folder again"):
             located("art://corpus")
     assert register("corpus", artifact("/a")).version == "v2"
     assert located("art://corpus") == "/a"
@@ -90,23 +88,24 @@ def test_registrations_at_the_same_time_get_versions_of_their_own():
     assert register("corpus", newest.artifact).version == newest.version
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "../a", ".hidden", "a b", "x" * 129])
-def test_a_name_is_one_part_of_a_path(name):
-    with pytest.raises(InputError, match="a name is letters"):
-        register(name, artifact("/a"))
-
-
-def test_an_unknown_name_or_version_is_refused_with_the_remedy():
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        *[(lambda name=name: register(name, artifact("/a")), "a name is letters") for name in ("", "a/b", "../a")],
+        *[
+            (lambda name=name: register(name, artifact("/a")), "a name is letters")
+            for name in (".hidden", "a b", "x" * 129)
+        ],
+        (lambda: located("art://corpse"), "register it with"),
+        (lambda: located("art://corpus:v7"), "register it with"),
+        (lambda: located("art://corpus:v7/blend.json"), "register it with"),
+        (lambda: publish_bytes("art://corpus/file", b""), "cannot publish"),
+    ],
+)
+def test_what_is_no_name_or_not_there_is_refused_with_the_remedy(use, words):
     register("corpus", artifact("/a"))
-    for reference in ("art://corpse", "art://corpus:v7", "art://corpus:v7/blend.json"):
-        with pytest.raises(InputError, match="register it with"):
-            located(reference)
-
-
-def test_nothing_is_written_through_a_name():
-    register("corpus", artifact("/a"))
-    with pytest.raises(InputError, match="cannot publish"):
-        publish_bytes("art://corpus/file", b"")
+    with pytest.raises(InputError, match=words):
+        use()
 
 
 @pytest.mark.slow
@@ -127,22 +126,14 @@ def test_the_lineage_of_results_goes_back_to_the_data_sets(tmp_path, prepared):
     found["made_from"] = {"model": "xxh3_128:1", "data": data}
     publish_bytes(str(results / "results.json"), sealed(found))
     register("results", artifact_in(str(results)))
-    there = {
-        "type": "pretrain",
-        "path": str(prepared),
-        "made_from": [{"type": "data", "path": f"{tmp_path}/a.jsonl", "made_from": []}],
-    }
-    assert lineage("art://results") == {
-        "type": "results",
-        "path": str(results),
-        "made_from": [{"type": "model", "path": str(model), "made_from": [there]}, there],
-    }
+    data = {"type": "data", "path": f"{tmp_path}/a.jsonl", "made_from": []}
+    there = {"type": "pretrain", "path": str(prepared), "made_from": [data]}
+    above = {"type": "model", "path": str(model)}
+    expected = {"type": "results", "path": str(results), "made_from": [{**above, "made_from": [there]}, there]}
+    assert lineage("art://results") == expected
     prepare_other_data(tmp_path)
     changed = there | {"changed": True}
-    assert lineage("art://results")["made_from"] == [
-        {"type": "model", "path": str(model), "made_from": [changed]},
-        changed,
-    ]
+    assert lineage("art://results")["made_from"] == [{**above, "made_from": [changed]}, changed]
 
 
 def prepare_other_data(folder):

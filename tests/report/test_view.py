@@ -1,6 +1,5 @@
 """The view: stored rows come back as what was put in, and nothing in them reaches the terminal or the page raw."""
 
-import gzip
 import io
 import itertools
 import json
@@ -30,7 +29,7 @@ from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
 
-from tests.preparing import blend_of, prepare, write_lines
+from tests.preparing import blend_of, prepare, write_lines, write_texts
 from tests.tokenize.small_vocabularies import EOS, byte_level_bpe, ids_of, reference
 
 ROLES = ["template", "system", "developer", "user", "assistant", "tool", "padding"]
@@ -100,26 +99,24 @@ def write_packs(out, key, part, packs, group=2):
 
 def write_manifest(out, entries, vocabulary, **changes):
     tokenizer = {"model": str(vocabulary), "add_eos": False}
+    groups = [  # of packs, here one for each part of a shard, with the shard's key
+        {
+            **entry, "documents": {part: 1}, "facts": {part: facts}, "published": {},
+            "source": {"sequences": [f"{entry['key']}/{part}"]},
+        }
+        for entry in entries for part, facts in entry["facts"].items() if facts["packs"]
+    ]  # fmt: skip
     manifest = {
         "type": "sft",
         "settings": {"tokenizer": tokenizer},
         "tokenizer": {"fingerprint": load_vocabulary(parse(TokenizerSettings, tokenizer, "test")).fingerprint},
         "recipes": [{"kind": "sft"}],
         "shards": entries,
-        "derived": {"recipes": [{"kind": "packs"}], "shards": list(groups_of(entries))},
+        "derived": {"recipes": [{"kind": "packs"}], "shards": groups},
         "volatile": {"store": str(Path(out, "shards"))},
         **changes,
     }
     Path(out, "manifest.json").write_bytes(sealed(manifest))
-
-
-def groups_of(entries):
-    """The manifest's entries of packs, here a group for each part of a shard, with the shard's key."""
-    for entry in entries:
-        for part, facts in entry["facts"].items():
-            if facts["packs"]:
-                source = {"sequences": [f"{entry['key']}/{part}"]}
-                yield {**entry, "documents": {part: 1}, "facts": {part: facts}, "source": source, "published": {}}
 
 
 def entry_of(key, parts, dataset="chat", file="/data/chat.jsonl", start=0, stop=1000, rows=10):
@@ -267,10 +264,8 @@ def test_a_document_is_shown_alone_from_every_pack_that_holds_it(chat):
     )
     view = view_output(out, doc="1a2b3c4d-17")
     assert texts(view) == ["turn 1", "turn 3", "turn 5"]
-    assert [(pack.row, pack.count, [s.number for s in pack.sequences]) for pack in view.packs] == [
-        (0, 2, [1]),
-        (2, 3, [0, 2]),
-    ]
+    found = [(pack.row, pack.count, [s.number for s in pack.sequences]) for pack in view.packs]
+    assert found == [(0, 2, [1]), (2, 3, [0, 2])]
 
 
 def test_documents_are_found_beyond_the_first_thousand_packs(tmp_path, vocabulary):
@@ -364,10 +359,10 @@ def test_a_damaged_file_is_named(chat, damage):
     place.unlink()
     if damage == "cut":
         place.write_bytes(content[:-30])
-    elif damage != "missing":
-        pq.write_table(
-            table.replace_schema_metadata() if damage == "no metadata" else table.drop_columns("role"), place
-        )
+    elif damage == "no metadata":
+        pq.write_table(table.replace_schema_metadata(), place)
+    elif damage == "no column":
+        pq.write_table(table.drop_columns("role"), place)
     with pytest.raises(RunError, match=re.escape(str(place))):
         view_output(out)
     if damage != "no metadata":
@@ -433,24 +428,10 @@ def test_each_document_of_a_bin_names_the_line_that_it_came_from(shortest, reaso
         assert json.loads(lines[sequence.line - 1])["text"] + EOS == sequence.passages[0].text
 
 
-def write_array(path, texts):
-    path.write_text(json.dumps([{"text": text} for text in texts]))
-
-
-def write_parquet(path, texts):
-    pq.write_table(pa.table({"text": texts}), path, row_group_size=40)
-
-
-def write_gzip(path, texts):
-    path.write_bytes(gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode()))
-
-
-@pytest.mark.parametrize(
-    ("name", "write"), [("a.json", write_array), ("a.parquet", write_parquet), ("a.jsonl.gz", write_gzip)]
-)
-def test_in_every_format_the_line_is_the_number_of_the_row(name, write, tmp_path, vocabulary):
+@pytest.mark.parametrize("name", ["a.json", "a.parquet", "a.jsonl.gz"])
+def test_in_every_format_the_line_is_the_number_of_the_row(name, tmp_path, vocabulary):
     texts = [None if number % 7 == 3 else "" if number % 5 == 2 else f"row {number} {HOSTILE}" for number in range(400)]
-    write(tmp_path / name, texts)
+    write_texts(tmp_path / name, texts, 40)
     chosen = {"tokenizer": {"model": str(vocabulary)}, "shard_size": 10_000, "bad_row_ceiling": 0.9}
     prepare(blend_of(tmp_path / name), tmp_path / "out", **chosen)
     shown = sequences(view_output(str(tmp_path / "out"), rows=999))
@@ -476,9 +457,7 @@ def test_a_damaged_bin_is_named(pretrained):
     content = index.read_bytes()
     try:
         index.write_bytes(content[:40] + b"\x01" + content[41:])
-        with pytest.raises(
-            RunError, match=f"{re.escape(str(place))}: length of sequence|{re.escape(str(place))}: place"
-        ):
+        with pytest.raises(RunError, match=f"{re.escape(str(place))}: (length of sequence|place)"):
             view_output(pretrained)
     finally:
         index.write_bytes(content)
@@ -618,23 +597,8 @@ def test_hostile_text_is_inert_in_a_page(hostile):
     assert unsafe_in(page) == []
     parsed = _Page(page)
     opened = {tag for tag, _ in parsed.tags if not tag.startswith("/")}
-    assert opened == {
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "main",
-        "h1",
-        "dl",
-        "dt",
-        "dd",
-        "section",
-        "h2",
-        "h3",
-        "p",
-    }
+    tags = "body dd dl dt h1 h2 h3 head html main meta p section style title"
+    assert " ".join(sorted(opened)) == tags
     attributes = {name for _, attrs in parsed.tags for name in attrs}
     assert attributes == {"lang", "charset", "http-equiv", "content", "name", "class"}
     shown = [("", visible(HOSTILE)), ("trained", visible(f"{HOSTILE}\n[bold]"))]
@@ -666,10 +630,8 @@ def test_a_page_tells_padding_by_its_count_and_is_published_whole(chat, tmp_path
 
 def test_the_record_is_plain_data_with_the_text_as_it_is(hostile, chat):
     record = json.loads(json.dumps(view_record(hostile)))["view"]
-    assert [passage["text"] for passage in record["packs"][0]["sequences"][0]["passages"]] == [
-        HOSTILE,
-        f"{HOSTILE}\n[bold]",
-    ]
+    passages = record["packs"][0]["sequences"][0]["passages"]
+    assert [passage["text"] for passage in passages] == [HOSTILE, f"{HOSTILE}\n[bold]"]
     assert record["type"] == "sft"
     record = view_record(view_output(chat([(3, [("user", "a", False)])])))["view"]
     (shown,) = record["packs"]

@@ -24,11 +24,7 @@ from tests.tokenize.small_vocabularies import byte_level_bpe, reference
 
 SHARD_SIZE = 3_000
 
-BAD = {
-    "blank_line": [b"", b"  ", b"\t\r"],
-    "malformed_json": [b'{"text": "row'],
-    "not_an_object": [b"[1]"],
-}
+BAD = {"blank_line": [b"", b"  ", b"\t\r"], "malformed_json": [b'{"text": "row'], "not_an_object": [b"[1]"]}
 TEXTS = {
     "missing_field": [b'{"body": "x"}'],
     "null_text": [b'{"text": null}'],

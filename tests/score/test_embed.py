@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pyarrow as pa
@@ -113,24 +114,25 @@ def test_hashing_counts_words():
     assert HashEmbedder().dimensions == HashEmbedder().encode(["a"]).shape[1] == 256
 
 
-def test_last_takes_the_state_of_the_end_token():
-    model, found = decoder(), texts(9)
-    vectors = PoolingEmbedder(model, tokenizer(), "last").encode(found)
-    for vector, text in zip(vectors, found, strict=True):
-        np.testing.assert_allclose(vector, unit(states(model, ids_of(text, end=1))[-1]), atol=1e-5)
-
-
-@pytest.mark.parametrize(("ends_with", "eos", "end"), [(END, END, 1), (STOP, END, 2), (STOP, None, 2)])
-def test_a_tokenizer_that_ends_texts_itself_is_left_alone(ends_with, eos, end):
-    model, found = decoder(), texts(4)
+@pytest.mark.parametrize(("ends_with", "eos", "end"), [(None, END, 1), (END, END, 1), (STOP, END, 2), (STOP, None, 2)])
+def test_last_takes_the_state_of_the_end_token_of_the_tokenizer(ends_with, eos, end):
+    model, found = decoder(), texts(5)
     engine = PoolingEmbedder(model, tokenizer(ends_with=ends_with, eos=eos), "last")
     for vector, text in zip(engine.encode(found), found, strict=True):
         np.testing.assert_allclose(vector, unit(states(model, ids_of(text, end=end))[-1]), atol=1e-5)
 
 
-def test_last_needs_an_end_token():
-    with pytest.raises(InputError, match="pooling=last needs an end token"):
-        PoolingEmbedder(decoder(), tokenizer(eos=None), "last")
+@pytest.mark.parametrize(
+    ("eos", "options", "message"),
+    [
+        (None, ["last"], "pooling=last needs an end token"),
+        (END, ["mean", 33], "dimensions=33: the model's vectors have 32"),
+        (END, ["mean"], "text 1 has no tokens"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused(eos, options, message):
+    with pytest.raises(InputError, match=message):
+        PoolingEmbedder(decoder(), tokenizer(eos=eos), *options).encode(["w1", " ", "w2"])
 
 
 @pytest.mark.parametrize("made", [decoder, encoder])
@@ -164,11 +166,6 @@ def test_vectors_are_cut_to_their_first_dimensions_and_made_long_one_again(pooli
     np.testing.assert_allclose(engine.encode(found), expected, atol=1e-6)
 
 
-def test_more_dimensions_than_there_are_cannot_be_had():
-    with pytest.raises(InputError, match="dimensions=33: the model's vectors have 32"):
-        PoolingEmbedder(decoder(), tokenizer(), "mean", dimensions=33)
-
-
 @pytest.mark.parametrize("options", [{}, {"ends_with": STOP}])
 def test_a_long_text_is_cut_and_keeps_its_end_token(options):
     model, text = decoder(), " ".join(WORDS[:50])
@@ -178,10 +175,13 @@ def test_a_long_text_is_cut_and_keeps_its_end_token(options):
     assert engine.token_counts([text, "w1"]).tolist() == [51, 2]
 
 
-def test_no_more_is_read_than_the_model_can():
-    engine = PoolingEmbedder(encoder(), tokenizer(), "mean", max_tokens=1000)
+def test_no_more_is_read_than_the_model_can_and_the_tokenizer_says():
+    words = tokenizer()
+    engine = PoolingEmbedder(encoder(), words, "mean", max_tokens=1000)
     assert engine.max_tokens == 128
     assert engine.encode([" ".join(WORDS)]).shape == (1, 32)
+    words.model_max_length = 20
+    assert PoolingEmbedder(encoder(), words, "mean").max_tokens == 20
 
 
 @pytest.mark.parametrize("padding", [0, 1])
@@ -197,17 +197,6 @@ def test_a_model_that_counts_positions_from_its_padding_reads_fewer_than_its_tab
         np.testing.assert_allclose(engine.encode([text])[0], expected, atol=1e-5)
 
 
-def test_no_more_is_read_than_the_tokenizer_says():
-    words = tokenizer()
-    words.model_max_length = 20
-    assert PoolingEmbedder(encoder(), words, "mean").max_tokens == 20
-
-
-def test_a_text_without_tokens_is_refused():
-    with pytest.raises(InputError, match="text 1 has no tokens"):
-        PoolingEmbedder(decoder(), tokenizer(), "mean").encode(["w1", " ", "w2"])
-
-
 def test_no_texts_are_no_vectors():
     assert PoolingEmbedder(decoder(), tokenizer(), "mean").encode([]).shape == (0, 32)
     assert HashEmbedder(8).encode([]).shape == (0, 8)
@@ -215,20 +204,14 @@ def test_no_texts_are_no_vectors():
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_a_model_from_a_folder_embeds_as_before(tmp_path, pooling):
-    model, words = decoder(), tokenizer()
+@pytest.mark.parametrize("made", [decoder, llama])  # the one without an output layer, and the one with it
+def test_a_model_from_a_folder_embeds_as_before(tmp_path, made, pooling):
+    model, words = made(), tokenizer()
     model.save_pretrained(tmp_path)
     words.save_pretrained(tmp_path)
     engine = load_embedder(find_model(str(tmp_path)), pooling=pooling, dimensions=16, device="cpu")
-    assert np.array_equal(engine.encode(texts(7)), PoolingEmbedder(model, words, pooling, 16).encode(texts(7)))
-
-
-def test_a_model_with_an_output_layer_embeds_without_it(tmp_path):
-    model, words = llama(), tokenizer()
-    model.save_pretrained(tmp_path)
-    words.save_pretrained(tmp_path)
-    engine = load_embedder(find_model(str(tmp_path)), pooling="last", device="cpu")
-    assert np.array_equal(engine.encode(texts(3)), PoolingEmbedder(model.model, words, "last").encode(texts(3)))
+    before = PoolingEmbedder(getattr(model, "model", model), words, pooling, 16)
+    assert np.array_equal(engine.encode(texts(7)), before.encode(texts(7)))
 
 
 def test_a_folder_without_a_tokenizer_is_an_error_that_helps(tmp_path):
@@ -250,12 +233,6 @@ def test_what_is_stored_comes_back_but_for_the_rounding():
     np.testing.assert_allclose(back @ back.T, vectors @ vectors.T, atol=5e-4)
 
 
-def test_rows_without_a_vector_cannot_be_read():
-    stored = pa.chunked_array([pa.array([[1.0, 0.0], None], pa.list_(pa.float16(), 2))])
-    with pytest.raises(InputError, match="1 rows have no embedding"):
-        as_vectors(stored)
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_none_is_found_and_its_row_named(value):
     vectors = unit_vectors(np.random.default_rng(0).normal(size=(30, 8)), 8)
@@ -264,23 +241,27 @@ def test_a_number_that_is_none_is_found_and_its_row_named(value):
         as_stored(vectors, lambda row: f"part-00000.parquet: row {row + 100}")
 
 
-def test_a_number_too_large_for_half_precision_is_not_stored_as_infinity():
-    vectors = np.full((2, 4), 0.5, np.float32)
-    vectors[1] *= 200_000
-    with pytest.raises(NonFiniteError, match="row 1: the embedding has length 200000 instead of 1"):
-        as_stored(vectors)
+def test_rows_without_a_vector_cannot_be_read():
+    stored = pa.chunked_array([pa.array([[1.0, 0.0], None], pa.list_(pa.float16(), 2))])
+    with pytest.raises(InputError, match="1 rows have no embedding"):
+        as_vectors(stored)
 
 
 @pytest.mark.parametrize(
-    ("length", "stored"), [(1.0009, True), (1.0011, False), (0.9991, True), (0.998, False), (0, False)]
+    ("vector", "fault"),
+    [
+        ([1.0009, 0], None),
+        ([0.9991, 0], None),
+        ([1.0011, 0], "has length 1.0011 instead of 1"),
+        ([0.998, 0], "has length 0.998 "),
+        ([0, 0], "has length 0 "),
+        ([100_000, 0], "has length 100000 "),  # more than half precision holds: not stored as infinity
+    ],
 )
-def test_only_vectors_of_length_one_are_stored(length, stored):
-    vectors = np.array([[1, 0], [0.6 * length, 0.8 * length]], np.float32)
-    if stored:
+def test_only_vectors_of_length_one_are_stored(vector, fault):
+    vectors = np.array([[0, 1], vector], np.float32)
+    with pytest.raises(NonFiniteError, match=f"row 1: the embedding {fault}") if fault else nullcontext():
         assert len(as_stored(vectors)) == 2
-    else:
-        with pytest.raises(NonFiniteError, match="row 1"):
-            as_stored(vectors)
 
 
 def test_weights_that_are_no_numbers_stop_the_run_and_name_the_row():

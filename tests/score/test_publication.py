@@ -293,8 +293,7 @@ def test_a_table_of_nll_that_is_not_what_it_should_be_is_found(folder, one_shard
 
 
 @pytest.mark.parametrize(
-    ("vectors", "words"),
-    [(np.full((6, 8), np.nan), "holds NaN"), (np.full((6, 8), 0.5), "whose length is not 1")],
+    ("vectors", "words"), [(np.full((6, 8), np.nan), "holds NaN"), (np.full((6, 8), 0.5), "whose length is not 1")]
 )
 def test_vectors_that_are_none_are_found(one_shard, vectors, words):
     store, receipt, file = one_shard("embed")

@@ -12,11 +12,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.select.pools import Assignment, assign, load_pools, manifest, tally
 
-SOUND = {
-    "quality_valid_harmony": True,
-    "quality_completion_nonempty": True,
-    "quality_valid_tool_schema": True,
-}
+SOUND = {"quality_valid_harmony": True, "quality_completion_nonempty": True, "quality_valid_tool_schema": True}
 
 ROWS = [
     (
