@@ -18,15 +18,14 @@ from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.programs import Programs
 from tokenmill.tasks.chat.template import ChatTemplate
 
-from tests.peers.conversations import SEARCH, WEATHER
+from tests.peers.conversations import SEARCH, WEATHER, assistant, talk, user
 from tests.peers.templates.packages import Template
 from tests.peers.templates.table import TEXTS
 from tests.peers.templates.talks import talks
 from tests.peers.templates.trial import Trial, base
 
-SHIPPED = {
-    path.stem: path for path in sorted(Path(str(distribution("trl").locate_file("trl/chat_templates"))).glob("*.jinja"))
-}
+TRL = Path(str(distribution("trl").locate_file("trl/chat_templates")))
+SHIPPED = {path.stem: path for path in sorted(TRL.glob("*.jinja"))}
 FEW = ("qwen3", "deepseekv3", "llama3_1", "glm4moe", "gptoss")
 POLICIES = [
     LossPolicy(),
@@ -83,9 +82,7 @@ class Maker:
         return message
 
     def turn(self, *, tools):
-        messages = [
-            {"role": "user", "content": self.text()} for _ in range(self.random.choice([1, 1, 1, 1, 1, 1, 1, 2]))
-        ]
+        messages = [user(self.text()) for _ in range(self.random.choice([1, 1, 1, 1, 1, 1, 1, 2]))]
         for _ in range(self.random.choice([1, 1, 1, 1, 1, 0, 2])):
             messages.append(self.answer(tools=tools))
             for call in messages[-1].get("tool_calls", []):
@@ -110,22 +107,15 @@ class Maker:
             return {key: self.again(each, key) for key, each in value.items()}
         if isinstance(value, list):
             return [self.again(each) for each in value]
-        if (
-            isinstance(value, str)
-            and name in {"content", "reasoning_content", "place", "days", "deep"}
-            and value.strip()
-        ):
-            return self.text()
-        return value
+        text = isinstance(value, str) and name in {"content", "reasoning_content", "place", "days", "deep"}
+        return self.text() if text and value.strip() else value
 
     def conversations(self, count):
         """At most `count` conversations, four of a shape."""
         for _ in range(count // 4):
             record = self.record()
-            for each in [
-                record,
-                *[{**self.again({"messages": record["messages"]}), "tools": record.get("tools")} for _ in range(3)],
-            ]:
+            again = [self.again({"messages": record["messages"]}) for _ in range(3)]
+            for each in [record, *({**messages, "tools": record.get("tools")} for messages in again)]:
                 found = conversation(each, None, "tools")
                 if isinstance(found, Conversation):
                     yield found
@@ -151,19 +141,16 @@ def renderer(definition):
             source = path.read_text("utf-8")
             made[path] = Trial(Template("", source), definition, talks())
         trial = made[path]
-        return renderer_of(
-            ChatTemplate(trial.source, trial.variables), trial.vocabulary, policy, split, special
-        ), trial.vocabulary
+        template = ChatTemplate(trial.source, trial.variables)
+        return renderer_of(template, trial.vocabulary, policy, split, special), trial.vocabulary
 
     return of
 
 
 def as_pieces(found):
-    return (
-        found
-        if isinstance(found, Rejected)
-        else [each.pieces() if isinstance(each, Filled) else each for each in found]
-    )
+    if isinstance(found, Rejected):
+        return found
+    return [each.pieces() if isinstance(each, Filled) else each for each in found]
 
 
 def is_filled(found):
@@ -214,9 +201,7 @@ def test_a_shape_is_learned_once_it_comes_up_again_and_again(renderer, monkeypat
     programs = Programs(maker)
     kinds = []
     for number in range(6):
-        record = {
-            "messages": [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": f" {number}. "}]
-        }
+        record = talk(user(f"{number}?"), assistant(f" {number}. "))
         kinds.append(type(programs.sequences(conversation(record, None, "tools"))[0]))
     assert kinds == [list, list, list, Filled, Filled, Filled]
 
@@ -230,7 +215,7 @@ def test_contents_that_a_template_may_treat_otherwise_are_rendered(renderer, wor
     maker, _ = renderer(BUNDLED / "nano3.jinja")
     programs = Programs(maker)
     for answer in ("a", "b", words, "c"):
-        given = Conversation([{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}], [])
+        given = Conversation([user("?"), assistant(answer)], [])
         found = programs.sequences(given)
         assert as_pieces(found) == maker.sequences(given)
         assert is_filled(found) == (answer in {"b", "c"})
@@ -254,14 +239,7 @@ def test_a_template_that_looks_into_contents_is_rendered(vocabulary, body):
     maker = renderer_of(ChatTemplate(LOOP % body, {}), vocabulary, LossPolicy(), "auto", "literal")
     programs = Programs(maker)
     for words in ("a", "b", "a b", "long enough", "a", "ab", "\n\na b a\n"):
-        given = Conversation(
-            [
-                {"role": "user", "content": words},
-                {"role": "assistant", "content": "an answer"},
-                {"role": "user", "content": "a"},
-            ],
-            [],
-        )
+        given = Conversation([user(words), assistant("an answer"), user("a")], [])
         found = programs.sequences(given)
         assert found == maker.sequences(given)
         assert not is_filled(found)
@@ -289,7 +267,7 @@ def test_what_is_done_to_contents_is_done_when_filling(vocabulary, body):
     filled = 0
     programs = Programs(maker)
     for first, second in itertools.product(WORDS, WORDS):
-        given = Conversation([{"role": "user", "content": first}, {"role": "assistant", "content": second}], [])
+        given = Conversation([user(first), assistant(second)], [])
         found = programs.sequences(given)
         assert as_pieces(found) == maker.sequences(given), (first, second)
         filled += is_filled(found)
@@ -306,7 +284,7 @@ def test_a_content_cannot_complete_a_control_token(vocabulary):
     maker = renderer_of(ChatTemplate(source, {}), vocabulary, LossPolicy(), "auto", "literal")
     programs = Programs(maker)
     for words in ("a", "b", "end|>c", "c"):
-        given = Conversation([{"role": "user", "content": words}, {"role": "assistant", "content": words}], [])
+        given = Conversation([user(words), assistant(words)], [])
         assert as_pieces(programs.sequences(given)) == maker.sequences(given)
 
 
@@ -315,10 +293,7 @@ def test_names_like_stand_ins_are_no_holes(renderer):
     programs = Programs(maker)
     for words in ("a", "b", "c"):
         call = {"function": {"name": "f", "arguments": {"\ue0000\ue001": words, "\ue00099\ue001": words}}}
-        record = {
-            "messages": [{"role": "user", "content": words}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        }
-        given = conversation(record, None, "tools")
+        given = conversation(talk(user(words), assistant("", call)), None, "tools")
         assert as_pieces(programs.sequences(given)) == maker.sequences(given)
 
 

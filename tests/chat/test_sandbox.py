@@ -197,45 +197,20 @@ def test_the_templates_of_other_families(name):
 
 NESTED = "{% set ns = namespace(x=FIRST, y=FIRST) %}{% for i in range(N) %}{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}"
 LISTS, PAIRS = NESTED.replace("FIRST", "[1]"), NESTED.replace("FIRST", "(1,)").replace("[", "(").replace("]", ")")
-TABLES = (
-    NESTED.replace("FIRST", "{}")
-    .replace("[ns.x, ns.x]", "{1: ns.x, 2: ns.x}")
-    .replace("[ns.y, ns.y]", "{1: ns.y, 2: ns.y}")
-)
+TABLES = NESTED.replace("FIRST", "{}")
+for each in ("x", "y"):
+    TABLES = TABLES.replace(f"[ns.{each}, ns.{each}]", f"{{1: ns.{each}, 2: ns.{each}}}")
 COMPARED = [
-    "ns.x == ns.y",
-    "ns.x != ns.y",
-    "ns.x < ns.y",
-    "ns.x <= ns.y",
-    "ns.x > ns.y",
-    "ns.x >= ns.y",
-    "1 < 2 and ns.x <= ns.y <= ns.x",
-    "ns.x in [ns.y]",
-    "ns.x not in [ns.y]",
-    "[ns.x] in [[ns.y]]",
-    "ns.x in {1: ns.y}.values()",
-    "(1, ns.x) in {1: ns.y}.items()",
-    "{1: ns.x}.items() == {1: ns.y}.items()",
-    "ns.x is eq ns.y",
-    "ns.x is ne ns.y",
-    "ns.x is lessthan ns.y",
-    "ns.x is ge ns.y",
-    "ns.x is in [ns.y]",
-    "[ns.x] | select('eq', ns.y) | list | length",
-    "[ns.x] | reject('in', [ns.y]) | list | length",
-    "[{'a': ns.x}] | selectattr('a', 'equalto', ns.y) | list | length",
-    "[{'a': ns.x}] | rejectattr('a', '<', ns.y) | list | length",
-    "ns.x in ([ns.y] | map('list'))",
-    "[ns.y].index(ns.x)",
-    "[ns.y].count(ns.x)",
-    "[ns.x, ns.y] | sort | length",
-    "[ns.x, ns.y] | max | length",
-    "[{'a': ns.x}, {'a': ns.y}] | sort(attribute='a') | length",
-    "[{'a': ns.x}, {'a': ns.y}] | min(attribute='a') | length",
-    "{1: ns.x, 2: ns.y} | dictsort(by='value') | length",
-    "[[ns.x, ns.y]] | map('sort') | list | length",
+    "ns.x == ns.y", "ns.x != ns.y", "ns.x < ns.y", "ns.x <= ns.y", "ns.x > ns.y", "ns.x >= ns.y", "1 < 2 and ns.x <= ns.y <= ns.x", "ns.x in [ns.y]",
+    "ns.x not in [ns.y]", "[ns.x] in [[ns.y]]", "ns.x in {1: ns.y}.values()", "(1, ns.x) in {1: ns.y}.items()",
+    "{1: ns.x}.items() == {1: ns.y}.items()", "ns.x is eq ns.y", "ns.x is ne ns.y", "ns.x is lessthan ns.y", "ns.x is ge ns.y", "ns.x is in [ns.y]",
+    "[ns.x] | select('eq', ns.y) | list | length", "[ns.x] | reject('in', [ns.y]) | list | length",
+    "[{'a': ns.x}] | selectattr('a', 'equalto', ns.y) | list | length", "[{'a': ns.x}] | rejectattr('a', '<', ns.y) | list | length",
+    "ns.x in ([ns.y] | map('list'))", "[ns.y].index(ns.x)", "[ns.y].count(ns.x)", "[ns.x, ns.y] | sort | length", "[ns.x, ns.y] | max | length",
+    "[{'a': ns.x}, {'a': ns.y}] | sort(attribute='a') | length", "[{'a': ns.x}, {'a': ns.y}] | min(attribute='a') | length",
+    "{1: ns.x, 2: ns.y} | dictsort(by='value') | length", "[[ns.x, ns.y]] | map('sort') | list | length",
     "([ns.x, ns.y] | map('list')) | sort | length",
-]
+]  # fmt: skip
 HASHED = [
     "{ns.x: 1} | length", "ns.x in {1: 2}", "ns.x in {1: 2}.keys()", "{1: 2}[ns.x] is defined", "messages[0][ns.x] is defined", "{1: 2}.get(ns.x)",
     "[ns.x] | unique | list | length", "[{'a': ns.x}] | unique(attribute='a') | list | length", "dict([[ns.x, 1]]) | length", "dict({1: ns.x}.items()) | length",
