@@ -31,11 +31,16 @@ from botocore.exceptions import (
 from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 from s3fs.errors import translate_boto_error
+from tokenmill.tasks.errors import InputError
 
 SMALLEST_PART, LARGEST_PART = 5 << 20, 5 << 30
 MOST_PARTS = 9_000
 COPIES = 16
 """Parts that are copied at a time."""
+
+
+NAMED = {"AWS_PROFILE": "profile", "AWS_ENDPOINT_URL": "endpoint", "AWS_DEFAULT_REGION": "region"}
+"""Variables by a word of botocore's errors."""
 
 
 class Range(NamedTuple):
@@ -95,8 +100,23 @@ class Body:
             raise TornResponseError(errno.EIO, f"{type(error).__name__}: {error}", self._place) from error
 
 
+EXPIRED = frozenset({
+    "400", "403", "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken", "RequestTimeTooSkewed",
+    "SignatureDoesNotMatch", "TokenRefreshRequired",
+})  # fmt: skip
+"""Codes of expired or wrong credentials; answers to HEAD have no body, so their code is the status."""
+
+
 class S3(S3FileSystem):
     """The file system of s3:// URLs."""
+
+    async def set_session(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as in s3fs
+        """Connect. Raises InputError for an environment that botocore cannot use."""
+        try:
+            return await super().set_session(*args, **kwargs)
+        except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint without http://
+            named = next((name for name, word in NAMED.items() if word in str(error)), "AWS_…")
+            raise InputError(f"{named}: {error}; correct it in the environment or in ~/.aws, or unset it") from error
 
     async def _call_s3(self, method: str, *akwarglist: dict[str, Any], **kwargs: Any) -> Any:  # noqa: ANN401 - as in s3fs
         """Send one request. Raises OSError with the object as its `filename`."""
@@ -106,6 +126,10 @@ class S3(S3FileSystem):
         try:
             response = await call(**self._get_s3_method_kwargs(call, *akwarglist, **kwargs))
         except ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            if code in EXPIRED:
+                message = f"{error}; the credentials may have expired or be wrong: renew them, then run the same command again"
+                raise PermissionError(errno.EACCES, message, place) from error
             refusal = translate_boto_error(error)
             if refusal.errno is not None:
                 refusal.filename = place

@@ -6,6 +6,8 @@ Between moto and its clients stands a layer that, for some requests, does one of
     cut      takes half of an upload, then closes the connection, and does nothing
     unsaid   does what was asked, and closes the connection without an answer
     torn     sends half of what was asked for, then closes the connection
+    expired  answers 400 ExpiredToken, and does nothing      } only if asked for
+    denied   answers 403 InvalidAccessKeyId, and does nothing }
 
 Whether a request fails depends on the seed, on what is asked for, and on how many times that was asked before: neither on
 the order in which workers ask, nor on times. No request fails more than `IN_A_ROW` times one after the other, so that a
@@ -42,9 +44,7 @@ from xxhash import xxh3_64_intdigest
 KINDS = ("slow", "cut", "unsaid", "torn")
 IN_A_ROW = 3
 ONE = 1 << 64
-SLOW_DOWN = (
-    b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-)
+ERROR = "<?xml version='1.0'?><Error><Code>{}</Code><Message>{}</Message></Error>"
 
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "key",
@@ -110,9 +110,10 @@ def request_of(environ):
 
 def kinds_for(environ):
     """What can go wrong with a request: only uploads can be cut, only downloads torn."""
+    answers = {"slow", "unsaid", "expired", "denied"}
     if environ["REQUEST_METHOD"] == "GET":
-        return {"slow", "unsaid", "torn"}
-    return {"slow", "unsaid", "cut"} if int(environ.get("CONTENT_LENGTH") or 0) > 1 else {"slow", "unsaid"}
+        return answers | {"torn"}
+    return answers | {"cut"} if int(environ.get("CONTENT_LENGTH") or 0) > 1 else answers
 
 
 class FlakyApplication:
@@ -136,9 +137,20 @@ class FlakyApplication:
             return self.application(environ, start_response)
 
     def slow(self, environ, start_response):
+        return self.answer(environ, start_response, "503 Slow Down", "SlowDown", "Please reduce your request rate.")
+
+    def expired(self, environ, start_response):
+        return self.answer(environ, start_response, "400 Bad Request", "ExpiredToken", "The token has expired.")
+
+    def denied(self, environ, start_response):
+        return self.answer(environ, start_response, "403 Forbidden", "InvalidAccessKeyId", "There is no such key.")
+
+    @staticmethod
+    def answer(environ, start_response, status, code, message):
         body_of(environ)
-        start_response("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(SLOW_DOWN)))])
-        return [SLOW_DOWN] if environ["REQUEST_METHOD"] != "HEAD" else []
+        content = ERROR.format(code, message).encode()
+        start_response(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(content)))])
+        return [content] if environ["REQUEST_METHOD"] != "HEAD" else []
 
     def cut(self, environ, start_response):
         environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]) // 2)

@@ -5,9 +5,10 @@ import os
 
 import pytest
 from prefect.states import Failed
+from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.publish import publish, publish_bytes
 from tokenmill.tasks.shards.stage import transient
-from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.shards.store import read_bytes, size_of
 from tokenmill.tasks.storage import filesystem
 
 from tests.flaky_storage import flaky_server, forget_connections, small_parts, used_here
@@ -127,6 +128,39 @@ def test_missing_credentials_are_a_refusal_with_the_remedy(server, monkeypatch, 
     with pytest.raises(PermissionError, match="put AWS credentials into the environment") as raised:
         REQUESTS[asked]()
     assert not transient(None, None, Failed(data=raised.value))
+    forget_connections()
+
+
+@pytest.mark.parametrize("kind", ["expired", "denied"])
+@pytest.mark.parametrize("asked", [*REQUESTS, "head"])
+def test_credentials_that_expire(server, asked, kind):
+    server.faults.clear(kinds=(kind,), **ALWAYS)
+    remedy = (
+        r"credentials may have expired or be wrong: renew them, then run the same command again.*s3://requests/there"
+    )
+    with pytest.raises(PermissionError, match=remedy) as raised:
+        (REQUESTS | {"head": lambda: size_of("s3://requests/there")})[asked]()
+    assert not transient(None, None, Failed(data=raised.value))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AWS_PROFILE", "nope"),
+        ("AWS_ENDPOINT_URL", "127.0.0.1:5599"),
+        ("AWS_ENDPOINT_URL", "http://"),
+        ("AWS_DEFAULT_REGION", "no such region"),
+    ],
+)
+def test_mistakes_in_the_environment(server, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    if name == "AWS_DEFAULT_REGION":
+        monkeypatch.delenv("AWS_ENDPOINT_URL")
+    forget_connections()
+    for ask in REQUESTS.values():
+        with pytest.raises(InputError, match=f"^{name}: .*; correct it in the environment"):
+            ask()
     forget_connections()
 
 

@@ -394,7 +394,11 @@ def test_splits_stand_in_the_order_train_valid_test(tmp_path, blend, capsys):
     print_summary(manifest, "out", Console(file=sys.stderr))
     shown = capsys.readouterr().err
     assert re.findall(r"^ +(train|valid|test): ", shown, re.MULTILINE) == ["train", "valid", "test"]
-    assert re.findall(r"^\* (train|valid|test): ", markdown(manifest, "out"), re.MULTILINE) == ["train", "valid", "test"]
+    assert re.findall(r"^\* (train|valid|test): ", markdown(manifest, "out"), re.MULTILINE) == [
+        "train",
+        "valid",
+        "test",
+    ]
     assert "built 1 shard, reused 0" in shown
 
 
