@@ -7,7 +7,7 @@ Templates expect arguments as an object or as JSON text. Both are kept, so a tem
 text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -73,8 +73,8 @@ class Message(TypedDict):
     """One message. Keys without a value are absent; only `content` may be None, beside tool calls.
 
     `reasoning_content` is never blank; it and `tool_calls` are for the assistant, `tool_call_id` for tools. `trained`
-    restricts training to these characters of an assistant's content (see `messages.trained_characters`); templates do
-    not see it.
+    restricts training to these characters of an assistant's content (see `messages.trained_characters`), and `cut` says that a
+    budget ended its reasoning, so that the end of it isn't trained on; templates see neither.
     """
 
     role: Role
@@ -84,6 +84,13 @@ class Message(TypedDict):
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
     trained: NotRequired[tuple[Range, ...]]
+    cut: NotRequired[bool]
+
+
+def without(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
+    """The ranges without the characters `[start, stop)`."""
+    parts = [part for low, high in ranges for part in ((low, min(high, start)), (max(low, stop), high))]
+    return [(low, high) for low, high in parts if low < high]
 
 
 @dataclass(frozen=True, slots=True)

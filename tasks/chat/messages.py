@@ -21,7 +21,9 @@ Loss flags in the data restrict training:
 | `step_loss_mask` | slime | 0 or 1 |
 
 axolotl's content parts have `train` or `weight` as well. A message is excluded if any flag excludes it. With `train_detail`,
-only its characters and the end of turn are trained on. Data that asks to train on other roles is rejected, and so are other
+only its characters and the end of turn are trained on. Where `reasoning_truncated` is true, of an answer or of a row (whose last
+answer it is), a budget ended the reasoning: what stands between it and the answer, `</think>`, isn't the model's, and isn't
+trained on. Data that asks to train on other roles is rejected, and so are other
 keys that speak of loss, masks or training.
 """
 
@@ -189,6 +191,15 @@ DETAIL = "train_detail"
 
 NOTHING: tuple[Range, ...] = ()
 
+CUT = ("reasoning_truncated", "thinking_truncated")
+"""Flags of answers whose reasoning a budget ended."""
+
+
+def is_cut(fields: Mapping[str, Any]) -> bool:
+    """Whether a message or row says that a budget ended its reasoning. Raises RejectionError for a flag that can't be read."""
+    flags = [_flag(fields, name) for name in CUT if name in fields]
+    return any(flags)
+
 
 def trained_characters(fields: Mapping[str, Any], role: Role, content: str | None) -> tuple[Range, ...] | None:
     """The characters of `content` that may be trained on, as ranges in order; none if the message is left out, None if
@@ -307,7 +318,7 @@ def is_call(message: object) -> bool:
     return isinstance(message, dict) and (message.get("role") or message.get("from")) in CALLS
 
 
-READ = (*SPELLINGS, "tool_calls", "function_call", "function_calls", "system_prompt")
+READ = (*SPELLINGS, *CUT, "tool_calls", "function_call", "function_calls", "system_prompt")
 """Keys of messages that are read, and speak of conversations (see `is_telling`)."""
 
 UNREAD = (
@@ -458,6 +469,8 @@ def _message(role: Role, content: str | None, reasoning: str | None, fields: dic
         message["name"] = name
     if (trained := trained_characters(fields, role, content)) is not None:
         message["trained"] = trained
+    if role == "assistant" and is_cut(fields):
+        message["cut"] = True
     return message
 
 

@@ -26,6 +26,7 @@ from .messages import (
     PLAIN,
     Unusual,
     is_call,
+    is_cut,
     read_message,
     read_template_kwargs,
     read_tools,
@@ -56,7 +57,7 @@ def conversation(
         tools = _tools(record, layout, reading) if layout.tools or reading.tools else []
         if layout.others:
             _beside(record, layout, reading)
-        variables = read_template_kwargs(record.get(KWARGS))
+        variables, cut = read_template_kwargs(record.get(KWARGS)), is_cut(record)
     except RejectionError as error:
         return Rejected(error.reason, error.detail)
     messages: list[Message] = []
@@ -67,8 +68,11 @@ def conversation(
             messages.append(read_message(each))
         except RejectionError as error:
             return Rejected(error.reason, f"message {number} of {len(turns)}{_speaker(each)}: {error.detail}")
-    if not any(message["role"] == "assistant" for message in messages):
+    answers = [message for message in messages if message["role"] == "assistant"]
+    if not answers:
         return Rejected("no_assistant", _no_answer(len(messages), record))
+    if cut:
+        answers[-1]["cut"] = True
     return Conversation(messages, tools, tuple(sorted(reading.unread)) if reading.unread else (), variables)
 
 

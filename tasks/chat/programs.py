@@ -86,7 +86,7 @@ def _take(text: str | None, texts: list[str]) -> bool:
 def _kind(message: Message, texts: list[str]) -> Shape:
     kind: list[Any] = []
     for name, value in message.items():
-        if name == "trained" and value:
+        if name in {"trained", "cut"} and value:
             raise _ShapelessError
         kind.append(name)
         kind.append(value if name in LITERAL else _structure(value, texts))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .controls import Controls, escape_controls, unused_noncharacter
-from .conversation import Conversation, Message, Range, Rejected
+from .conversation import Conversation, Message, Range, Rejected, without
 from .encoding import ROLE_NUMBERS, Passage, Piece, connected, cut
 from .loss import Completion, LossPolicy, Openings, completions, ended
 from .template import ChatTemplate, Rendering
@@ -188,7 +188,11 @@ def _ranges(
     """
     trained = message.get("trained")
     if trained is None:
-        return policy.ranges(completion)
+        reasoned = [span[1] for span in rendering.spans if span[2] == (number, "reasoning")]
+        ranges = policy.ranges(completion)
+        if not message.get("cut") or not reasoned:
+            return ranges
+        return without(ranges, max(reasoned), min(completion.answer, completion.calls))
     content = message["content"] or ""
     spans = [span for span in rendering.spans if span[2] == (number, "content") and span[0] < span[1]]
     if not spans:

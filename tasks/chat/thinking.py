@@ -8,7 +8,7 @@ that writes it, thinking that begins a content becomes reasoning, because then i
 from dataclasses import replace
 from typing import Literal
 
-from .conversation import Conversation, Message, Rejected, RejectionError
+from .conversation import Conversation, Message, Rejected, RejectionError, without
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -23,8 +23,10 @@ template does the same, but looks for the innermost tags; `dropped`: as `split`,
 def apart(conversation: Conversation, inline: Inline) -> Conversation | Rejected:
     """The conversation with inline thinking as reasoning, where the template reads it so; Rejected if that is ambiguous."""
     messages = conversation.messages
-    if inline == "content" or not any(has_tag(message) for message in messages):
+    if not any(has_tag(message) for message in messages):
         return conversation
+    if inline == "content":
+        return replace(conversation, messages=[_unended(message) for message in messages])
     found: list[Message] = []
     for number, message in enumerate(messages, 1):
         try:
@@ -32,6 +34,16 @@ def apart(conversation: Conversation, inline: Inline) -> Conversation | Rejected
         except RejectionError as error:
             return Rejected(error.reason, f"message {number} of {len(messages)} ('assistant'): {error.detail}")
     return replace(conversation, messages=found)
+
+
+def _unended(message: Message) -> Message:
+    """The message, which isn't trained on its first `</think>` if a budget ended its thinking."""
+    content = message["content"] or ""
+    if not message.get("cut") or CLOSE not in content:
+        return message
+    start = content.index(CLOSE)
+    ranges = message.get("trained", ((0, len(content)),))
+    return {**message, "trained": tuple(without(ranges, start, start + len(CLOSE)))}
 
 
 def has_tag(message: Message) -> bool:

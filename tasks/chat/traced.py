@@ -151,7 +151,8 @@ def _record(number: int, message: Message) -> MessageRecord:
     content, reasoning = message["content"] or "", message.get("reasoning_content")
     record = MessageRecord(message if reasoning is None else {"thinking": "", **message})
     record.number = number
-    record.pop("trained", None)
+    for name in ("trained", "cut"):
+        record.pop(name, None)
     if message["role"] == "tool":  # some templates write it into the turn of the assistant
         record["content"] = Traced(content, ((0, len(content), (number, "result")),))
     if message["role"] != "assistant":

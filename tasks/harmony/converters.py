@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from tokenmill.tasks.chat.conversation import Message, Range, RejectionError
 from tokenmill.tasks.chat.json_values import json_text, kind, parsed
-from tokenmill.tasks.chat.messages import read_template_kwargs
+from tokenmill.tasks.chat.messages import CUT, read_template_kwargs
 from tokenmill.tasks.chat.parse import conversation, unread_beside
 from tokenmill.tasks.chat.shapes import KWARGS, TOOLS, Given, layout_of, value_at
 from tokenmill.tasks.chat.thinking import apart
@@ -103,8 +103,13 @@ def chat(
         tools=found.tools,
         effort=(effort or stated) if thinks else "low",
         metadata={**of_record(record), **of_tools(found.tools)},
-        unread=(*(name for name in found.unread if name != EFFORT), *unread),
+        unread=(*(name for name in found.unread if name != EFFORT), *unread, *_cut(found.messages)),
     )
+
+
+def _cut(messages: Sequence[Message]) -> list[str]:
+    """The flag of reasoning that a budget ended: Harmony has no place for it."""
+    return [CUT[0]] if any("cut" in message for message in messages) else []
 
 
 def _effort_of(record: Record, variables: Mapping[str, Any]) -> tuple[Effort | None, list[str]]:

@@ -6,6 +6,7 @@ from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation
+from tokenmill.tasks.pack.formats import ChatRows
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
@@ -83,6 +84,36 @@ DETAILS = [
     ({"content": [{"type": "text", "text": "four", "train": False}, {"type": "text", "text": " five"}]}, " five<|im_end|>"),
     ({"content": [{"type": "text", "text": "four", "weight": 1}, {"type": "text", "text": " five", "weight": 0}]}, "four<|im_end|>"),
 ]  # fmt: skip
+
+
+THINKS = CHATML.replace(
+    "m.content", "('<think>' ~ m.reasoning_content ~ '</think>' if m.reasoning_content else '') ~ m.content"
+)
+HELD, WRITTEN = "<think>why", "two.<|im_end|>"
+CUTS = [
+    (THINKS, {"reasoning_content": "why", "reasoning_truncated": True}, {}, HELD + WRITTEN),
+    (THINKS, {"reasoning_content": "why"}, {"thinking_truncated": True}, HELD + WRITTEN),
+    (THINKS, {"content": "<think>why</think>two."}, {"reasoning_truncated": True}, HELD + WRITTEN),
+    (CHATML, {"content": "<think>why</think>two."}, {"reasoning_truncated": 1}, HELD + WRITTEN),
+    (CHATML, {"content": "<think>why</think>two.", "reasoning_truncated": False}, {}, "<think>why</think>two.<|im_end|>"),
+    (THINKS, {"reasoning_content": "why", "train": False}, {"reasoning_truncated": True}, ""),
+    (THINKS, {}, {"reasoning_truncated": True}, WRITTEN),
+]  # fmt: skip
+"""The template, what an answer has, what its row has, and what is trained on."""
+
+
+@pytest.mark.parametrize(("source", "fields", "row", "expected"), CUTS)
+def test_the_end_of_reasoning_that_a_budget_wrote_is_not_trained_on(vocabulary, source, fields, row, expected):
+    template = load_template(source, vocabulary, {})
+    rows = ChatRows(
+        vocabulary, "auto", renderer_of(template, vocabulary, LossPolicy(), "auto", "literal"), "literal", None, "tools"
+    )
+    found = rows.read({"messages": [Q, {**A, **fields}], **row})
+    pieces = rows.sequences(found)
+    learned = "".join(trained(each, vocabulary) for each in pieces) if expected else ""
+    assert learned == expected
+    assert expected or isinstance(pieces, Rejected)
+    assert conversation({"messages": [Q, A], "reasoning_truncated": "yes"}, None, "tools").reason == "bad_loss_flag"
 
 
 @pytest.mark.parametrize(("first", "second", "expected"), FLAGS)

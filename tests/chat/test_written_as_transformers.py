@@ -211,7 +211,7 @@ def separate(message):
 
 
 def generated(chance):
-    """A row with some of: a system field, inline thinking, reasoning, variables of its own."""
+    """A row with some of: a system prompt, inline thinking, reasoning, variables of its own; and its messages."""
     word = lambda: f"w{chance.randrange(1000)}"  # noqa: E731
     thoughts = [
         lambda: f"<think>\n{word()}\n</think>\n\n{word()}", lambda: f"<think>{word()}</think>{word()}",
@@ -228,19 +228,24 @@ def generated(chance):
         {"medium_effort": True},
         {"truncate_history_thinking": False},
     ]
-    return {"messages": messages, "chat_template_kwargs": chance.choice([{}, {}, {}, *kwargs])}
+    apart = len(messages) % 2 and chance.random() < 0.5
+    row = {"system": messages[0]["content"], "messages": messages[1:]} if apart else {"messages": messages}
+    return row | {"chat_template_kwargs": chance.choice([{}, {}, {}, *kwargs])}, messages
 
 
-@pytest.mark.slow
-def test_two_thousand_rows(rows_of):
+@pytest.mark.parametrize(
+    "templates", [pytest.param(4, marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.weekly)]
+)
+def test_two_thousand_rows(rows_of, templates):
+    """Each row under some of the templates, or under all."""
     chance, counted, same = random.Random(36), Counter(), Counter()
     names = [name for name in TEMPLATES if not name.startswith(("idefics3", "llava_next", "smolvlm"))]
     rows = [generated(chance) for _ in range(2000)]
-    for place, turn in itertools.product(range(2000), range(4)):
-        name = names[(place + turn * 17) % len(names)]
+    for turn, place in itertools.product(range(templates or len(names)), range(2000)):
+        name = names[(place * (templates is not None) + turn * 17) % len(names)]
         reader, reference = rows_of(name)
-        given, kwargs = rows[place]["messages"], rows[place]["chat_template_kwargs"]
-        found = written(reader, rows[place])
+        (row, given), kwargs = rows[place], rows[place][0]["chat_template_kwargs"]
+        found = written(reader, row)
         if isinstance(found, str):
             counted[found] += 1
             continue
@@ -249,7 +254,7 @@ def test_two_thousand_rows(rows_of):
         for text, size in zip(found, stops if len(found) > 1 else stops[-1:], strict=True):
             forms = given[:size], [separate(message) for message in given[:size]]
             texts = [f"{reference.render(form, None, **kwargs)}{stop}" for form in forms]
-            assert text in texts, (name, rows[place])
+            assert text in texts, (name, row)
             same[name] += 1
     assert set(counted) <= {"thinking_in_answer", "content_left_out", "template_error", "no_generation_prompt"}
     assert same.keys() == set(names)
