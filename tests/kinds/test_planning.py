@@ -49,12 +49,15 @@ def test_a_plan_asks_for_everything_at_first_and_then_for_nothing(prepared):
 
 
 HELD_OUT = {"holdout": {"valid": 0.5, "test": 0}}
+LOSS = {
+    "loss_on": "last_turn", "loss_reasoning": False, "loss_empty_reasoning": False, "loss_tool_calls": False,
+    "loss_end_of_turn": False,
+}  # fmt: skip
 REBUILDS = {
     "pretrain": {"special_tokens_in_text": "allow", "min_doc_chars": 3, "max_doc_tokens": 9, **HELD_OUT},
     "sft": {
         "special_tokens_in_text": "reject", "chat_template": f"{CHATML}\n", "template_variables": {"keep_reasoning": True},
-        "loss_on": "last_turn", "loss_reasoning": False, "loss_empty_reasoning": False, "loss_tool_calls": False,
-        "loss_end_of_turn": False, "split_turns": "never", **HELD_OUT,
+        "split_turns": "never", **LOSS, **HELD_OUT,
     },
     "rl": {"target": "none", "compression": "zstd", **HELD_OUT},
     "harmony": {
@@ -63,7 +66,7 @@ REBUILDS = {
     },
     "dedup": {"near": False, "cap_by": "other", "id_field": "id"},
     "filter": {"rules": ["c4"], "gopher_quality": {"min_doc_words": 21}, "personal": {"emails": "mask"}},
-    "nll": {"token_budget": 999, "precision": "bfloat16", "loss_mode": "assistant_full", "max_length": 99},
+    "nll": {"token_budget": 999, "precision": "bfloat16", "max_length": 99, **LOSS},
     "embeddings": {"dimensions": 8, "field": "text"},
 }  # fmt: skip
 """Settings by kind, each with a value that its preparation does not have, which ask for every shard anew."""
@@ -107,7 +110,8 @@ def test_every_setting_is_known_to_change_bytes_or_not_to(prepared):
         changed = prepared.plan(**{name: value})
         assert len(changed.plan.pending) == len(changed.plan.shards), name
         (reason,) = pending_reasons(changed)
-        assert re.search(rf"recipe\.(\w+\.)*{LEAVES.get(name, name)}(\.\w+)* changed: .* -> ", reason)
+        leaf = LEAVES.get(name, name).replace("_", "[_.]")
+        assert re.search(rf"recipe\.(\w+\.)*{leaf}(\.\w+)* changed: .* -> ", reason)
     for name, value in KEEPS[kind].items():
         assert pending(prepared.plan(**{name: value})) == [], name
     keys = {*prepared.plan().plan.keys}
