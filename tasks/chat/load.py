@@ -55,7 +55,7 @@ def _own_source(vocabulary: Vocabulary) -> str:
     if vocabulary.chat_template is None:
         raise InputError(
             "chat_template: the tokenizer has no template (neither chat_template.jinja nor an entry in tokenizer_config.json); "
-            "name one, for example chat_template=nano3, or give the path of a .jinja file"
+            "give the path of a .jinja file, or name the format that the model was trained with: nano3, lightning35 or harmony"
         )
     return vocabulary.chat_template
 

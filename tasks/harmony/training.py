@@ -141,6 +141,11 @@ class HarmonyRows:
         return HarmonyConversation(composed.messages, self.template.policy.thoughts == "last_turn", source.unread)
 
 
+def has_tokens(vocabulary: Vocabulary) -> bool:
+    """Whether a vocabulary has Harmony's control tokens with their ids."""
+    return all(vocabulary.controls.get(token) == number for token, number in CONTROLS.ids.items())
+
+
 def require_tokens(vocabulary: Vocabulary) -> None:
     """Raises InputError unless a vocabulary has Harmony's control tokens with their ids."""
     for token, number in CONTROLS.ids.items():

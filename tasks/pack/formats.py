@@ -21,12 +21,12 @@ from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.chat.unwritten import unwritten_in
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.sequences import CONTROLS, HarmonyRenderer
-from tokenmill.tasks.harmony.training import HARMONY, HarmonyRows, HarmonyTemplate, checked, require_tokens
+from tokenmill.tasks.harmony.training import HARMONY, HarmonyRows, HarmonyTemplate, checked, has_tokens, require_tokens
 from tokenmill.tasks.sources.files import Rejected
 from tokenmill.tasks.tokenize.settings import SpecialTokens
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from .settings import SftSettings
+from .settings import AUTO, SftSettings
 
 Read = TypeVar("Read")
 """A conversation as read by its format."""
@@ -175,11 +175,19 @@ class CheckedFormat:
     warnings: Sequence[str]
 
 
+def with_template(settings: SftSettings, vocabulary: Vocabulary) -> SftSettings:
+    """The settings with the template that `auto` stands for, by which the manifest and the summary name it."""
+    if settings.chat_template != AUTO:
+        return settings
+    return settings.model_copy(update={"chat_template": HARMONY if has_tokens(vocabulary) else "tokenizer"})
+
+
 def find_template(settings: SftSettings, vocabulary: Vocabulary) -> Template:
     """The template that the settings name.
 
     Raises InputError if it does not exist, or does not fit the vocabulary or the settings.
     """
+    settings = with_template(settings, vocabulary)
     if settings.chat_template == HARMONY:
         require_tokens(vocabulary)
         return HarmonyTemplate.of(settings.template_variables)
@@ -199,6 +207,11 @@ def checked_format(settings: SftSettings, vocabulary: Vocabulary, policy: LossPo
     template, special = find_template(settings, vocabulary), settings.special_tokens_in_text
     if isinstance(template, ChatTemplate):
         found = checked_renderer(template, vocabulary, policy, settings.split_turns, special, store)
+        if not (found.renderer.controls.ids or settings.allow_text_markers):
+            raise InputError(
+                f"chat_template: none of its markers is a control token of {settings.tokenizer.model}, so text in the data could end "
+                "a turn; choose the model's own tokenizer and chat_template=tokenizer, or set allow_text_markers=true"
+            )
         chat = _jinja(found.renderer, vocabulary, settings.split_turns, special)
         return CheckedFormat(chat, found.refused, found.warnings)
     renderer = _harmony_renderer(policy, settings.split_turns)

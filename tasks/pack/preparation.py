@@ -42,7 +42,17 @@ from tokenmill.tasks.tokenize.load import commit_notes, commit_of, find_vocabula
 from tokenmill.tasks.tokenize.settings import SpecialTokens, TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from .formats import CheckedFormat, Format, Rows, Template, checked_format, find_template, format_of, without_programs
+from .formats import (
+    CheckedFormat,
+    Format,
+    Rows,
+    Template,
+    checked_format,
+    find_template,
+    format_of,
+    with_template,
+    without_programs,
+)
 from .inspect import inspect_sft_shard
 from .packs import FORMAT_VERSION as PACKS_VERSION
 from .packs import SHARDS, build_packs, plan_packs, require_fitting
@@ -79,6 +89,7 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
     """
     output_dir, store = places(blend, settings, output_dir, "sft")
     vocabulary = find_vocabulary(settings.tokenizer)
+    settings = with_template(settings, vocabulary)
     packing = _pack_recipe(settings, vocabulary)
     checked = checked_format(settings, vocabulary, settings.policy, store.place)
     chats: dict[bytes, Format] = {}

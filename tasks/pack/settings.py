@@ -18,6 +18,9 @@ from .sampling import Sampling
 
 Oversize = Literal["drop", "truncate", "error"]
 
+AUTO = "auto"
+"""The chat template that fits the tokenizer."""
+
 
 class LossSettings(PreparationSettings, frozen=True):
     """Settings of what is trained on, and so of what is scored."""
@@ -46,9 +49,14 @@ class SftSettings(LossSettings, frozen=True):
         default="literal", description="Control strings in text: encode as text or as control ids, or reject the row."
     )
     chat_template: str = Field(
-        default="nano3",
+        default=AUTO,
         min_length=1,
-        description="nano3, lightning35, harmony, tokenizer (the model's own), a file, or the Jinja text itself.",
+        description="nano3, lightning35, harmony, tokenizer (the model's own), a file, or the Jinja text itself. "
+        "auto: harmony with Harmony's tokenizer, otherwise the tokenizer's own.",
+    )
+    allow_text_markers: bool = Field(
+        default=False,
+        description="Accept a template whose markers are plain text to the tokenizer, not control tokens.",
     )
     template_variables: dict[str, JsonValue] = Field(
         default_factory=dict,

@@ -106,7 +106,7 @@ def _nll(settings: NllSettings, model: ModelFiles | None, where: Where, store: S
     else:
         source = settings.tokenizer or _own_tokenizer(settings, model)
         vocabulary = find_vocabulary(source)
-        chosen = SftSettings(tokenizer=source, chat_template=settings.chat_template)
+        chosen = SftSettings(tokenizer=source, chat_template=settings.chat_template, allow_text_markers=True)
         found = checked_format(chosen, vocabulary, settings.policy, store.place)
         written = {"source": found.format.template.source, "variables": dict(found.format.template.variables)}
         where = replace(where, tokenizer=pinned(source, vocabulary.commit).model_dump(), template=written)

@@ -76,7 +76,8 @@ LEAVES = {"chat_template": "template", "holdout": "holdout_valid", "gopher_quali
 
 KEEPS = {
     "pretrain": {"prefix_size": 5_000},
-    "sft": {"pack_size": 300, "packing": "concatenative", "oversize": "truncate", "pad_seq_to_mult": 4, "sampling": "up", "seed": 43},
+    "sft": {"pack_size": 300, "packing": "concatenative", "oversize": "truncate", "pad_seq_to_mult": 4, "sampling": "up", "seed": 43,
+            "allow_text_markers": True},
     "rl": {"batch_size": 4, "seed": 43, "tokenizer": {"model": "/nowhere"}},
     "harmony": {"proofs": "both", "dedup": {"mode": "off"}, "selection": {"view": "none"}},
     "dedup": {"mode": "tag", "threshold": 0.9, "cap": 2},

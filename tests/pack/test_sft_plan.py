@@ -1,5 +1,6 @@
 """Incremental SFT: a plan asks for the shards whose bytes would be others, says why, and for nothing else."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -8,12 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.report.plan import pending_reasons
 
+from tests.building import plan_here, prepare_here
 from tests.peers.conversations import assistant, talk, thinking, user
 from tests.preparing import blend_of
-from tests.preparing_sft import CHATML, chat_vocabulary, plan, prepare, write_rows
+from tests.preparing_sft import CHATML, START, chat_vocabulary, plan, prepare, write_rows
 
 ROWS = [
     {
@@ -146,3 +149,30 @@ def test_variables_of_one_dataset(tmp_path, given, key):
     for entry in manifest["shards"]:
         sequences[entry["dataset"]] += entry["facts"]["all"]["sequences"]
     assert sequences == {"a": 2 * 40, "b": 20}
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "chosen"),
+    [({}, "harmony"), ({"chat_template": CHATML}, "tokenizer")],
+    ids=["of Harmony", "with a template"],
+)
+def test_the_default_template_fits_the_tokenizer(tmp_path, tokenizer, chosen):
+    file = write_rows(tmp_path / "a.jsonl", [talk(user("Hello?"), assistant("World."))])
+    settings = {}
+    if tokenizer:
+        config = chat_vocabulary(tmp_path / "model") / "tokenizer_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | tokenizer))
+        settings = {"tokenizer": {"model": str(config.parent)}}
+    manifest = prepare_here("sft", blend_of(file), tmp_path / "out", **settings)[1]
+    assert manifest["settings"]["chat_template"] == chosen
+    assert manifest["template"]["controls"].keys() >= {"<|call|>" if chosen == "harmony" else START}
+
+
+def test_markers_that_are_plain_text_need_leave(tmp_path):
+    file = write_rows(tmp_path / "a.jsonl", [talk(user("Hello?"), assistant("World."))])
+    with pytest.raises(
+        InputError, match=r"none of its markers is a control token of o200k_harmony.*allow_text_markers=true"
+    ):
+        plan_here("sft", blend_of(file), tmp_path / "out", chat_template="nano3")
+    allowed = plan_here("sft", blend_of(file), tmp_path / "out", chat_template="nano3", allow_text_markers=True)
+    assert allowed.found.checked.warnings

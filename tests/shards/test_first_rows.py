@@ -25,7 +25,8 @@ GOOD = {"id": "1", "text": "hello world", **CHAT}
 def settings_of(tmp_path_factory):
     """The settings with which a kind needs nothing from elsewhere."""
     tokenizer = {"tokenizer": {"model": str(chat_vocabulary(tmp_path_factory.mktemp("chats")))}}
-    return {"pretrain": tokenizer, "sft": tokenizer, "rl": {"target": "nemo_gym"}, "embeddings": {"engine": "hash"}}
+    chat = tokenizer | {"chat_template": "nano3"}
+    return {"pretrain": tokenizer, "sft": chat, "rl": {"target": "nemo_gym"}, "embeddings": {"engine": "hash"}}
 
 
 def look_at(kind, blend, out, **settings):
