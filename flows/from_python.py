@@ -1,7 +1,8 @@
 """Preparations as Python functions: `from tokenmill import pretrain`."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice
 from os import PathLike, fspath
 from typing import Any, Protocol, cast
 
@@ -36,7 +37,7 @@ def function_of(name: str) -> Callable[..., dict[str, Any]]:
         settings = {name: _text_of(value) for name, value in settings.items()}
         kind = preparation(name)
         keys = {key: settings.pop(key) for key in source_keys(kind.settings, settings)}
-        if isinstance(named, (str, Blend, dict)):
+        if isinstance(named, (str, Blend, dict)) and not hasattr(named, "with_format"):
             blend = kind.read_blend(cast("Blend | Mapping[str, Any] | str", named))
         else:
             blend = kind.read_blend(blend_of_rows(named, output_dir))
@@ -52,6 +53,10 @@ def _text_of(value: object) -> object:
     return fspath(value) if isinstance(value, PathLike) else value
 
 
+ROWS_AT_ONCE = 1_000
+"""Rows of a table of `datasets`."""
+
+
 class ArrowStream(Protocol):
     """A table that other libraries can read: of pandas, polars, pyarrow, DuckDB, `datasets`."""
 
@@ -65,10 +70,13 @@ def blend_of_rows(rows: object, output_dir: str) -> dict[str, Any]:
 
     Raises InputError for a row that is not a JSON object, and for a table that Parquet can't hold.
     """
+    if hasattr(rows, "with_format"):
+        rows = _of_datasets(rows)
     if hasattr(rows, "__arrow_c_stream__"):
         return _blend_of_table(rows, f"{absolute(output_dir)}.rows.parquet")
     if not isinstance(rows, Iterable):
-        raise InputError(f"data: {type(rows).__name__} holds no rows; give a blend, rows as dicts, or a table")
+        remedy = "collect() it" if hasattr(rows, "collect") else "give a blend, rows as dicts, or a table"
+        raise InputError(f"data: {type(rows).__name__} holds no rows; {remedy}")
     place = f"{absolute(output_dir)}.rows.jsonl"
     with publish(place) as file:
         for number, row in enumerate(cast("Iterable[object]", rows), 1):
@@ -76,17 +84,42 @@ def blend_of_rows(rows: object, output_dir: str) -> dict[str, Any]:
     return {"datasets": [{"name": "rows", "path": place}]}
 
 
+def _of_datasets(rows: Any) -> pa.RecordBatchReader:  # noqa: ANN401 - `datasets` may not be installed
+    """A `Dataset` or `IterableDataset` as a stream of tables, whatever its format. Raises InputError for several splits."""
+    if isinstance(rows, Mapping):
+        splits = [*cast("Mapping[str, object]", rows)]
+        raise InputError(f"data: holds the splits {', '.join(splits)}; give one, such as data[{splits[0]!r}]")
+    tables = cast("Iterator[pa.Table]", rows.with_format("arrow").iter(ROWS_AT_ONCE))
+    first = next(tables, pa.table({}))
+    batches = (batch for table in chain([first], tables) for batch in table.cast(first.schema).to_batches())
+    return pa.RecordBatchReader.from_batches(first.schema, batches)
+
+
+def _storable(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with categories of polars as dictionaries that Parquet can hold."""
+    columns = [
+        pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.large_string()))
+        if isinstance(column, pa.DictionaryArray) and pa.types.is_string_view(column.type.value_type)
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
 def _blend_of_table(table: object, place: str) -> dict[str, Any]:
     try:
         reader = pa.RecordBatchReader.from_stream(table)
-        with publish(place) as file, pq.ParquetWriter(file, reader.schema) as writer:
+        batches = map(_storable, reader)
+        first = [*islice(batches, 1)]
+        schema = first[0].schema if first else reader.schema
+        with publish(place) as file, pq.ParquetWriter(file, schema) as writer:
             held: list[pa.RecordBatch] = []
-            for batch in reader:
+            for batch in chain(first, batches):
                 held.append(batch)
                 if sum(each.nbytes for each in held) >= ROW_GROUP_BYTES:
                     writer.write_table(pa.Table.from_batches(held))
                     held.clear()
-            writer.write_table(pa.Table.from_batches(held, reader.schema))
+            writer.write_table(pa.Table.from_batches(held, schema))
     except (pa.ArrowException, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(

@@ -290,6 +290,8 @@ def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
         listed = store.glob(path, detail=True)
     else:
         listed = store.find(path, detail=True)
+    if not isinstance(listed, dict):  # adlfs lists the names alone where the path is a file
+        listed = dict.fromkeys(listed)
     entries = {name: entry or store.info(name) for name, entry in cast("dict[str, dict[str, Any]]", listed).items()}
     return {name: entry for name, entry in entries.items() if entry["type"] == "file" and not name.endswith("/")}
 

@@ -4,8 +4,10 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from types import MappingProxyType
 
+import datasets
 import duckdb
 import numpy as np
 import pandas as pd
@@ -77,7 +79,21 @@ def test_rows_that_are_no_json_objects_are_refused(tmp_path, row, message):
 TABLE = {"text": ["a sack of flour", None, "two"], "id": [1, 2, 3]}
 
 
-@pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame, pa.table, pa.RecordBatch.from_pydict, "duckdb", "chunks"])
+def categories(table):
+    return pl.DataFrame(table).with_columns(pl.col("text").cast(pl.Categorical))
+
+
+def of_datasets(table, form=None):
+    return datasets.Dataset.from_dict(table).select([2, 0, 1]).select([1, 2, 0]).with_format(form)
+
+
+MAKE = [
+    *(pd.DataFrame, pl.DataFrame, pa.table, pa.RecordBatch.from_pydict, "duckdb", "chunks", categories, of_datasets),
+    *(partial(of_datasets, form="pandas"), lambda table: of_datasets(table).to_iterable_dataset()),
+]
+
+
+@pytest.mark.parametrize("make", MAKE)
 def test_tables_of_other_libraries(tmp_path, make):
     table = pa.table(TABLE)
     if make == "duckdb":
@@ -124,9 +140,15 @@ def test_results_as_dataframes(tmp_path):
             tokenmill.dataframe(tmp_path / folder, rows)
 
 
-@pytest.mark.parametrize("data", [pd.Series(["a"]), pl.Series(["a"]), pa.chunked_array([["a"]]), 7], ids=type)
+NO_TABLES = [
+    *(pd.Series(["a"]), pl.Series(["a"]), pa.chunked_array([["a"]]), 7, pl.LazyFrame({"text": ["a"]})),
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": ["a"]})}),
+]
+
+
+@pytest.mark.parametrize("data", NO_TABLES, ids=type)
 def test_data_that_is_no_table(tmp_path, data):
-    with pytest.raises(InputError, match=r"data: .*(table|no rows)"):
+    with pytest.raises(InputError, match=r"data: .*(table|no rows|splits train;)"):
         blend_of_rows(data, str(tmp_path / "out"))
     assert not list(tmp_path.iterdir())
 
