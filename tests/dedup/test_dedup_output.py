@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from tests.building import publish_here
 from tests.dedup.scripts import changed, unbroken, units, written
 from tests.dedup.test_crowds import forms
 from tests.dedup.test_near import VOCABULARY
-from tests.preparing import blend_of, write_lines
+from tests.kinds.preparations import PREPARATIONS
+from tests.preparing import blend_of, tree, write_lines
 from tests.preparing_dedup import build, decisions_of, plan, prepare
 from tests.preparing_rl import lines_of, write_rows
 
@@ -249,6 +251,22 @@ def test_a_change_writes_only_the_shards_whose_rows_it_concerns(tmp_path):
     after = {path.name: path.stat().st_ino for name in "abc" for path in published(tmp_path / "out", name)}
     assert len(after.items() & before.items()) == 1
     assert manifest["totals"]["dropped"] == {"exact_duplicate": 1}
+
+
+def test_many_partitions_publish_the_bytes_of_one(tmp_path, monkeypatch):
+    """Under other names: the recipe says how many there are."""
+    found, outputs = PREPARATIONS["dedup"](tmp_path), []
+    for size in (1 << 40, 500):
+        monkeypatch.setattr("tokenmill.tasks.dedup.rounds.PARTITION_BYTES", size)
+        (recipe,) = found.run()[1]["recipes"]
+        files = {re.sub(r"-\w{8}(?=\.)", "", name): content for name, content in tree(found.out).items()}
+        kept = {name: files[name] for name in files if name != "manifest.json" and not name.startswith("shards/")}
+        outputs.append((recipe["recipe"]["partitions"], kept))
+        found.clear()
+    (one, expected), (many, published) = outputs
+    assert (one, many > 4) == (1, True)
+    assert published == expected
+    assert {"edges.parquet", "hits.parquet", "data/three/part-00000.jsonl"} < {*expected}
 
 
 def test_the_output_has_the_budget_and_the_facts_of_the_input(tmp_path):
