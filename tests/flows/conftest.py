@@ -46,7 +46,7 @@ def prefect_api(prefect_server, prefect_home, monkeypatch):
 
 @pytest.fixture(scope="session")
 def dask_cluster(prefect_server):
-    """The address of a Dask scheduler with two workers that reach the test server, for tests that kill none of them."""
+    """The address of a Dask scheduler with two workers that reach the test server, which restarts those that are killed."""
     with (
         patch.dict(os.environ, prefect_server.environment),
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1") as cluster,

@@ -1,14 +1,18 @@
 """The flow and the command of every kind: on Dask workers with a Prefect server, and in this process without, the same bytes."""
 
 import json
-from contextlib import nullcontext
+import os
+import signal
+from contextlib import nullcontext, suppress
 
 import pytest
 import yaml
+from distributed import Client
 from prefect.client.schemas.objects import StateType
 from tokenmill.flows.preparation import preparation_flow
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.shards.kinds import KINDS
+from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 
 from tests.flows.preparation_runs import called
@@ -39,10 +43,30 @@ def reweighted(blend):
     return changed
 
 
-def test_workers_make_the_same_bytes_and_a_changed_weight_builds_nothing(prepared, dask_cluster, tmp_path, prefect_api):
-    out = tmp_path / "out"
+def die_once(marker):
+    """On a Dask worker: the first of all workers to have built a shard is killed before it proves it."""
+    issue = Store.issue
+
+    def issue_or_die(*arguments, **named):
+        Store.issue = issue
+        with suppress(FileExistsError):
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return issue(*arguments, **named)
+
+    Store.issue = issue_or_die
+
+
+def test_a_killed_worker_changes_no_byte_and_a_changed_weight_builds_nothing(
+    prepared, dask_cluster, tmp_path, prefect_api
+):
+    out, marker = tmp_path / "out", tmp_path / "killed"
+    with Client(dask_cluster) as client:
+        client.wait_for_workers(2)
+        client.run(die_once, str(marker))
     state = run(prepared, prepared.blend, out, cluster=dask_cluster)
     assert state.is_completed()
+    assert marker.exists()
     assert tree(out) == prepared.whole
     ((kind, record),) = state.result().items()
     assert (kind, record["type"], record["path"]) == (prepared.kind, prepared.kind, str(out))
