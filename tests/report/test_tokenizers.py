@@ -70,9 +70,8 @@ def test_the_first_rows_of_each_data_set_are_encoded_with_each_tokenizer(samples
     assert [sample.name for sample in samples] == list(expected)
     for sample, texts in zip(samples, expected.values(), strict=True):
         assert sample.texts.documents == len(texts)
-        assert {name: counts.tokens for name, counts in sample.tokens.items()} == {
-            name: tokens(folder, texts) for name, folder in models.items()
-        }
+        found = {name: counts.tokens for name, counts in sample.tokens.items()}
+        assert found == {name: tokens(folder, texts) for name, folder in models.items()}
     assert {sample.name: sample.unread for sample in samples} == {"english": 2, "german": 0, "more": 0, "code": 0}
     assert {counts.controls for counts in samples[0].tokens.values()} == {1}
 
@@ -150,9 +149,13 @@ def test_tokenizers_of_one_name_are_told_apart_by_their_paths(folder, blend, mod
         ({}, ["o200k_harmoni"], "did you mean"),
         ({"transforms": ["passthrough"]}, ["small"], "'transforms' has no effect on a comparison of tokenizers"),
         ({"path": "/no/such/file.jsonl"}, ["small"], "/no/such/file.jsonl"),
+        ({"path": "chat.jsonl"}, ["small"], "holds conversations"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_with_a_remedy(blend, models, change, chosen, said):
+def test_what_cannot_be_compared_is_refused_with_a_remedy(folder, blend, models, monkeypatch, change, chosen, said):
+    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
+    write_lines(folder / "chat.jsonl", [json.dumps(chat).encode()])
+    monkeypatch.chdir(folder)
     source = json.loads(blend.read_text())["datasets"][0] | change
     named = [str(models.get(name, name)) for name in chosen]
     with pytest.raises(InputError, match=re.escape(said)):
@@ -167,11 +170,3 @@ def test_only_rows_that_the_blend_takes_are_encoded(folder, models, asked):
     (sample,) = compared(blend, [str(models["small"])], 10)
     assert (sample.texts.documents, sample.filtered, sample.unread) == (2, 2, 0)
     assert sample.tokens["small"].tokens == tokens(models["small"], ["taken"] * 2)
-
-
-def test_conversations_are_refused(folder, models):
-    rows = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}]
-    write_lines(folder / "chat.jsonl", [json.dumps(row).encode() for row in rows])
-    blend = load_blend({"datasets": [{"name": "chat", "path": str(folder / "chat.jsonl")}]})
-    with pytest.raises(InputError, match="holds conversations"):
-        compared(blend, [str(models["small"])], 10)

@@ -69,11 +69,8 @@ def artifacts(logged):
 def test_data_sets_tokenizer_and_output_are_artifacts(logged):
     folder, _, _ = logged
     found = artifacts(logged)
-    assert {kind: len(each) for kind, each in found.items() if not kind.startswith("run")} == {
-        "dataset": 2,
-        "tokenizer": 1,
-        "pretrain": 1,
-    }
+    counts = {kind: len(each) for kind, each in found.items() if not kind.startswith("run")}
+    assert counts == {"dataset": 2, "tokenizer": 1, "pretrain": 1}
     (output,) = found["pretrain"]
     entries = {entry.path: entry for entry in output.manifest.contents}
     assert set(entries) == {"blend.json", "manifest.json", "location"}
@@ -86,15 +83,10 @@ def test_data_sets_tokenizer_and_output_are_artifacts(logged):
 @pytest.mark.slow
 def test_the_summary_has_the_totals(logged):
     _, manifest, found = logged
-    summary = {}
-    for record in found:
-        if record.HasField("summary"):
-            summary |= {
-                item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.summary.update
-            }
-    assert {name: summary[name] for name in ("rows", "documents", "tokens")} == {
-        name: manifest["totals"][name] for name in ("rows", "documents", "tokens")
-    }
+    items = [item for record in found if record.HasField("summary") for item in record.summary.update]
+    summary = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
+    for name in ("rows", "documents", "tokens"):
+        assert summary[name] == manifest["totals"][name]
 
 
 def test_the_tables_say_what_was_planned_and_what_came_of_it(logged):
@@ -102,12 +94,10 @@ def test_the_tables_say_what_was_planned_and_what_came_of_it(logged):
     tables = {}
     for file in folder.glob("wandb/offline-run-*/files/media/table/pretrain/*.table.json"):
         table = json.loads(file.read_text())
-        tables[file.name.partition("_table")[0]] = [
-            dict(zip(table["columns"], row, strict=True)) for row in table["data"]
-        ]
-    assert [(row["dataset_name"], row["path"], row["num_shards"]) for row in tables["plan"]] == [
-        (name, f"{folder}/{name}.jsonl", 1) for name in "ab"
-    ]
+        rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+        tables[file.name.partition("_table")[0]] = rows
+    planned = [(row["dataset_name"], row["path"], row["num_shards"]) for row in tables["plan"]]
+    assert planned == [(name, f"{folder}/{name}.jsonl", 1) for name in "ab"]
     (stage,) = tables["stage"]
     assert (stage["stage"], stage["tasks"], stage["built"], stage["reused"]) == ("pretrain", 1, 1, 0), "equal files"
     assert stage["seconds"] == pytest.approx(manifest["volatile"]["seconds"])

@@ -192,11 +192,9 @@ def test_the_output_layer_is_applied_to_what_is_scored_where_that_is_the_same(ma
 
 
 def test_a_model_that_looks_ahead_is_refused():
-    bert = BertLMHeadModel(
-        BertConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
-    )
+    small = BertConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
     with pytest.raises(InputError, match="BertLMHeadModel is not causal"):
-        CausalScorer(bert.eval())
+        CausalScorer(BertLMHeadModel(small).eval())
 
 
 @pytest.mark.parametrize(("token", "named"), [(VOCABULARY, "500"), (-1, "-1")])

@@ -167,9 +167,8 @@ def test_a_model_that_is_not_served_is_refused_before_anything_runs(vllm):
 
 
 def test_a_server_without_log_probabilities_of_prompts_is_refused(vllm, monkeypatch):
-    monkeypatch.setattr(
-        vllm, "answer", lambda path, body: (200, {"choices": [{"text": "a"}], "data": [{"id": "tiny"}]})
-    )
+    bare = (200, {"choices": [{"text": "a"}], "data": [{"id": "tiny"}]})
+    monkeypatch.setattr(vllm, "answer", lambda path, body: bare)
     with pytest.raises(RunError, match=r"not the response of vLLM or SGLang \(KeyError\('prompt_logprobs'\)\)"):
         scorer(vllm)
 
@@ -261,9 +260,8 @@ def test_a_vector_that_json_cannot_hold_is_nan(model, monkeypatch):
 def chats(tmp_path_factory):
     """Chats, and a model that reads them: its folder, and the model."""
     folder = tmp_path_factory.mktemp("served")
-    return chat_model(folder / "model"), str(
-        write_rows(folder / "rows.jsonl", [{"id": n, **chat(n)} for n in range(40)])
-    )
+    rows = write_rows(folder / "rows.jsonl", [{"id": n, **chat(n)} for n in range(40)])
+    return chat_model(folder / "model"), str(rows)
 
 
 def chat_model(folder):
@@ -293,12 +291,8 @@ def test_a_preparation_by_a_server_is_that_of_its_model_and_its_place_is_not_its
     assert len(there) == 40
     for one, other in zip(here, there, strict=True):
         assert other["nll_mean"] == pytest.approx(one["nll_mean"], rel=1e-5)
-        assert (other["model"], other["model_revision"], other["engine"], other["dtype"]) == (
-            "tiny",
-            "v1",
-            "server",
-            None,
-        )
+        made = [other[name] for name in ("model", "model_revision", "engine", "dtype")]
+        assert made == ["tiny", "v1", "server", None]
         assert other["completion_token_count"] == one["completion_token_count"]
     recipe = manifest["recipes"][0]["recipe"]
     assert (recipe["model"], recipe["model_revision"], recipe["weights"]) == ("tiny", "v1", None)

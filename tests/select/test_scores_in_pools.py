@@ -28,6 +28,7 @@ from tokenmill.tasks.shards.published import file_hash
 from tokenmill.tasks.sources.arrow_predicates import expression, masks
 
 from tests.building import build_here
+from tests.peers.conversations import assistant, talk, user
 from tests.preparing_harmony import build, finish, plan, prepare
 from tests.preparing_rl import write_rows
 from tests.publishing_scores import embeddings_table, nll_table, publish_scores
@@ -59,7 +60,7 @@ def test_a_predicate_may_ask_for_a_band_of_scores():
     assert taken(table, "nll_mean < 1 or nll_mean is null") == [True, True, False, True]
 
 
-def test_of_scoresof_several_models_stand_side_by_side():
+def test_scores_of_several_models_stand_side_by_side():
     sides = [scores({"a": 1.0, "b": 3.0}, "nll_small"), scores({"b": 2.0, "a": 2.0}, "nll_large")]
     table = with_scores(rows("a", "b"), sides)
     assert table.column_names == ["row_id", "text", "nll_small", "nll_large"]
@@ -88,7 +89,7 @@ def test_rows_without_ids_cannot_be_joined():
         (pa.concat_tables([scores({"a": 1.0, "b": 1.0}), scores({"b": 1.0})]), RunError, "row 'b' has 2 scores"),
     ],
 )
-def test_of_scoresthat_are_not_one_for_each_row_are_an_error(side, kind, words):
+def test_scores_that_are_not_one_for_each_row_are_an_error(side, kind, words):
     with pytest.raises(kind, match=words):
         require_joinable(side)
 
@@ -102,20 +103,11 @@ def write_pools(path, pools):
 @pytest.fixture
 def blend(tmp_path):
     """Conversations of two data sets, in two shards each."""
-    rows = {
-        name: [
-            {
-                "messages": [
-                    {"role": "user", "content": f"What is {number} of {name}?"},
-                    {"role": "assistant", "content": f"{number * 7919} it is"},
-                ]
-            }
-            for number in range(12)
-        ]
-        for name in "ab"
-    }
-    paths = {name: write_rows(tmp_path / f"{name}.jsonl", of) for name, of in rows.items()}
-    sources = [{"name": name, "path": str(path), "converter": "openai_messages"} for name, path in paths.items()]
+    sources = []
+    for name in "ab":
+        rows = [talk(user(f"What is {n} of {name}?"), assistant(f"{n * 7919} it is")) for n in range(12)]
+        path = write_rows(tmp_path / f"{name}.jsonl", rows)
+        sources.append({"name": name, "path": str(path), "converter": "openai_messages"})
     return {"datasets": sources}
 
 
@@ -133,9 +125,8 @@ def nll_of(row):
 
 def score(data, out, of=nll_of, files=slice(None)):
     """Publish the NLL of some files of rows."""
-    return publish_scores(
-        out, "nll", [(path, nll_table(of_file, map(of, of_file))) for path, of_file in list(data.items())[files]]
-    )
+    tables = [(path, nll_table(rows, map(of, rows))) for path, rows in list(data.items())[files]]
+    return publish_scores(out, "nll", tables)
 
 
 def selected(blend, out, **selection):
@@ -156,40 +147,30 @@ def pool(out, name):
 
 
 @pytest.mark.parametrize("materialize", [False, True])
-def test_pools_take_rows_by_their_of_scoresand_keep_them(blend, tmp_path, materialize):
+def test_pools_take_rows_by_their_scores_and_keep_them(blend, tmp_path, materialize):
     own = ROWS.names if materialize else ["row_id", "source_row"]
     out = tmp_path / "out"
     selected(blend, out)
     data = rows_by_file(out)
     assert len(data) == 4
     place = score(data, tmp_path / "scores", files=slice(3))
-    pools = write_pools(
-        tmp_path / "pools.yaml",
-        {"band": "nll_mean >= 0.4 and nll_mean <= 1.2", "unscored": "nll_mean is null", "whole": "not truncated"},
-    )
+    asked = {"band": "nll_mean >= 0.4 and nll_mean <= 1.2", "unscored": "nll_mean is null", "whole": "not truncated"}
+    pools = write_pools(tmp_path / "pools.yaml", asked)
     _, manifest = selected(blend, out, scores=[place], pools=pools, materialize=materialize)
     scored = [row for rows in list(data.values())[:3] for row in rows]
     unscored = list(data.values())[3]
-    band = pool(out, "band")
-    assert {row["row_id"]: row["nll_mean"] for row in band.to_pylist()} == {
-        row["row_id"]: nll_of(row) for row in scored if 0.4 <= nll_of(row) <= 1.2
-    }
+    band, expected = pool(out, "band"), [row for row in scored if 0.4 <= nll_of(row) <= 1.2]
+    assert band["row_id"].to_pylist() == [row["row_id"] for row in expected]
+    assert band["nll_mean"].to_pylist() == [nll_of(row) for row in expected]
     assert 0 < band.num_rows < len(scored)
     assert pool(out, "unscored")["row_id"].to_pylist() == [row["row_id"] for row in unscored]
     assert pool(out, "unscored")["completion_token_count"].to_pylist() == [None] * len(unscored)
     assert not any(pool(out, "whole")["truncated"].to_pylist())
-    of_scores = [
-        ("nll_mean", "double"),
-        ("completion_token_count", "int64"),
-        ("truncated", "bool"),
-        ("model", "string"),
-    ]
+    of_scores = {"nll_mean": "double", "completion_token_count": "int64", "truncated": "bool", "model": "string"}
     for table in (band, pool(out, "unscored")):
-        assert table.schema.names == [*own, *(name for name, _ in of_scores)]
-        assert [(name, str(table.schema.field(name).type)) for name, _ in of_scores] == of_scores
-    assert band.select(own).to_pylist() == [
-        {name: row[name] for name in own} for row in scored if 0.4 <= nll_of(row) <= 1.2
-    ]
+        assert table.schema.names == [*own, *of_scores]
+        assert {name: str(table.schema.field(name).type) for name in of_scores} == of_scores
+    assert band.select(own).to_pylist() == [{name: row[name] for name in own} for row in expected]
     assert manifest["selection"]["without_score"] == {place: len(unscored)}
     assert f"without a score of {place}: {len(unscored)} rows" in list(selection_lines(manifest))
     assert rows_by_file(out) == data
@@ -206,7 +187,7 @@ def test_candidates_may_be_required_to_have_a_score(blend, tmp_path):
     assert 0 < len(expected) < 24
 
 
-def test_new_of_scoresrebuild_only_the_selection_of_the_rows_they_are_of(blend, tmp_path):
+def test_new_scores_rebuild_only_the_selection_of_the_rows_they_are_of(blend, tmp_path):
     out = tmp_path / "out"
     pools = write_pools(tmp_path / "pools.yaml", {"band": "nll_mean < 1"})
     selected(blend, out)
@@ -227,7 +208,7 @@ def test_new_of_scoresrebuild_only_the_selection_of_the_rows_they_are_of(blend, 
     assert second <= {*pool(out, "band")["row_id"].to_pylist()}
 
 
-def test_the_same_of_scoresgive_the_same_bytes(blend, tmp_path):
+def test_the_same_scores_give_the_same_bytes(blend, tmp_path):
     pools = write_pools(tmp_path / "pools.yaml", {"band": "nll_mean < 1"})
     found = []
     for name in ("one", "two"):
@@ -245,10 +226,8 @@ def test_embeddings_of_candidates_are_of_the_rows_they_were_made_from(blend, tmp
     selected(blend, out)
     files = sorted((out / "candidates").iterdir())
     ids = {path: pq.read_table(path)["row_id"].to_pylist() for path in files}
-    tables = [
-        (path, embeddings_table(of, np.eye(len(of), 16), token_count=pa.array(range(len(of)), pa.int32())))
-        for path, of in ids.items()
-    ]
+    counts = {path: pa.array(range(len(of)), pa.int32()) for path, of in ids.items()}
+    tables = [(path, embeddings_table(of, np.eye(len(of), 16), token_count=counts[path])) for path, of in ids.items()]
     place = publish_scores(tmp_path / "vectors", "embeddings", tables)
     pools = write_pools(tmp_path / "pools.yaml", {"short": "token_count < 2"})
     for _ in range(2):  # the second time, the candidates that were embedded are no longer published
@@ -281,15 +260,10 @@ def test_names_that_several_folders_have_are_told_apart_by_the_folder(blend, tmp
     out = tmp_path / "out"
     selected(blend, out)
     data = rows_by_file(out)
-    small = score(data, tmp_path / "small-1")
-    vectors = [
-        (path, embeddings_table([row["row_id"] for row in rows], np.eye(len(rows), 8))) for path, rows in data.items()
-    ]
-    places = [
-        small,
-        score(data, tmp_path / "large", of=lambda row: 1.0),
-        publish_scores(tmp_path / "vectors", "embeddings", vectors),
-    ]
+    ids = {path: [row["row_id"] for row in rows] for path, rows in data.items()}
+    vectors = [(path, embeddings_table(of, np.eye(len(of), 8))) for path, of in ids.items()]
+    places = [score(data, tmp_path / "small-1"), score(data, tmp_path / "large", of=lambda row: 1.0)]
+    places.append(publish_scores(tmp_path / "vectors", "embeddings", vectors))
     pools = write_pools(tmp_path / "pools.yaml", {"harder": "small_1_nll_mean > large_nll_mean and token_count == 7"})
     selected(blend, out, scores=places, pools=pools)
     harder = pool(out, "harder")
@@ -334,7 +308,7 @@ def content(folder):
     return file_hash(folder.files[0].place)
 
 
-def test_folders_that_hold_no_of_scoresof_these_rows_are_refused(blend, tmp_path):
+def test_folders_that_hold_no_scores_of_these_rows_are_refused(blend, tmp_path):
     out = tmp_path / "out"
     prepare(blend, out, **CHOICES)
     with pytest.raises(InputError, match=r"no manifest\.json in this folder"):
@@ -349,7 +323,7 @@ def test_folders_that_hold_no_of_scoresof_these_rows_are_refused(blend, tmp_path
         require_selectable(SelectionChoices(scores=[empty]))
 
 
-def test_of_scoresthat_change_under_a_run_are_noticed(tmp_path):
+def test_scores_that_change_under_a_run_are_noticed(tmp_path):
     place = publish_scores(tmp_path / "s", "nll", [("x-00000000.parquet", scores({"a": 1.0}))])
     folder = score_folder(place)
     found = content(folder)
