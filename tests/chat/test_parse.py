@@ -677,17 +677,8 @@ def test_nulls_are_the_same_as_nothing(found, data):
             call["function"] = nulled(call["function"], ["description", "strict"])
         if "tool_calls" in message:
             message["tool_calls"] = [nulled(call, ["id", "name", "arguments"]) for call in message["tool_calls"]]
-    keys = [
-        "content",
-        "reasoning_content",
-        "reasoning",
-        "thinking",
-        "tool_calls",
-        "function_call",
-        "name",
-        "from",
-        "value",
-    ]
+    keys = ["content", "reasoning_content", "reasoning", "thinking", "tool_calls"]
+    keys += ["function_call", "name", "from", "value"]
     record["messages"] = [nulled(message, keys) for message in record["messages"]]
     assert read(nulled(record, ["conversations", "input", "output", "prompt", "response", "system"])) == found
 

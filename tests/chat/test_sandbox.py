@@ -17,29 +17,21 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.forking import fork
 from tests.peers import chat_templates
-from tests.peers.conversations import CONVERSATIONS
+from tests.peers.conversations import CONVERSATIONS, assistant, call, system, tool, user
 
+CALLS = [call("weather", place="Ülm", days=[1, None]) | {"id": "c1"}, call("clock") | {"id": "c2"}]
+for each in CALLS:
+    given = each["function"]["arguments"]
+    each["function"]["arguments"] = Arguments(given, json.dumps(given, ensure_ascii=False))
+SAID = assistant(" Let me see. ", *CALLS, reasoning_content="Ask <b>")
+TOLD = tool('{"rain": false}') | {"tool_call_id": "c1", "name": "weather"}
+PLACE = {"type": "object", "properties": {"place": {"type": "string"}}}
 TALK = Conversation(
-    [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Is it\nraining?"},
-        {
-            "role": "assistant",
-            "content": " Let me see. ",
-            "reasoning_content": "Ask <b>",
-            "tool_calls": [
-                {"type": "function", "id": "c1", "function": {"name": "weather", "arguments": Arguments({"place": "Ülm", "days": [1, None]}, '{"place": "Ülm", "days": [1, null]}')}},
-                {"type": "function", "id": "c2", "function": {"name": "clock", "arguments": Arguments({}, "{}")}},
-            ],
-        },
-        {"role": "tool", "content": '{"rain": false}', "tool_call_id": "c1", "name": "weather"},
-        {"role": "assistant", "content": "No & no."},
-        {"role": "user", "content": "Thanks"},
-    ],
-    [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}}}],
-)  # fmt: skip
+    [system("Be brief."), user("Is it\nraining?"), SAID, TOLD, assistant("No & no."), user("Thanks")],
+    [{"type": "function", "function": {"name": "weather", "parameters": PLACE}}],
+)
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
-SIMPLE = Conversation([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], [])
+SIMPLE = Conversation([user("a"), assistant("b")], [])
 
 
 def ours(source, talk=TALK):

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 
 def flip(path, place):
     """Change one byte where it lies, so that a hard link changes as well."""
@@ -32,8 +30,6 @@ DAMAGES = {
     "deleted": Path.unlink,
     "replaced": lambda path: replaced(path, path.read_bytes()[:-1] + b"\xfe"),
 }
-ONE_DAMAGE_FAST = ["a byte flipped", *(pytest.param(name, marks=pytest.mark.slow) for name in list(DAMAGES)[1:])]
-"""All kinds share one verification, so the fast tests try one damage on each kind."""
 
 
 def proofs(out):
@@ -45,8 +41,3 @@ def proofs(out):
 def names_of(path, out):
     """The path, and those of its hard links."""
     return {str(other) for other in proofs(out) if other.samefile(path)}
-
-
-def shard_of(path, plan):
-    """The keys of the shard that a file of the store belongs to, or none."""
-    return [key for key in dict.fromkeys(plan.plan.keys) if key in path.parts]
