@@ -149,7 +149,7 @@ def _require_prompted(renderer: Renderer) -> None:
         rendering = renderer.template.render(probe.messages, probe.tools)
         if isinstance(rendering, Rejected) or any(kind == "generated" for _, _, (_, kind) in rendering.spans):
             continue
-        rendering = ended(rendering, probe.messages, renderer.openings)
+        rendering = ended(rendering, probe.messages, renderer.openings, renderer.controls)
         learned = renderer.policy.learned(probe.messages)
         found = completions(rendering, probe.messages, learned, renderer.openings, renderer.controls)
         starts = {} if isinstance(found, Rejected) else {number: each.start for number, each in found.items()}

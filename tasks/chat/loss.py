@@ -14,9 +14,11 @@ Template text is trained on only if probes showed that it follows a generation p
 """
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from .controls import Controls
@@ -130,7 +132,7 @@ class Openings:
     def prompts_after(self, before: Sequence[Message]) -> tuple[str, ...]:
         """The prompts that may follow some messages. Those after tool results differ; all other roles count as users."""
         role = "tool" if before and before[-1]["role"] == "tool" else "user"
-        return (*self.prompts, "") if role in self.unprompted else self.prompts
+        return ("", *self.prompts) if role in self.unprompted else self.prompts
 
 
 @dataclass(slots=True)
@@ -203,14 +205,39 @@ def completions(
     return found
 
 
-def ended(rendering: Rendering, messages: Sequence[Message], openings: Openings) -> Rendering:
+def ended(rendering: Rendering, messages: Sequence[Message], openings: Openings, controls: Controls) -> Rendering:
     """The rendering, with the token that would follow it if nothing else ends its last answer."""
+    extents = {**rendering.extents, **_before_results(rendering, messages, controls)}
+    rendering = replace(rendering, extents=extents)
     last = len(messages) - 1
     stop = rendering.extents.get(last, (0, 0))[1]
     if not openings.ends_in_next or messages[last]["role"] != "assistant" or stop != len(rendering.text):
         return rendering
     answer, calls = openings.ends_in_next
     return replace(rendering, text=rendering.text + (calls if messages[last].get("tool_calls") else answer))
+
+
+def _before_results(rendering: Rendering, messages: Sequence[Message], controls: Controls) -> dict[int, Range]:
+    """The extents of messages within which the template writes the results of their calls (Gemma 4): up to the control token
+    that stands behind the calls, which ends them, as it does where there are no results.
+    """
+    found: dict[int, Range] = {}
+    spans = rendering.spans
+    results = [span[0] for span in spans if span[2][1] == "result" and span[0] < span[1]]
+    for number, message in enumerate(messages if results else ()):
+        start, stop = rendering.extents.get(number, (0, 0))
+        place = bisect_left(results, start)
+        if "tool_calls" not in message or place == len(results) or results[place] >= stop:
+            continue
+        first = results[place]
+        within = spans[bisect_left(spans, start, key=itemgetter(0)) : bisect_left(spans, stop, key=itemgetter(0))]
+        begun = min((span[0] for span in within if span[2] == (number, "call")), default=stop)
+        ends = [span[0] for span in within if span[2][1] == "end" and begun < span[0] <= first]
+        token = controls.pattern.match(rendering.text, max(ends)) if ends else None
+        said = {(number, "content"), (number, "reasoning")}
+        if token and token.end() <= first and not any(first < span[0] < span[1] for span in within if span[2] in said):
+            found[number] = (start, token.end())
+    return found
 
 
 def _end(rendering: Rendering, number: int, written: Parts, openings: Openings, controls: Controls) -> Range | None:
@@ -245,7 +272,7 @@ def parts_of(rendering: Rendering, learned: Sequence[int]) -> dict[int, Parts]:
         if kind == "message":
             if number in rendering.extents and start == rendering.extents[number][0]:
                 current, turn, end = parts.get(number), number, rendering.extents[number][1]
-        elif current is None or kind == "loop":
+        elif current is None or kind == "loop" or (start > end and "generated" not in kind):
             continue
         elif kind == "content" and number == turn:
             current.content = _enclosing(current.content, (start, stop))
@@ -253,7 +280,7 @@ def parts_of(rendering: Rendering, learned: Sequence[int]) -> dict[int, Parts]:
         elif kind == "reasoning" and number == turn:
             current.reasoning = _enclosing(current.reasoning, (start, stop))
         elif kind in {"content", "reasoning", "result"}:
-            current.of_others = current.of_others or start < stop
+            current.of_others = current.of_others or start < min(stop, end)
         elif (kind == "call" and number == turn) or (kind == "end" and current.call and start < end):
             first, last = current.call or (start, stop)
             current.call = min(first, start), max(last, stop)
@@ -287,9 +314,17 @@ def _left_out(
         return "content_left_out", f"the chat template does not write the content of message {number + 1} as it is"
     if message.get("tool_calls") and (written.call is None or _lacks_calls(number, message, rendering)):
         return "tool_calls_left_out", f"the chat template does not write the tool calls of message {number + 1}"
-    if written.of_others and not written.generated:
-        return "messages_mixed", f"the chat template writes the text of another message into message {number + 1}"
-    return None
+    return _mixed_in(number, written, behind=bool(content)) if written.of_others and not written.generated else None
+
+
+def _mixed_in(number: int, written: Parts, *, behind: bool) -> tuple[str, str]:
+    """Reason and detail for a message that includes the text of another, maybe with its own content `behind` that."""
+    if behind and written.call and written.content and written.call[0] < written.content[0]:
+        return (
+            "parts_mixed",
+            f"the chat template writes the content of message {number + 1} behind results of its calls",
+        )
+    return "messages_mixed", f"the chat template writes the text of another message into message {number + 1}"
 
 
 def _lacks_calls(number: int, message: Message, rendering: Rendering) -> bool:

@@ -139,7 +139,7 @@ class Renderer:
         rendering = self.template.render(messages, conversation.tools)
         if isinstance(rendering, Rejected):
             return rendering
-        rendering = ended(rendering, messages, self.openings)
+        rendering = ended(rendering, messages, self.openings, self.controls)
         learned = [number for number in self.policy.learned(messages) if number >= first_learned]
         found = completions(rendering, messages, learned, self.openings, self.controls)
         if isinstance(found, Rejected):

@@ -292,6 +292,14 @@ RESULT_IN_CALL = (
     "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
 )
 
+RESULTS_BEHIND = (
+    "{% for m in messages if m.role != 'tool' %}{{ '<|im_start|>' ~ m.role ~ '\n' }}"
+    "{% for c in m.tool_calls or [] %}{{ '<call>' ~ c.function.name ~ '</call>' }}{% endfor %}"
+    "{% if m.tool_calls %}{% for r in messages if r.role == 'tool' %}{{ '<|eot|>' ~ r.content }}{% endfor %}{% endif %}"
+    "{{ m.content }}{% if not m.tool_calls %}{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+)
+
 
 ENDLESS = {
     "lines": LINES,
@@ -336,6 +344,13 @@ HABITS = {
     ),
     "the result of a tool in the turn of the assistant": (
         RESULT_IN_CALL, [user("q"), says("", None, "f"), tool("rain"), says("no")], None, "messages_mixed",
+    ),
+    "results behind the calls": (
+        RESULTS_BEHIND, [user("q"), says(None, None, "f", "g"), tool("rain"), tool("no"), says("no")], None,
+        "assistant\n«<call>f</call><call>g</call><|eot|>»rain<|eot|>no<|im_start|>assistant\n«no<|im_end|>»",
+    ),
+    "results between the calls and their text": (
+        RESULTS_BEHIND, [user("q"), says("I look.", None, "f"), tool("rain"), says("no")], None, "parts_mixed",
     ),
     "a prompt that opens reasoning is closed by the model": (OPENS, YES, None, HEAD + "<think>\n«\n</think>\nyes<|im_end|>»\n"),
     "a message that is ended twice ends with the last token": (BODY_TWICE_ENDED, YES, NO_END, HEAD + "«yes<|eot|>»<|im_end|>\n"),

@@ -8,6 +8,10 @@ from transformers import AutoTokenizer
 
 from tests.peers import chat_templates
 from tests.peers.conversations import CONVERSATIONS, WEATHER, assistant, call, system, thinking, tool, user
+from tests.peers.templates.packages import Template
+from tests.peers.templates.table import TEXTS
+from tests.peers.templates.talks import talks
+from tests.peers.templates.trial import Trial, base
 
 pytestmark = pytest.mark.slow
 
@@ -158,3 +162,20 @@ def test_the_vocabularies_stay_as_they_were(directory, tokenizers):
     config = json.loads((directory / "qwen" / "tokenizer_config.json").read_text("utf-8"))
     assert config["eos_token"] == "<|endoftext|>"
     assert not (directory / "qwen" / "chat_template.jinja").exists()
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory):
+    """What came of a template that `trl` ships."""
+    store, conversations, definition = str(tmp_path_factory.mktemp("store")), talks(), base(TEXTS)
+    return lambda name: Trial(Template(name, chat_templates.template(name)), definition, conversations).run(store)
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [("gemma4_v5", 4), ("glm4moe", 0), ("gptoss", 4), ("llama3_1", 4), ("nemotron_3_nano", 0), ("phi3_training", 10)],
+)
+def test_every_turn_ends_in_a_trained_end(tried, name, refused):
+    outcome = tried(name)
+    assert (outcome.accepted, outcome.wrong, outcome.ids, outcome.unended, outcome.untrue) == (True, {}, {}, {}, "")
+    assert outcome.counts["refused"] == refused

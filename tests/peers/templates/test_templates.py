@@ -26,6 +26,10 @@ def test_no_mask_is_wrong(rows):
     assert sum(outcome.counts["right"] for _, outcome in rows) > 5_000
 
 
+def test_every_turn_ends_in_a_trained_end(rows):
+    assert names([row for row in rows if row[1].accepted], "unended") == {}
+
+
 def test_text_and_ids_are_those_of_transformers(rows):
     assert names(rows, "ids") == {}
 

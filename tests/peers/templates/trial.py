@@ -68,7 +68,16 @@ class Outcome:
     wrong: dict[str, str] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
     loose: dict[str, str] = field(default_factory=dict)
+    stops: set[str] = field(default_factory=set)
+    open: dict[str, str] = field(default_factory=dict)
     untrue: str = ""
+
+    @property
+    def unended(self) -> dict[str, str]:
+        """The sequences with a turn whose end is not trained on, and the token behind it; without those of a token that ends
+        turns only within a history, which models do not write.
+        """
+        return {name: token for name, token in self.open.items() if token in self.stops or not token}
 
 
 class Trial:
@@ -211,6 +220,12 @@ class Trial:
         if "markup" not in name and ours not in self._encodings(text, begins):
             outcome.ids[name] = f"ids of {text!r}, begun at {begins}"
         trained = [text[start:stop] for start, stop in runs(flags)]
+        words = "|".join(word for each in messages if each["role"] == "assistant" for word in words_of(each)[-1:])
+        for start, stop in runs(flags):
+            tail, behind = text[start:stop].rstrip(), self.pattern.match(text, stop)
+            outcome.stops |= {found for found in self.pattern.findall(tail)[-1:] if tail.endswith(found)}
+            if words and re.search(rf"(?:{words})\W?$", tail):
+                outcome.open[name] = behind.group() if behind else ""
         foreign = [word for each in trained for word in FOREIGN.findall(each)]
         own = [word for each in messages[span[0] :] if each["role"] == "assistant" for word in words_of(each)]
         missing = [word for word in own if word in text and not any(word in each for each in trained)]
