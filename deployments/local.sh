@@ -12,6 +12,7 @@ PAGE_PORT=${PAGE_PORT:-4201}
 export PREFECT_API_URL="http://127.0.0.1:$PORT/api"
 export PREFECT_SERVER_API_PORT="$PORT" # with only the option --port, the UI would call another port
 export DASK_LOGGING__DISTRIBUTED=warning
+export TOKENMILL_PAGE="http://127.0.0.1:$PAGE_PORT" # where runs link their reports
 
 start() { # NAME COMMAND…: in a new session, unless it is already running
     name=$1
@@ -89,6 +90,7 @@ run:      PREFECT_API_URL=$PREFECT_API_URL $BIN/prefect deployment run pretrain-
 on Dask:  … -p cluster=tcp://127.0.0.1:$DASK_PORT
 logs:     $RUN/*.log, $RUN/deploy.log: what is deployed, and the schedule that is off
 stop:     make down
+from elsewhere: ssh -L $PAGE_PORT:127.0.0.1:$PAGE_PORT -L $PORT:127.0.0.1:$PORT -L $DASHBOARD_PORT:127.0.0.1:$DASHBOARD_PORT $(hostname)
 see:      http://127.0.0.1:$PAGE_PORT
 END
 }

@@ -29,7 +29,15 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 IMAGE = f"tokenmill:{PROJECT['version']}"
 
 COMMANDS = {"worker": dask_worker.main, "scheduler": dask_scheduler.main}
-OURS = {"HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"}
+OF_STORES = {
+    "HF_TOKEN",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+}
+OURS = OF_STORES | {"TOKENMILL_PAGE"}
 OF_CONTAINERS = {"PYTHONUNBUFFERED", "DO_NOT_TRACK"}
 
 
@@ -99,20 +107,43 @@ def test_a_slurm_job_starts_its_processes_ends_in_time_and_leaves_prefects_plugi
     assert "PREFECT_PLUGINS_ENABLED=false" in printed.splitlines()
 
 
+ON_KUBERNETES = ["kubernetes", "kubernetes-gpu"]
+
+
 def test_kubernetes_workers_are_single_threaded():
-    chosen = profile("kubernetes").cluster_kwargs
-    options = accepted(chosen["worker_command"])
-    assert options["nthreads"] == 1
-    assert chosen["resources"]["limits"]["cpu"] == "1"
+    worker = container("worker", "kubernetes")
+    assert accepted(worker["args"])["nthreads"] == 1
+    assert worker["resources"]["limits"]["cpu"] == "1"
 
 
-def gpu_cluster():
-    return profile("kubernetes-gpu").cluster_kwargs["custom_cluster_spec"]
+def dask_cluster(name):
+    return profile(name).cluster_kwargs["custom_cluster_spec"]
 
 
-def container(part):
-    (found,) = gpu_cluster()["spec"][part]["spec"]["containers"]
+def container(part, name="kubernetes-gpu"):
+    (found,) = dask_cluster(name)["spec"][part]["spec"]["containers"]
     return found
+
+
+def test_containers_that_read_stores_get_credentials_region_and_endpoint():
+    (flows,) = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
+    for found in (flows, *(container("worker", name) for name in ON_KUBERNETES)):
+        assert [source["secretRef"]["name"] for source in found["envFrom"]] == ["tokenmill"]
+    reading = [service for name, service in services().items() if name != "server"]
+    assert [OF_STORES - service["environment"].keys() for service in reading] == [set()] * len(reading)
+
+
+def test_deployments_can_write_where_they_do_by_default():
+    defaults = [
+        each["parameters"]["output_dir"]
+        for each in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
+    ]
+    assert {place.partition("/")[0] for place in defaults} == {"output"}
+    (folder,) = [rest for word, rest in dockerfile() if word == "WORKDIR"]
+    (account,) = [rest for word, rest in dockerfile() if word == "RUN" and "useradd" in rest]
+    assert f"install --directory --owner tokenmill /data {folder}/output" in account
+    for name in ("worker", "dask-worker"):
+        assert f"output:{folder}/output" in services()[name]["volumes"]
 
 
 def test_a_kubernetes_gpu_worker_has_one_gpu_and_says_so_and_the_scheduler_has_none():
@@ -122,18 +153,19 @@ def test_a_kubernetes_gpu_worker_has_one_gpu_and_says_so_and_the_scheduler_has_n
     assert "nvidia.com/gpu" not in str(container("scheduler"))
 
 
-def test_the_service_leads_to_the_schedulers_ports():
-    resource = gpu_cluster()
+@pytest.mark.parametrize("name", ON_KUBERNETES)
+def test_the_service_leads_to_the_schedulers_ports(name):
+    resource, scheduler = dask_cluster(name), container("scheduler", name)
     service = resource["spec"]["scheduler"]["service"]
-    ports = {port["name"]: port["containerPort"] for port in container("scheduler")["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in scheduler["ports"]}
     assert service["selector"] == {
         "dask.org/cluster-name": resource["metadata"]["name"],
         "dask.org/component": "scheduler",
     }
     assert {port["targetPort"]: port["port"] for port in service["ports"]} == ports
     assert ports == {"tcp-comm": 8786, "http-dashboard": 8787}  # where `dask scheduler` listens by itself
-    assert container("scheduler")["readinessProbe"]["httpGet"]["port"] in ports
-    assert accepted(container("scheduler")["args"])["host"] == "0.0.0.0"
+    assert scheduler["readinessProbe"]["httpGet"]["port"] in ports
+    assert accepted(scheduler["args"])["host"] == "0.0.0.0"
 
 
 def manifests():
@@ -164,9 +196,7 @@ def images():
     (worker,) = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
     return {
         worker["image"],
-        container("worker")["image"],
-        container("scheduler")["image"],
-        profile("kubernetes").cluster_kwargs["image"],
+        *(container(part, name)["image"] for part in ("worker", "scheduler") for name in ON_KUBERNETES),
         *(service["image"] for service in services().values()),
     }
 
@@ -208,7 +238,7 @@ def environments():
     yield from re.findall(r"(\w+)=\S+", next(rest for word, rest in dockerfile() if word == "ENV"))
     for service in services().values():
         yield from service["environment"]
-    for found in [profile("kubernetes").cluster_kwargs["env"], *containers_environment()]:
+    for found in containers_environment():
         yield from (variable["name"] for variable in found)
     yield from re.findall(r"export (\w+)=", (FOLDER / "local.sh").read_text())
 
@@ -280,7 +310,6 @@ def test_passwords_and_secrets_come_from_outside():
                 assert "${POSTGRES_PASSWORD:?" in value
             if name in OURS:
                 assert value is None
-    assert all("valueFrom" in variable for variable in profile("kubernetes").cluster_kwargs["env"])
 
 
 def test_the_services_find_each_other_and_only_the_server_is_reachable_from_this_machine_alone():

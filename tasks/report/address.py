@@ -4,9 +4,10 @@
 
 `make up` starts it. It listens on loopback only, and answers only requests for a loopback name, so that a page from elsewhere
 that a browser has open cannot read reports through a name that it makes point here. It scans no folder: a preparation leaves a
-link to its report at the Prefect server, and a report is asked for by the id of that link. A page takes 30 ms.
+link to its report at the Prefect server, and a report is asked for by the id of that link or of its run. A page takes 30 ms.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -32,10 +33,14 @@ LOOPBACK = "127.0.0.1"
 NAMES = (LOOPBACK, "localhost")
 """The names under which the page may be asked for."""
 
-REPORT = re.compile(r"/reports/([0-9a-f-]{36})")
+REPORT = re.compile(r"/(reports|runs)/([0-9a-f-]{36})")
+"""The path of a report, by the id of the link that a run has left, or of the run."""
 
-LINK = re.compile(rf"\[{re.escape(PAGE)}\]\((\S+/{re.escape(PAGE)})\)")
+LINK = re.compile(rf"(?:\[{re.escape(PAGE)}\]\(http\S+\)\n\n)?\[{re.escape(PAGE)}\]\((\S+/{re.escape(PAGE)})\)")
 """The link to a report, as Prefect stores it."""
+
+ADDRESS = "TOKENMILL_PAGE"
+"""The variable with the URL of the page of this machine, which `make up` sets."""
 
 MOST_REPORTS = 20
 ANSWER_SECONDS = 3.0
@@ -51,10 +56,28 @@ HEADERS = {
 }
 
 
+NARROW = """
+td:last-child { min-width: 0; }
+@media (max-width: 40em) {
+  thead { display: none; }
+  tbody, tr, tbody th, td { display: block; border: 0; }
+  tr { border-bottom: 1px solid var(--rule); padding: .3em 0; }
+}
+"""
+"""On a phone, the cells of a row are below one another, so that none is out of sight."""
+
+
 def report_link(output_dir: str) -> str:
     """The URI of the report in an output folder: a path or URI, with everything that Markdown could mistake quoted."""
     place = join(output_dir, PAGE)
     return quote(place if "://" in place else f"file://{place}", safe=":/")
+
+
+def report_links(output_dir: str, run: str) -> str:
+    """Markdown that leads to the report of a flow run: by the page of this machine, which browsers follow, and the file."""
+    link = f"[{PAGE}]({report_link(output_dir)})"
+    page = os.environ.get(ADDRESS)
+    return f"[{PAGE}]({page}/runs/{run})\n\n{link}" if page else link
 
 
 @dataclass(frozen=True)
@@ -75,8 +98,7 @@ class Services:
         with _client() as client:
             parts = [self._services(client), *self._reports(client)]
         body = "".join(part.html() for part in parts)
-        narrow = "td:last-child { min-width: 0; }"  # so that a row fits a phone
-        return document(title, f"<h1>{title}</h1>\n{body}", narrow)
+        return document(title, f"<h1>{title}</h1>\n{body}", NARROW)
 
     def _services(self, client: httpx.Client) -> Table:
         workers = _asked(client, f"{self.dask}/json/counts.json")
@@ -107,10 +129,14 @@ class Services:
         when = found["updated"].replace("T", " ")[:16]
         return Link(shown, f"/reports/{found['latest_id']}"), when, Link("run", f"{self.ui}/runs/flow-run/{run}")
 
-    def report(self, link: UUID) -> bytes | None:
-        """The report behind a link that a run has left; None if there is no such link, or no report."""
+    def report(self, kind: str, asked: UUID) -> bytes | None:
+        """The report behind a link that a run has left, or of a run; None if there is none."""
+        of_run = {"artifacts": {"key": {"like_": "%-report-%"}, "flow_run_id": {"any_": [str(asked)]}}}
         with _client() as client:
-            found = _asked(client, f"{self.prefect}/artifacts/{link}")
+            if kind == "reports":
+                found = _asked(client, f"{self.prefect}/artifacts/{asked}")
+            else:
+                found = next(iter(_asked(client, f"{self.prefect}/artifacts/filter", of_run) or []), None)
         place = _place(found) if found else None
         return read_bytes(place) if place else None
 
@@ -146,12 +172,12 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The page, or a report."""
-        host, _, port = self.headers.get("Host", "").rpartition(":")
-        if host not in NAMES or port != str(self.connection.getsockname()[1]):
+        host, _, port = self.headers.get("Host", "").partition(":")
+        if host not in NAMES or not port.isdigit():  # any port, because SSH may forward a different one
             self.send_error(HTTPStatus.FORBIDDEN, "ask for 127.0.0.1")
             return
         asked = REPORT.fullmatch(self.path)
-        found = self.services.page().encode() if self.path == "/" else self._report(asked[1]) if asked else None
+        found = self.services.page().encode() if self.path == "/" else self._report(*asked.groups()) if asked else None
         if found is None:
             self.send_error(HTTPStatus.NOT_FOUND, "no such page, or the report is gone")
             return
@@ -161,9 +187,9 @@ class Answer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(found)
 
-    def _report(self, name: str) -> bytes | None:
+    def _report(self, kind: str, name: str) -> bytes | None:
         try:
-            return self.services.report(UUID(name))
+            return self.services.report(kind, UUID(name))
         except (ValueError, OSError):  # no id; a path that cannot be, or that this user may not read
             return None
 

@@ -142,8 +142,8 @@ class Link:
     target: str
 
     def html(self) -> str:
-        """The link."""
-        return f'<a href="{escape(self.target)}">{line(self.text)}</a>'
+        """The link; a path is broken behind its slashes."""
+        return f'<a href="{escape(self.target)}">{line(self.text).replace("/", "/<wbr>")}</a>'
 
 
 def _is_number(cell: Cell | Link) -> bool:

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import dask
 from dask import config  # pyright: ignore[reportPrivateImportUsage]
 from distributed import Client, LocalCluster
+from distributed.system import MEMORY_LIMIT
 from tokenmill.tasks.console import log_errors_as_sentences, never_end_by_printing
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.threads import cores
@@ -42,6 +43,9 @@ LOCAL: dict[str, Any] = {
 }
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+WORKER_BYTES = 400 << 20
+"""Memory of a worker that encodes text."""
 
 STARTS = 3
 """Attempts to start a local cluster whose workers die during startup."""
@@ -82,6 +86,18 @@ class _Workers(LocalCluster):
                     with suppress(ProcessLookupError):
                         os.kill(nanny.pid, signal.SIGKILL)
         super().__exit__(kind, error, trace)
+
+
+def local_size(shards: int, wanted: int | None) -> int:
+    """Workers of a local cluster: as many as `wanted` (None: one per core), but no more than shards, and than fit into memory."""
+    return max(1, min(shards, wanted or cores(), MEMORY_LIMIT // WORKER_BYTES))
+
+
+def grow(client: Client, workers: int) -> None:
+    """Start further workers of a local cluster if a later step has more shards than the first."""
+    cluster = cast("LocalCluster", client.cluster)
+    if len(cluster.workers) < workers:
+        cluster.scale(workers)
 
 
 def local_arguments(workers: int | None, resources: Mapping[str, float]) -> dict[str, Any]:

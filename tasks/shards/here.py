@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from tokenmill.tasks.threads import cores
 
@@ -111,4 +111,16 @@ def build_patiently(
 def failure_of(future: Any) -> str | None:  # noqa: ANN401 - of Dask or concurrent.futures
     """The error that failed a batch, in words; None without one. The batch has ended."""
     error = future.exception()
-    return None if error is None else f"{type(error).__name__}: {error}"
+    return None if error is None else in_words(error)
+
+
+def in_words(error: BaseException) -> str:
+    """An error of a batch, with its type."""
+    words: object = error
+    if type(error).__name__ == "KilledWorker":  # Dask is not imported here
+        found = cast("Any", error)
+        words = (
+            f"{found.allowed_failures + 1} workers in a row ended while they built it, the last at {found.last_worker.address}; "
+            "its log shows why: too little memory, a library that crashed, or no tokenmill there"
+        )
+    return f"{type(error).__name__}: {words}"

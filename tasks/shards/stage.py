@@ -6,9 +6,10 @@ error that names every failure.
 """
 
 import re
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
@@ -32,8 +33,9 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.storage import absolute
 
 from .build import build_batch, may_pass
-from .cluster import asking_for, require_reached, require_tokenmill, started
+from .cluster import asking_for, grow, local_size, require_reached, require_tokenmill, started
 from .code import require_same_here
+from .here import in_words
 from .input_checks import data_sets
 from .plan import PlannedShard
 from .pool import Submitted, building_on, failures_of, some
@@ -142,17 +144,24 @@ def _build_batch(
 @contextmanager
 def shard_workers(settings: ClusterSettings, needs: Needs) -> Generator[BuildShards]:
     """A context that builds shards on one cluster for all steps of a run; the cluster starts with the first shard to build."""
+    pools: list[_Tasks] = []
     with ExitStack() as stack:
 
-        @cache
-        def pool() -> _Tasks:
-            stack.enter_context(_one_server())
-            runner = stack.enter_context(started(task_runner(settings.cluster, needs.workers, needs.resources)))
-            require_tokenmill(runner.client)
-            require_reached(runner.client, str(PREFECT_API_URL.value()))
-            return _Tasks(runner, needs, settings.cluster_timeout)
+        def pool(shards: int) -> _Tasks:
+            workers = local_size(shards, needs.workers)
+            if not pools:
+                stack.enter_context(_one_server())
+                runner = stack.enter_context(started(task_runner(settings.cluster, workers, needs.resources)))
+                require_tokenmill(runner.client)
+                require_reached(runner.client, str(PREFECT_API_URL.value()))
+                pools.append(_Tasks(runner, needs, settings.cluster_timeout))
+            (found,) = pools
+            if settings.cluster == "local":
+                grow(found.client, workers)
+                found.most_workers = workers
+            return found
 
-        build_on_pool = building_on(lambda _: pool(), needs.libraries)
+        build_on_pool = building_on(pool, needs.libraries)
 
         def build_shards(
             step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
@@ -160,8 +169,8 @@ def shard_workers(settings: ClusterSettings, needs: Needs) -> Generator[BuildSha
             try:
                 build_on_pool(step, pending, store, arguments, rebuild=rebuild)
             except RunError:
-                if pool.cache_info().currsize:
-                    require_reached(pool().client, str(PREFECT_API_URL.value()))  # include workers that joined later
+                for each in pools:
+                    require_reached(each.client, str(PREFECT_API_URL.value()))  # include workers that joined later
                 raise
 
         yield build_shards
@@ -174,6 +183,7 @@ class _Tasks(WorkerPool):
         most = runner.adapt_kwargs.get("maximum", 0)
         super().__init__(runner.client, needs.resources, most, adaptive=bool(runner.adapt_kwargs), timeout=timeout)
         self._runner, self._limit = runner, needs.limit
+        self._progress: UUID | None = None
 
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:
         self.require_same_code(calls)
@@ -185,14 +195,21 @@ class _Tasks(WorkerPool):
             ]
 
     def bar(self, name: str) -> Callable[[float], object]:
-        progress = cast("UUID", create_progress_artifact(0.0, artifact_key(name), "share of source bytes built"))
-        return partial(update_progress_artifact, progress)
+        """See Pool. All steps of a run share an artifact, which names the last one."""
+        shown = f"{name}: share of source bytes built"
+        if self._progress is None:
+            self._progress = cast("UUID", create_progress_artifact(0.0, artifact_key("progress"), shown))
+        return partial(_show, self._progress, shown)
 
     def log(self, sentence: str) -> None:
         get_run_logger().info(sentence)
 
     def tell(self, sentence: str) -> None:
         tell(sentence)
+
+
+def _show(artifact: UUID, shown: str, percent: float) -> None:
+    update_progress_artifact(artifact, percent, shown)
 
 
 def _submitted(future: PrefectDaskFuture[Any]) -> Submitted:
@@ -202,7 +219,8 @@ def _submitted(future: PrefectDaskFuture[Any]) -> Submitted:
 @contextmanager
 def function_workers(settings: ClusterSettings) -> Generator[RunAll]:
     """A context that runs functions on one cluster, each call as a Prefect task."""
-    with _one_server(), started(task_runner(settings.cluster, settings.workers, {})) as runner:
+    workers = local_size(sys.maxsize, settings.workers)
+    with _one_server(), started(task_runner(settings.cluster, workers, {})) as runner:
         client = runner.client
         require_tokenmill(client)
         require_reached(client, str(PREFECT_API_URL.value()))
@@ -245,5 +263,5 @@ def _failure(future: PrefectDaskFuture[Any]) -> str | None:
     try:
         future.result()
     except Exception as error:  # noqa: BLE001
-        return f"{type(error).__name__}: {error}"
+        return in_words(error)
     return None

@@ -10,9 +10,10 @@ SSH, ten minutes for one that others have started, and no limit for Slurm or Kub
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from distributed import Client, LocalCluster, SpecCluster, Status
 from tokenmill.tasks.errors import RunError
@@ -53,6 +54,7 @@ class ClusterWatch:
     _answered: float = field(default_factory=time.monotonic, init=False)
     _staffed: float = field(default_factory=time.monotonic, init=False)
     _asked: float = field(default=-math.inf, init=False)
+    _began: float = field(default_factory=time.time, init=False)
 
     def __post_init__(self) -> None:
         self._queue = queue_of(self._client.cluster)
@@ -110,8 +112,8 @@ class ClusterWatch:
             raise RunError(f"all Dask workers of this run have ended; {KEPT}")
         if waited > self._patience:
             raise RunError(
-                f"the Dask cluster at {self._address} has not had {self._wanted} for {waited:,.0f} s; {KEPT} once it has "
-                "workers, or allow more seconds with cluster_timeout"
+                f"the Dask cluster at {self._address} has not had {self._wanted} for {waited:,.0f} s{self._ended()}; {KEPT} "
+                "once it has workers, or allow more seconds with cluster_timeout"
             )
 
     def _ask(self, *, staffed: bool) -> None:
@@ -121,7 +123,19 @@ class ClusterWatch:
         elif not staffed:
             limit = f" up to {self._patience:,.0f} s" if math.isfinite(self._patience) else ""
             state = f"; {self._queue.waiting_for()}" if self._queue else ""
-            self.tell(f"waiting{limit} for {self._wanted} of the Dask cluster at {self._address}{state}")
+            self.tell(f"waiting{limit} for {self._wanted} of the Dask cluster at {self._address}{state}{self._ended()}")
+
+    def _ended(self) -> str:
+        """How many workers have joined since the run began, and are gone: one without tokenmill ends with its first batch."""
+        events = cast("Sequence[tuple[float, Mapping[str, Any]]]", self._client.get_events("all"))
+        joined = [
+            event["worker"] for time, event in events if time > self._began and event.get("action") == "add-worker"
+        ]
+        if not joined:
+            return ""
+        hosts = ", ".join(sorted({str(urlsplit(worker).hostname) for worker in joined}))
+        count = f"{len(joined)} workers have" if len(joined) > 1 else "1 worker has"
+        return f"; {count} joined, on {hosts}, and ended: the log there shows why, for example that tokenmill is not installed"
 
     @property
     def _patience(self) -> float:

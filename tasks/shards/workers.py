@@ -10,12 +10,21 @@ from functools import partial
 from typing import Any, cast
 from uuid import uuid4
 
-from distributed import Client, LocalCluster
+from distributed import Client
 from distributed import Future as DaskFuture
-from tokenmill.tasks.threads import cores
 
 from .build import Announce
-from .cluster import asking_for, listen, local_arguments, local_cluster, slots, started, workers_built_with
+from .cluster import (
+    asking_for,
+    grow,
+    listen,
+    local_arguments,
+    local_cluster,
+    local_size,
+    slots,
+    started,
+    workers_built_with,
+)
 from .code import require_same_here, require_same_there
 from .here import build_patiently, failure_of
 from .pool import Submitted, building_on
@@ -95,11 +104,11 @@ def local_workers(needs: Needs) -> Generator[BuildShards]:
     with ExitStack() as stack:
 
         def pool(shards: int) -> WorkerPool:
-            workers = min(shards, needs.workers or cores())
+            workers = local_size(shards, needs.workers)
             if not clients:
                 clients.append(stack.enter_context(started(_cluster(workers, needs.resources))))
             (client,) = clients
-            _grow(client, workers)
+            grow(client, workers)
             return WorkerPool(client, needs.resources, workers)
 
         yield building_on(pool, needs.libraries)
@@ -109,10 +118,3 @@ def local_workers(needs: Needs) -> Generator[BuildShards]:
 def _cluster(workers: int, resources: Mapping[str, float]) -> Generator[Client]:
     with local_cluster(**local_arguments(workers, resources)) as cluster, Client(cluster) as client:
         yield client
-
-
-def _grow(client: Client, workers: int) -> None:
-    """Start further workers if a later step has more shards than the first."""
-    cluster = cast("LocalCluster", client.cluster)
-    if len(cluster.workers) < workers:
-        cluster.scale(workers)

@@ -44,6 +44,7 @@ from pydantic import BaseModel
 from tokenmill.flows.deployment_names import setup_environment
 from tokenmill.flows.direct import run_preparation
 from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import ROW_KEYS
 from tokenmill.tasks.nightly.blends import NightlyBlend
 from tokenmill.tasks.nightly.stage import announce
 from tokenmill.tasks.shards.kinds import KINDS, preparation
@@ -159,18 +160,18 @@ def test_the_run_leaves_its_artifacts(prepared, prefect_server):
         artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
     )
     artifacts = {
-        re.fullmatch(rf"{NAME}-(summary|report|\w+-\w+?)-.*prepared-[0-9a-f]{{8}}", artifact.key)[1]: artifact
+        re.fullmatch(rf"{NAME}-(progress|datasets|summary|report)-.*prepared-[0-9a-f]{{8}}", artifact.key)[1]: artifact
         for artifact in found
     }
     assert {what: artifact.type for what, artifact in artifacts.items()} == {
-        "tokenize-shards": "progress",
-        "join-prefixes": "progress",
+        "progress": "progress",
         "datasets": "table",
         "summary": "markdown",
         "report": "markdown",
     }
     assert artifacts["report"].data == f"[report.html](file://{output}/report.html)"
-    assert artifacts["tokenize-shards"].data == 100
+    assert artifacts["progress"].data == 100
+    assert artifacts["progress"].description == "join-prefixes: share of source bytes built"
     assert str(output) in artifacts["summary"].data
     rows = {row["dataset"]: row["rows"] for row in json.loads(artifacts["datasets"].data)}
     assert rows == {source.name: lines(source.path) for source in tiny_blend().datasets}
@@ -535,9 +536,9 @@ def test_the_form_explains_itself(deployed):
     assert all(schema["properties"][name]["description"] for name in schema["required"])
     source = schema["definitions"]["DataSource"]["properties"]
     assert {name for name, field in source.items() if not field.get("description")} == set()
-    shown = {name: field for name, field in schema["properties"].items() if name not in {"blend", "output_dir"}}
     settings = PretrainSettings.model_json_schema(mode="validation")
-    assert shown.keys() == settings["properties"].keys()
+    shown = {name: schema["properties"][name] for name in settings["properties"]}
+    assert schema["properties"].keys() - shown.keys() <= {"blend", "output_dir", *ROW_KEYS}
     assert {name: bounds_of(field) for name, field in shown.items()} == {
         name: bounds_of(field) for name, field in settings["properties"].items()
     }

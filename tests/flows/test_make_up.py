@@ -13,6 +13,7 @@ from uuid import UUID
 import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 
 from tests.flows.cloning import clone_into
 from tests.flows.prefect_commands import clean_environment, free_port
@@ -102,8 +103,15 @@ def test_what_it_prints_runs_a_deployment_on_the_dask_cluster(printed, clone, en
     assert re.search(r">Dask</a></th><td>live, workers: 1</td>", page)
     dashboard = re.search(r'href="([^"]+)">Dask</a>', page)[1]
     assert environment["DASK_PORT"] in urlopen(dashboard, timeout=30).read().decode()
-    report = re.search(rf'href="([^"]+)">{output}</a>', page)[1]
-    assert asked(int(environment["PAGE_PORT"]), report)[2] == (output / "report.html").read_text()
+    report = re.search(rf'href="([^"]+)">{output}</a>', page.replace("<wbr>", ""))[1]
+    for place in (report, f"/runs/{run.id}"):  # the second is what Prefect's UI links
+        assert asked(int(environment["PAGE_PORT"]), place)[2] == (output / "report.html").read_text()
+    with SyncPrefectClient(api=url) as client:
+        chosen = ArtifactFilter(
+            flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]), key=ArtifactFilterKey(like_="%-report-%")
+        )
+        (artifact,) = client.read_artifacts(artifact_filter=chosen)
+    assert f"(http://127.0.0.1:{environment['PAGE_PORT']}/runs/{run.id})" in artifact.data
 
 
 def test_everything_listens_on_this_machine_alone(printed, clone):

@@ -4,6 +4,7 @@
 """
 
 import http.client
+import re
 import socket
 from contextlib import contextmanager
 from threading import Thread
@@ -11,7 +12,8 @@ from threading import Thread
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.report.address import LINK, Services, report_link, server
+from tokenmill.tasks.report.address import LINK, NARROW, Services, report_link, report_links, server
+from tokenmill.tasks.report.figures import Link, Table
 from tokenmill.tasks.storage import absolute
 
 SERVICES = Services("http://127.0.0.1:1/api", "http://127.0.0.1:1")
@@ -49,10 +51,10 @@ def test_without_services_the_page_says_that_they_are_not_live(port):
     assert headers["Content-Security-Policy"].startswith("default-src 'none'")
 
 
-def test_only_loopback_names_are_answered(port):
-    assert asked(port, "/", f"localhost:{port}")[0] == 200
-    evil = ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}")
-    for host in (*evil, "127.0.0.1", "127.0.0.1:1", ":"):
+def test_only_loopback_names_are_answered_also_through_forwarded_ports(port):
+    assert {asked(port, "/", host)[0] for host in (f"localhost:{port}", "127.0.0.1:9", "localhost:65000")} == {200}
+    evil = ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", "127.0.0.1:1.evil.example")
+    for host in (*evil, "127.0.0.1", ":"):
         status, _, text = asked(port, "/", host)
         assert status == 403, host
         assert "not live" not in text
@@ -67,7 +69,11 @@ def test_it_listens_on_loopback_alone(port):
     "path",
     [
         *("/../../etc/passwd", "//etc/passwd", "/reports/../../../etc/passwd", "/reports/%2e%2e%2fetc%2fpasswd"),
-        *("/reports/", f"/reports/{'-' * 36}", "/reports/00000000-0000-0000-0000-000000000000"),
+        *(
+            "/reports/",
+            f"/reports/{'-' * 36}",
+            *(f"/{kind}/00000000-0000-0000-0000-000000000000" for kind in ("reports", "runs")),
+        ),
         *("/?x", "http://127.0.0.1:1/api/health"),
     ],
 )
@@ -75,6 +81,21 @@ def test_nothing_but_the_page_and_reports_by_id_is_served(port, path):
     status, _, text = asked(port, path)
     assert status == 404
     assert "root:" not in text
+
+
+def test_rows_fit_a_phone_and_paths_break_behind_slashes():
+    page = Table("Latest reports", ("output",), [(Link("/out/nightly/2026-11-26", "/reports/1"),)]).html()
+    assert ">/<wbr>out/<wbr>nightly/<wbr>2026-11-26</a>" in page
+    assert re.search(r"@media \(max-width: 40em\) \{.*tbody, tr, tbody th, td \{ display: block;", NARROW, re.DOTALL)
+
+
+def test_links_of_runs_lead_to_the_page_of_this_machine(monkeypatch):
+    monkeypatch.delenv("TOKENMILL_PAGE", raising=False)
+    assert report_links("/out", "7") == "[report.html](file:///out/report.html)"
+    monkeypatch.setenv("TOKENMILL_PAGE", "http://127.0.0.1:4201")
+    links = report_links("/out", "7")
+    assert links.startswith("[report.html](http://127.0.0.1:4201/runs/7)\n")
+    assert LINK.fullmatch(links)[1] == "file:///out/report.html"
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])

@@ -10,7 +10,7 @@ import pytest
 from dask import config
 from distributed import Client, LocalCluster
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.cluster import LOCAL, STARTS, local_arguments, local_cluster
+from tokenmill.tasks.shards.cluster import LOCAL, STARTS, local_arguments, local_cluster, local_size
 from tokenmill.tasks.shards.runner import task_runner
 
 
@@ -99,6 +99,21 @@ def test_workers_of_any_local_cluster_leave_prefects_plugins_alone():
         (environment,) = client.run(lambda: dict(os.environ)).values()
     assert environment["PREFECT_PLUGINS_ENABLED"] == "false"
     assert environment["OTHER"] == "kept"
+
+
+@pytest.mark.parametrize(
+    ("shards", "wanted", "memory", "size"),
+    [
+        (2, 100_000, 64 << 30, 2),
+        (9, 4, 64 << 30, 4),
+        (100, 100_000, 2 << 30, 5),
+        (100, None, 1, 1),
+        (1, None, 64 << 30, 1),
+    ],
+)
+def test_local_clusters_are_as_large_as_shards_and_memory(monkeypatch, shards, wanted, memory, size):
+    monkeypatch.setattr("tokenmill.tasks.shards.cluster.MEMORY_LIMIT", memory)
+    assert local_size(shards, wanted) == size
 
 
 @pytest.mark.slow

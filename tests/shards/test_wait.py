@@ -1,15 +1,19 @@
 """Waiting on real Dask clusters that are lost in one way or another."""
 
+import re
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from dask_jobqueue import SLURMCluster
-from distributed import Client, LocalCluster
+from distributed import Client, KilledWorker, LocalCluster
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards import pool, wait
+from tokenmill.tasks.shards.here import failure_of
 from tokenmill.tasks.shards.pool import wait_for
 from tokenmill.tasks.shards.queues import job_queue
 from tokenmill.tasks.shards.wait import ClusterWatch
@@ -75,6 +79,24 @@ def test_a_standing_cluster_has_time_to_get_a_worker_and_says_so_not_all_the_tim
         found.scale(1)
         wait_for([future], watch.check, lambda: None)
         assert future.result() == 42
+
+
+def test_workers_that_join_and_end_are_counted():
+    with cluster(0) as found, watching(found.scheduler_address) as (client, watch, told):
+        found.scale(1)
+        client.wait_for_workers(1)
+        found.sync(found.workers[0].close)
+        watch.check()
+    assert re.search(r"; 1 worker has joined, on \S+, and ended: the log there shows why", told[0])
+
+
+def test_workers_that_end_in_a_row_are_no_words_of_dask():
+    killed = Future()
+    killed.set_exception(KilledWorker("key", SimpleNamespace(address="tcp://10.0.0.7:1"), 3))
+    assert re.match(
+        "KilledWorker: 4 workers in a row ended while they built it, the last at tcp://10.0.0.7:1; its log",
+        failure_of(killed),
+    )
 
 
 def test_a_standing_cluster_without_workers_is_given_up_after_the_timeout():
