@@ -234,7 +234,11 @@ def generated(chance):
 
 
 @pytest.mark.parametrize(
-    "templates", [pytest.param(4, marks=pytest.mark.slow), pytest.param(None, marks=[pytest.mark.weekly, pytest.mark.timeout(7200)])]
+    "templates",
+    [
+        pytest.param(4, marks=pytest.mark.slow),
+        pytest.param(None, marks=[pytest.mark.weekly, pytest.mark.timeout(7200)]),
+    ],
 )
 def test_two_thousand_rows(rows_of, templates):
     """Each row under some of the templates, or under all."""

@@ -1,6 +1,7 @@
 """Messages as openai-harmony's `to_dict` writes them give the text that openai-harmony renders, channel by channel."""
 
 import json
+import random
 
 import pytest
 from openai_harmony import (
@@ -55,7 +56,10 @@ THOUGHT, FINAL = assistant("Let me see.", "analysis"), assistant("Fine.", "final
 CALL = assistant('{"city": "Paris"}', "commentary", "functions.get_weather", "<|constrain|>json")
 PLAIN_CALL = assistant('{"city": "Paris"}', "commentary", "functions.get_weather", "json")
 CODE = assistant("print(1)", "analysis", "python", "code")
+OPEN = assistant('{"id": 1}', "analysis", "browser.open", "<|constrain|>json")
+BARE = assistant("{}", "commentary", "functions.get_weather")
 RESULT = result("functions.get_weather", '{"sky": "clear"}')
+PYTHON_RESULT, PAGE = result("python", "1", "analysis"), result("browser.open", "A page.", "analysis")
 
 CONVERSATIONS = {
     "an answer": [SYSTEM, user(), FINAL],
@@ -113,6 +117,56 @@ def test_channels_are_trained_as_they_are(messages):
             (each.channel, each.recipient, each.body) for each in found.messages if each.author == "assistant"
         ] == wanted
         assert not isinstance(trained_rows().sequences(found), Rejected)
+
+
+def some_conversation(draw):
+    """Messages of the library: any preamble, and turns of thoughts, remarks, calls with their results, and answers."""
+    system = SystemContent.new().with_reasoning_effort(draw.choice([*ReasoningEffort]))
+    if draw.random() < 0.3:
+        system = system.with_conversation_start_date("2026-01-02").with_model_identity("You are Ada.")
+    system = draw.choice([system, system.with_python_tool(), system.with_browser_tool()])
+    developer = draw.choice(
+        [DEVELOPER, WORDS, Message.from_role_and_content(Role.DEVELOPER, "# Instructions\n\nPlain.")]
+    )
+    messages = draw.choice([[], [Message.from_role_and_content(Role.SYSTEM, system)]])
+    messages += draw.choice([[], [developer]])
+    for _turn in range(draw.randint(1, 3)):
+        messages.append(user(draw.choice(["Why?", "Καλημέρα 🎈\n", "{}"])))
+        for _ in range(draw.randint(0, 3)):
+            messages += draw.sample([THOUGHT, assistant("I look.", "commentary")], draw.randint(0, 2))
+            call, answer = draw.choice(
+                [(CALL, RESULT), (PLAIN_CALL, RESULT), (CODE, PYTHON_RESULT), (OPEN, PAGE), (BARE, RESULT)]
+            )
+            messages += draw.choice([[call, answer], [call, call, answer, answer]])
+        messages += draw.choice([[FINAL], [THOUGHT, FINAL]])
+    return [
+        *messages,
+        user("Once more"),
+        *draw.choice([[FINAL], [THOUGHT, FINAL], [CALL], [THOUGHT, OPEN], [CALL, CALL]]),
+    ]
+
+
+def read_officially(text):
+    found = encoding().parse_messages_from_completion_tokens(
+        encoding().encode(text, allowed_special="all"), strict=True
+    )
+    return [message.to_dict() for message in found]
+
+
+@pytest.mark.parametrize("seed", range(110))
+def test_rows_are_read_channel_by_channel_in_both_ways(seed):
+    """As the library's own parser reads the library's own rendering; a system message is added where there is none."""
+    messages = some_conversation(random.Random(seed))
+    wanted = read_officially(rendered(messages))
+    wanted = wanted if messages[0].author.role == Role.SYSTEM else [None, *wanted]
+    for row in rows(messages):
+        normalized, trained = compose(openai_messages(row), Policy(thoughts="keep_all")), trained_rows().read(row)
+        assert not isinstance(normalized, Rejected), normalized
+        assert not isinstance(trained_rows().sequences(trained), Rejected)
+        for found in (normalized.messages, trained.messages):
+            read = read_officially(render(found))
+            assert read[0]["role"] == "system"
+            assert read[wanted[0] is None :] == wanted[wanted[0] is None :]
 
 
 def test_reasoning_before_the_last_question_is_dropped_as_from_any_chat():
