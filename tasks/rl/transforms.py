@@ -231,14 +231,20 @@ def _without(record: Record, path: Sequence[str]) -> Record:
 
 
 def preference(argument: JsonValue) -> Transform:
-    """A preferred and a rejected answer, as `"completions"` with ranks (the default) or as `"pairs"` of texts."""
+    """A preferred and a rejected answer, as `"completions"` with ranks (the default) or as `"pairs"` of texts, and the tools."""
     forms: dict[str, Transform] = {"completions": to_completions, "pairs": to_pairs}
     form = "completions" if argument is None else argument
     if not isinstance(form, str):
         raise InputError(f'its argument is {kind(form)}; write "completions" or "pairs"')
     if form not in forms:
         raise InputError(f"it has no form {form!r}; {nearest(form, forms)}")
-    return forms[form]
+
+    def transform(record: Record) -> Record | Rejected:
+        made = forms[form](record)
+        changed = made is not record and not isinstance(made, Rejected)
+        return _with_tools(record, made, record.get("tools") or None, "tools") if changed else made
+
+    return transform
 
 
 def _messages_of_params(record: Record) -> Record | Rejected:

@@ -457,3 +457,11 @@ def test_requests_are_accepted_as_the_schema_accepts_each_alone(requests):
     for messages, others in [*requests, *requests]:
         params = {"input": messages, **others}
         assert (request_fault(params) is None) == (schema.isinstance_python(params))
+
+
+def test_tools_of_preferences_are_counted():
+    row = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    assert [list(TARGETS["nemo_rl_dpo"].unread({**row, **more})) for more in ({}, {"tools": [{"name": "f"}]})] == [
+        [],
+        ["tools"],
+    ]

@@ -94,6 +94,13 @@ MADE = {
     "rename exchanges": ({"rename": {"a": "b", "b": "a"}}, {"a": 1, "b": True}, {"a": True, "b": 1}),
     "preference of texts": ("preference", PAIR | {"id": 1}, ranks([Q], [A], [B])),
     "preference by name": ({"preference": "completions"}, PAIR, ranks([Q], [A], [B])),
+    "preference with tools": ("preference", PAIR | {"tools": [TOOL]}, ranks([Q], [A], [B]) | {"tools": [TOOL]}),
+    "preference with empty tools": ("preference", PAIR | {"tools": []}, ranks([Q], [A], [B])),
+    "pairs with tools": (
+        {"preference": "pairs"},
+        {"prompt": [S, Q], "chosen": [A], "rejected": [B], "tools": [TOOL]},
+        {"prompt": [S, Q], "chosen": "4", "rejected": "5", "tools": [TOOL]},
+    ),
     "preference with a prompt of messages": ("preference", PAIR | {"prompt": [S, Q]}, ranks([S, Q], [A], [B])),
     "preference of answers as messages": (
         "preference",

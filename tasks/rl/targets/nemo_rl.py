@@ -155,9 +155,13 @@ def _preference_form(record: Record) -> str:
     return "completions" if record.get("completions") is not None else "chosen and rejected"
 
 
+def _unread_of_preference(record: Record) -> list[str]:
+    return ["tools"] if record.get("tools") else []
+
+
 TARGETS = [
     Target("nemo_rl_sft", _sft, _texts_of_pair),
     Target("nemo_rl_chat", _chat, _texts_of_chat),
     Target("nemo_rl_grpo_math", _grpo_math, _problem, form=_math_form),
-    Target("nemo_rl_dpo", _dpo, _texts_of_preference, form=_preference_form),
+    Target("nemo_rl_dpo", _dpo, _texts_of_preference, _unread_of_preference, _preference_form),
 ]
