@@ -6,18 +6,24 @@ imports; so no test does it in its own process, and as many cases as possible sh
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
 from tokenmill.tasks.train.events import Failed, Started, Step, Validated, event_in
 from tokenmill.tasks.train.job import JOB
 from tokenmill.tasks.train.launchers.launch import TRAINER, on_one_machine
 
 REPOSITORY = Path(__file__).parents[2]
-ENGINES_IN_TURN = REPOSITORY / "tests/train/engines_in_turn.py"
+ENGINES_IN_TURN, FORKED_TRAINERS = (
+    REPOSITORY / f"tests/train/{name}.py" for name in ("engines_in_turn", "forked_trainers")
+)
 
 
 @dataclass(frozen=True)
@@ -49,17 +55,62 @@ class Ended:
         return [event.reason for event in self.of(Failed)]
 
 
+def run_python(program, **how):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore"}
+    return subprocess.Popen([sys.executable, *program], env=environment, cwd=REPOSITORY, **how)
+
+
 @contextmanager
 def started(program, processes=1):
     """A running program of so many processes, whose output is a pipe of lines; it is gone afterwards."""
-    python = [sys.executable, *(program if processes == 1 else on_one_machine(processes, program))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore"}
-    running = subprocess.Popen(python, stdout=subprocess.PIPE, text=True, env=environment, cwd=REPOSITORY)
+    program = program if processes == 1 else on_one_machine(processes, program)
+    running = run_python(program, stdout=subprocess.PIPE, text=True)
     try:
         with running:
             yield running
     finally:
         running.kill()
+
+
+@cache
+def forking():
+    """The socket of a process that forks trainers; it ends with this one."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        run_python([str(FORKED_TRAINERS), str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    return ours
+
+
+@dataclass
+class Forked:
+    """A trainer, with what tests need of `Popen`."""
+
+    pid: int
+    stdout: TextIO
+    ended: BinaryIO
+    returncode: int | None = None
+
+    def communicate(self):
+        self.stdout.read()
+        self.returncode = int(self.ended.read())
+
+
+@contextmanager
+def forked(path):
+    """A running trainer, as `started` has it, of one process that torchrun did not start."""
+    (output, its_output), (ended, its_ended) = os.pipe(), os.pipe()
+    socket.send_fds(forking(), [str(path).encode()], [its_output, its_ended])
+    os.close(its_output)
+    os.close(its_ended)
+    pid = int(forking().recv(100))
+    with open(output) as stdout, open(ended, "rb") as code:  # noqa: PTH123 - descriptors
+        running = Forked(pid, stdout, code)
+        try:
+            yield running
+        finally:
+            if running.returncode is None:
+                os.kill(pid, signal.SIGKILL)
+                running.communicate()
 
 
 @contextmanager
@@ -68,7 +119,7 @@ def training(job, processes=1):
     place = Path(job.output_dir, JOB)
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(job.model_dump_json())
-    with started([*TRAINER, str(place)], processes) as running:
+    with forked(place) if processes == 1 else started([*TRAINER, str(place)], processes) as running:
         yield running
 
 
@@ -76,6 +127,7 @@ def train(job, processes=1):
     """Run a job to its end."""
     with training(job, processes) as running:
         events = [event for line in running.stdout if (event := event_in(line))]
+        running.communicate()
     return Ended(events, running.returncode)
 
 
