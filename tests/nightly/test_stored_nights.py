@@ -17,7 +17,8 @@ from tests.preparing import prepare
 
 pytestmark = pytest.mark.slow
 
-NEWS, WEB, BOOKS = "pretrain/news", "pretrain/web", "pretrain/books"
+ALL = NEWS, WEB, BOOKS = "pretrain/news", "pretrain/web", "pretrain/books"
+FOURTH, FIFTH = "2026-11-24", "2026-11-25"
 
 
 @pytest.fixture(scope="module")
@@ -62,19 +63,33 @@ class StoredNights(Nights):
         return {name.split("/")[-2] for name in system.glob(f"{path}/pretrain/*/receipt.json")}
 
 
-@pytest.fixture
-def nights(server, tmp_path):
-    found = StoredNights(tmp_path / "nights", server)
-    found.run(FIRST)
-    return found
-
-
 def proven(nights, name, version):
     verification = verify(f"{nights.out}/{name}/{version}", inspect_pretrain_shard)
     return verification.shards > 1 and verification.problems == []
 
 
-def test_a_new_object_builds_its_own_slices_once_and_leaves_other_blends_alone(nights):
+@pytest.mark.timeout(600)
+def test_nights_in_a_bucket(server, tmp_path):
+    nights = StoredNights(tmp_path / "nights", server)
+    nights.run(FIRST)
+    unchanged_night_asks_for_no_data_and_no_receipts(nights)
+    new_object_builds_its_own_slices_once_and_leaves_other_blends_alone(nights)
+    nights_that_overlap_each_make_a_whole_version_and_readers_are_led_to_the_later(nights)
+    pruned_versions_take_their_own_shards_and_nothing_else(nights)
+
+
+def unchanged_night_asks_for_no_data_and_no_receipts(nights):
+    nights.server.faults.asked.clear()
+    assert [compared.reasons for compared in nights.compare(SECOND).values()] == [[], [], []]
+    bucket = nights.place.removeprefix("s3:/")
+    read = {
+        asked.split()[1].removeprefix(f"{bucket}/") for asked in nights.server.faults.asked if asked.startswith("GET")
+    }
+    assert not {name for name in read if name.endswith((".jsonl", "receipt.json", ".bin", ".idx"))}
+    assert "blends/pretrain/news.json" in read
+
+
+def new_object_builds_its_own_slices_once_and_leaves_other_blends_alone(nights):
     before = nights.keys()
     write(nights.data / "recent/second.jsonl", texts("later", 70))
     nights.upload("data/recent")
@@ -86,49 +101,31 @@ def test_a_new_object_builds_its_own_slices_once_and_leaves_other_blends_alone(n
     assert {entry["file"] for entry in of_new} == {f"{nights.place}/data/recent/second.jsonl"}
     assert sum(entry["rows"] for entry in of_new) == 70
     assert nights.latest(NEWS)["reasons"] == ["recent: 1 file new (second.jsonl)"]
-    assert {name: nights.versions(name) for name in (NEWS, WEB, BOOKS)} == {
-        NEWS: [FIRST, SECOND],
-        WEB: [FIRST, SECOND],
-        BOOKS: [FIRST],
-    }
-    assert all(proven(nights, name, nights.latest(name)["version"]) for name in (NEWS, WEB, BOOKS))
+    both = [FIRST, SECOND]
+    assert {name: nights.versions(name) for name in ALL} == {NEWS: both, WEB: both, BOOKS: [FIRST]}
+    assert all(proven(nights, name, nights.latest(name)["version"]) for name in ALL)
     assert nights.server.faults.counts["slow"] > 10
 
 
-def test_an_unchanged_night_asks_for_no_data_and_no_receipts(nights):
-    nights.server.faults.asked.clear()
-    assert [compared.reasons for compared in nights.compare(SECOND).values()] == [[], [], []]
-    bucket = nights.place.removeprefix("s3:/")
-    read = {
-        asked.split()[1].removeprefix(f"{bucket}/") for asked in nights.server.faults.asked if asked.startswith("GET")
-    }
-    assert not {name for name in read if name.endswith((".jsonl", "receipt.json", ".bin", ".idx"))}
-    assert "blends/pretrain/news.json" in read
-
-
-def test_pruned_versions_take_their_own_shards_and_nothing_else(nights):
-    write(nights.data / "recent/first.jsonl", texts("other", 60))
+def nights_that_overlap_each_make_a_whole_version_and_readers_are_led_to_the_later(nights):
+    write(nights.data / "recent/third.jsonl", texts("latest", 70))
     nights.upload("data/recent")
-    before = nights.keys()
-    nights.run(SECOND, keep=1, grace_seconds=-60)
-    assert {name: nights.versions(name) for name in (NEWS, WEB, BOOKS)} == {
-        NEWS: [SECOND],
-        WEB: [SECOND],
-        BOOKS: [FIRST],
-    }
-    assert before - nights.keys()
-    assert all(proven(nights, name, nights.latest(name)["version"]) for name in (NEWS, WEB, BOOKS))
-    assert nights.run(THIRD) == {}
-
-
-def test_nights_that_overlap_each_make_a_whole_version_and_readers_are_led_to_the_later(nights):
-    write(nights.data / "recent/second.jsonl", texts("later", 70))
-    nights.upload("data/recent")
-    early, late = (claimed(nights.compare(SECOND)[NEWS], at(SECOND)) for _ in range(2))
-    assert [early.version, late.version] == [SECOND, f"{SECOND}.2"]
+    early, late = (claimed(nights.compare(THIRD)[NEWS], at(THIRD)) for _ in range(2))
+    assert [early.version, late.version] == [THIRD, f"{THIRD}.2"]
     for compared in (late, early):
         _, manifest = prepare(compared.blend.path, compared.path, **compared.chosen)
         follow_prepared(compared, artifact_record(manifest, compared.path))
     assert nights.latest(NEWS)["version"] == late.version
     assert all(proven(nights, NEWS, version) for version in (early.version, late.version))
-    assert set(nights.run(THIRD)) == {WEB}
+    assert {name for name, compared in nights.compare(FOURTH).items() if compared.reasons} == {WEB}
+
+
+def pruned_versions_take_their_own_shards_and_nothing_else(nights):
+    write(nights.data / "recent/first.jsonl", texts("other", 60))
+    nights.upload("data/recent")
+    before = nights.keys()
+    nights.run(FOURTH, keep=1, grace_seconds=-60)
+    assert {name: nights.versions(name) for name in ALL} == {NEWS: [FOURTH], WEB: [FOURTH], BOOKS: [FIRST]}
+    assert before - nights.keys()
+    assert all(proven(nights, name, nights.latest(name)["version"]) for name in ALL)
+    assert not any(compared.reasons for compared in nights.compare(FIFTH).values())
