@@ -70,7 +70,6 @@ def assert_mended(sample, whole, number):
 
 def survive(sample, whole, number, error):
     """Fail one operation; the run may notice or may have been done with the file, but never ends well with less."""
-    sample.clear()
     with fail_operation(number, error):
         try:
             sample.run()
@@ -83,6 +82,5 @@ def survive(sample, whole, number, error):
 
 def survive_a_kill(sample, whole, number):
     """The same for a process that is killed before an operation."""
-    sample.clear()
     assert killed_at(number, sample.run)
     assert_mended(sample, whole, number)

@@ -68,8 +68,11 @@ class Sample:
         """What a run has dropped, by reason."""
         return manifest["totals"]["dropped"]
 
-    def clear(self):
+    def clear(self, store=None):
+        """Empty `out`, or leave a copy of a store of shards there."""
         shutil.rmtree(self.out, ignore_errors=True)
+        if store is not None:
+            shutil.copytree(store, self.out / "shards")
 
 
 class Pretraining(Sample):

@@ -29,15 +29,21 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_anywhere(prepared, fault):
-    log = prepared.log
-    everywhere = range(1, len(log.operations) + 1)
-    hit = everywhere if prepared.kind == "pretrain" else points(log, prepared.out).values()
     faults = [each for each in FAULTS if each != "a kill" or prepared.kind not in THREADED]
-    for number in by_fault(log, hit, faults).get(fault, []):
-        if FAULTS[fault] is None:
-            survive_a_kill(prepared, prepared.whole, number)
-        else:
-            survive(prepared, prepared.whole, number, FAULTS[fault])
+    for begin, log in prepared.logs.items():
+        everywhere = range(1, len(log.operations) + 1)
+        hit = everywhere if prepared.kind == "pretrain" else points(log, prepared.out).values()
+        own = [number for number in hit if in_store(log, number) == (begin is None)]
+        for number in by_fault(log, own, faults).get(fault, []):
+            prepared.clear(begin)
+            if FAULTS[fault] is None:
+                survive_a_kill(prepared, prepared.whole, number)
+            else:
+                survive(prepared, prepared.whole, number, FAULTS[fault])
+
+
+def in_store(log, number):
+    return "/out/shards/" in log.operations[number - 1].subject
 
 
 def published(found):
@@ -59,6 +65,7 @@ def test_a_kill_while_an_earlier_output_is_replaced(forking):
     """What a reader is shown meanwhile is whole: names mean what they meant, before and after."""
     prepared = forking
     out, whole = prepared.out, prepared.whole
+    prepared.clear(prepared.store)  # what is hit is publication alone
     prepared.run(**prepared.earlier)
     earlier, kept = tree(out), out.with_name("earlier")
     shutil.rmtree(kept, ignore_errors=True)
