@@ -173,8 +173,8 @@ MEASURED = ["input_ids", "loss_mask", "seq_start_id", "role_start", "role"]
 
 @dataclass(frozen=True, slots=True)
 class PackFacts:
-    """Contents of some packs: `tokens` without `padding`, of which `loss_tokens` are trained on; the longest sequence and the shortest pack in stored tokens; the
-    largest number of sequences in a pack.
+    """Contents of some packs: `tokens` without `padding`, of which `loss_tokens` are trained on; the longest sequence and the
+    shortest pack in stored tokens; the largest number of sequences in a pack.
     """
 
     sequences: int

@@ -241,8 +241,9 @@ def preference(argument: JsonValue) -> Transform:
 
     def transform(record: Record) -> Record | Rejected:
         made = forms[form](record)
-        changed = made is not record and not isinstance(made, Rejected)
-        return _with_tools(record, made, record.get("tools") or None, "tools") if changed else made
+        if made is record or isinstance(made, Rejected):
+            return made
+        return _with_tools(record, made, record.get("tools") or None, "tools")
 
     return transform
 
