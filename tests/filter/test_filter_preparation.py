@@ -11,8 +11,8 @@ from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.report.why import why_row
 from tokenmill.tasks.shards.verify import verify
 
-from tests.building import build_shards, plan_here, prepare_here, publish_here
-from tests.preparing import blend_of, tree
+from tests.building import plan_here, prepare_here
+from tests.preparing import blend_of
 from tests.preparing_rl import write_rows
 
 GOOD = "This is the first sentence of a text that people have written with care. " * 5
@@ -69,14 +69,9 @@ def test_personal_data_is_counted_masked_or_dropped(tmp_path, treatment):
         assert b'"n":2.0' in after[1]
 
 
-def test_parquet_with_where_gives_the_same_rows_for_any_order_of_shards(tmp_path):
-    table = pa.table(
-        {
-            "id": range(600),
-            "text": [GOOD if n % 3 else "short" for n in range(600)],
-            "score": [n % 5 for n in range(600)],
-        }
-    )
+def test_parquet_with_where_gives_the_same_rows_and_counts_the_others(tmp_path):
+    texts = [GOOD if n % 3 else "short" for n in range(600)]
+    table = pa.table({"id": range(600), "text": texts, "score": [n % 5 for n in range(600)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=50)
     blend = blend_of(tmp_path / "a.parquet")
     blend["datasets"][0]["where"] = "score >= 2"
@@ -88,11 +83,7 @@ def test_parquet_with_where_gives_the_same_rows_for_any_order_of_shards(tmp_path
     assert manifest["totals"]["dropped"] == {
         "filtered": sum(n % 5 < 2 for n in range(600)), "gopher_short_doc": sum(not n % 3 and n % 5 >= 2 for n in range(600)),
     }  # fmt: skip
-    planned = plan_here("filter", blend, tmp_path / "other", shard_size=2_000, **SHORT)
-    assert len(planned.plan.shards) > 1
-    build_shards("filter", planned, planned.plan.shards[::-1])
-    publish_here("filter", planned)
-    assert tree(tmp_path / "other/shards") == tree(tmp_path / "out/shards")
+    assert len(manifest["shards"]) > 1
 
 
 @pytest.mark.parametrize(

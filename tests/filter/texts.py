@@ -10,77 +10,20 @@ from pathlib import Path
 import orjson
 from tokenmill.tasks.filter import kernel
 
-ENDINGS = {
-    ".py",
-    ".md",
-    ".rst",
-    ".txt",
-    ".html",
-    ".js",
-    ".po",
-    ".c",
-    ".h",
-    ".json",
-    ".xml",
-    ".yaml",
-    ".toml",
-    ".in",
-    ".mo",
-    "",
-}
+KINDS = "py md rst txt html js po c h json xml yaml toml in mo"
+ENDINGS = {"", *(f".{kind}" for kind in KINDS.split())}
 FILES, PARTS = 200, 16
-ROOTS = (
-    sysconfig.get_path("purelib"),
-    sysconfig.get_path("stdlib"),
-    "/usr/share/doc",
-    "/usr/share/perl",
-    "/usr/share/locale",
-    "/usr/share/man",
-)
+SHARE = ("doc", "perl", "locale", "man")
+ROOTS = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), *(f"/usr/share/{name}" for name in SHARE))
 
+WORDS = """US$ C$ http:// https:// www. example.com .co.uk 192.168.1.1 8.8.8.8 172.16.3.4 1.2.3.4:8080 /path?q#f user@
+JavaScript www.例え.jp ٣٤.٥ [1] [edit] ... .. the and have km 10 5km 3.5"""
+PHRASES = ["lorem ipsum", "terms of use", "cookie policy", "coo\u212aie policy", "[citation needed]"]
 PIECES = [
     *"aZbé1 2.,:;!?…'\"“”’()[]{}<>=/+-*^—–~@#$%&_|\\\t\n\r\x0b\x1c\x85\u2028\u200b\u0301\u00a0°²µK\x00ßİ\u212a中文の。、한ा१٣😀€",
-    *(
-        "US$",
-        "C$",
-        "http://",
-        "https://",
-        "www.",
-        "example.com",
-        ".co.uk",
-        "192.168.1.1",
-        "8.8.8.8",
-        "172.16.3.4",
-        "1.2.3.4:8080",
-    ),
-    *(
-        "/path?q#f",
-        "user@",
-        "lorem ipsum",
-        "JavaScript",
-        "terms of use",
-        "cookie policy",
-        "coo\u212aie policy",
-        "www.例え.jp",
-        "٣٤.٥",
-    ),
-    *(
-        "[1]",
-        "[edit]",
-        "[citation needed]",
-        "...",
-        "..",
-        "the",
-        "and",
-        "have",
-        "km",
-        "10",
-        "5km",
-        "3.5",
-        "\r\n",
-        "  ",
-        "\n\n",
-    ),
+    *WORDS.split(),
+    *PHRASES,
+    *("\r\n", "  ", "\n\n"),
 ]
 
 

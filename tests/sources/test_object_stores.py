@@ -5,7 +5,6 @@ import threading
 
 import fsspec
 import pytest
-from moto.server import ThreadedMotoServer
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.sources import opening
@@ -13,6 +12,8 @@ from tokenmill.tasks.sources.discovery import discover, find
 from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.sources.slices import ContentIndex, cut
 from tokenmill.tasks.storage import filesystem
+
+from tests.moto_server import moto_here
 
 LINE = b'{"text": "a"}\n'
 NAMES = [
@@ -25,26 +26,13 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def s3_server():
-    server = ThreadedMotoServer("127.0.0.1", 0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with moto_here() as place:
+        yield place
 
 
 @pytest.fixture
-def s3(s3_server, monkeypatch):
-    """The environment of a user of some S3 store, with an empty bucket called `bucket`; gives its URL."""
-    for name, value in {
-        "AWS_ENDPOINT_URL": s3_server,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
-        monkeypatch.delenv(name, raising=False)
+def s3(s3_server):
+    """An empty bucket called `bucket`; gives its URL."""
     store = fsspec.filesystem("s3", skip_instance_cache=True)
     store.mkdir("bucket")
     store.clear_instance_cache()
@@ -112,12 +100,8 @@ def test_a_prefix_is_a_folder_a_file_or_a_glob(bucket):
 
 def test_what_is_found_can_be_read_whole_and_in_part(bucket):
     files = found(f"{bucket}/corpus")
-    assert [(file.format, file.compression) for file in files] == [
-        ("jsonl", None),
-        ("jsonl", "gzip"),
-        ("jsonl", None),
-        ("jsonl", None),
-    ]
+    plain = ("jsonl", None)
+    assert [(file.format, file.compression) for file in files] == [plain, ("jsonl", "gzip"), plain, plain]
     for file in files:
         store, path = filesystem(file.uri)
         assert store.cat_file(path) == LINE
@@ -254,20 +238,14 @@ def test_an_object_that_is_replaced_while_it_is_read_is_refused_even_if_the_firs
     """Google Cloud Storage gives it a new generation; S3 refuses the request that asks for the first version."""
     url = f"{bucket}/corpus/big.jsonl"
     store, path = filesystem(url)
-    store.pipe(path, rows(b"a"))
-    batches = reading(url)
-    next(batches)
-    store.pipe(path, rows(b"b"))
-    with pytest.raises((RunError, OSError), match=r"big\.jsonl"):
-        for _ in batches:
-            pass
-    store.pipe(path, rows(b"a"))
-    batches = reading(url)
-    next(batches)
-    store.pipe(path, rows(b"b"))
-    if bucket.startswith("gs://"):
-        next(batches)
+    for put_back in (False, True):
         store.pipe(path, rows(b"a"))
-    with pytest.raises((RunError, OSError), match=r"big\.jsonl"):
-        for _ in batches:
-            pass
+        batches = reading(url)
+        next(batches)
+        store.pipe(path, rows(b"b"))
+        if put_back and bucket.startswith("gs://"):
+            next(batches)
+            store.pipe(path, rows(b"a"))
+        with pytest.raises((RunError, OSError), match=r"big\.jsonl"):
+            for _ in batches:
+                pass

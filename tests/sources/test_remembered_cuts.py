@@ -19,7 +19,6 @@ from tests.flaky_storage import flaky_server, used_here
 
 LONG_AGO = 1_000_000_000 * 10**9
 """A modification time that no clock tick can touch any more, in nanoseconds."""
-
 TEXT = ["text"]
 
 

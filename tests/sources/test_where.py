@@ -232,12 +232,8 @@ MESSY = [
     {"text": "f"}, {"text": "g", "n": [3]}, {"text": "h", "n": {"v": 3}}, {"text": "i", "n": 2**63}, {"text": "j", "n": 10**30},
     {"text": "k", "n": 2**53 + 1}, {"n": 3}, {"n": 1}, {"text": None, "n": 0}, {"text": "o", "n": -(2**63)},
 ]  # fmt: skip
-LINES = [json.dumps(row).encode() for row in MESSY] + [
-    b"",
-    b"[1]",
-    b'{"text": "p", "n": 5',
-    b'{"text": "q", "n": 1e400}',
-]
+LINES = [json.dumps(row).encode() for row in MESSY]
+LINES += [b"", b"[1]", b'{"text": "p", "n": 5', b'{"text": "q", "n": 1e400}']
 NOT_COMPARABLE = dict.fromkeys([2, 3, 6, 7], "not_comparable")
 UNREADABLE = {16: "not_an_object", 17: "malformed_json", 18: "number_out_of_range"}
 

@@ -234,9 +234,8 @@ class Megatron:
             recipe.prefix, recipe.middle, recipe.suffix,
         )  # fmt: skip
         self.dataset.pad_tok_id = self.dataset.no_fim_prefix = None
-        self.dataset.fim_split_sample = (
-            None if recipe.split_sample is None else tokenizer.token_to_id(recipe.split_sample)
-        )
+        split = recipe.split_sample
+        self.dataset.fim_split_sample = None if split is None else tokenizer.token_to_id(split)
 
     def rearrange(self, ids, answers):
         """`answers` are the results of binomial and randint in turn."""
@@ -307,10 +306,8 @@ def sources(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sources")
     lines = [line for text in CODE[:20] for line in text.splitlines() if line.strip()]
     code = [f"{number} {line}" for number, line in enumerate(lines[:600])]
-    return [
-        write_lines(folder / "web.jsonl", [f"page {n}" for n in range(200)]),
-        write_lines(folder / "code.jsonl", code),
-    ]
+    web = write_lines(folder / "web.jsonl", [f"page {n}" for n in range(200)])
+    return [web, write_lines(folder / "code.jsonl", code)]
 
 
 def with_fim(sources, **fim):
@@ -334,14 +331,11 @@ def output(small, sources, tmp_path_factory):
 
 def test_only_the_data_set_that_asks_for_it_is_rearranged(output, small, sources, tmp_path):
     folder, manifest = output
-    _, plain = prepare(
-        blend_of(*sources), tmp_path, tokenizer={"model": str(small)}, holdout={"valid": 0.1, "test": 0.1}
-    )
+    chosen = {"tokenizer": {"model": str(small)}, "holdout": {"valid": 0.1, "test": 0.1}}
+    _, plain = prepare(blend_of(*sources), tmp_path, **chosen)
     web, code = manifest["shards"]
-    assert [shard["key"] == before["key"] for shard, before in zip((web, code), plain["shards"], strict=True)] == [
-        True,
-        False,
-    ]
+    same = [shard["key"] == before["key"] for shard, before in zip((web, code), plain["shards"], strict=True)]
+    assert same == [True, False]
     assert "facts" not in web
     facts, documents = code["facts"]["fim"], code["documents"]["train"]
     assert within_three_sigma(facts["documents"], documents, 0.5)
@@ -370,10 +364,9 @@ def test_view_and_why_say_how_a_document_was_rearranged(output):
     assert ["prefix", "suffix", "middle"] in orders
     assert ["suffix", "middle"] in orders or ["suffix", "prefix and middle"] in orders
     rearranged = next(pack for pack, order in zip(view.packs, orders, strict=True) if order[0] == "prefix")
-    passages = rearranged.sequences[0].passages
-    assert [
-        each.text.startswith(token) for each, token in zip(passages, [CONTROL[0], CONTROL[2], CONTROL[1]], strict=True)
-    ]
+    tokens = [CONTROL[0], CONTROL[2], CONTROL[1]]
+    for passage, token in zip(rearranged.sequences[0].passages, tokens, strict=True):
+        assert passage.text.startswith(token)
     line = rearranged.sequences[0].line
     [[fate]] = why_row(str(folder), f"code.jsonl:{line}")
     assert fate.detail == "rearranged as prefix, suffix, middle"
@@ -455,11 +448,7 @@ def test_a_vocabulary_without_the_tokens_is_refused_with_what_it_has(sources, tm
     qwen = load_vocabulary(TokenizerSettings(model=str(vocabularies.qwen(tmp_path))))
     with pytest.raises(InputError, match=r"'<\|extra_0\|>'.* more"):
         fim_recipe(Fim(), qwen)
-    named = dict(
-        zip(
-            ("prefix_token", "middle_token", "suffix_token"), ("<|extra_0|>", "<|extra_1|>", "<|extra_2|>"), strict=True
-        )
-    )
+    named = {f"{part}_token": f"<|extra_{number}|>" for number, part in enumerate(("prefix", "middle", "suffix"))}
     recipe = fim_recipe(Fim(**named), qwen)
     assert recipe.strings(qwen) == set(named.values())
     with pytest.raises(InputError, match=r"fim.middle_token: .*'<\|extra_l\|>'; did you mean '<\|extra"):

@@ -107,8 +107,7 @@ def test_no_byte_shows_which_engine_encoded(winner, tmp_path, monkeypatch):
         winner(name)
         planned, _ = prepare(blend_of(source), tmp_path / name / "out", tokenizer={"model": str(model)})
         assert preparation.worker_arguments(planned)["engines"] == {"datasets/some": name}
-        trees.append(
-            {place: data for place, data in tree(tmp_path / name / "out").items() if place.endswith(("bin", "idx"))}
-        )
+        found = tree(tmp_path / name / "out")
+        trees.append({place: data for place, data in found.items() if place.endswith(("bin", "idx"))})
     assert trees[0] == trees[1]
     assert trees[0]
