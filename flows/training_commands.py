@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Config = Annotated[str, Parameter(help="Settings: tiny, small, or a YAML file.")]
 Data = Annotated[str | None, Parameter(help="Output folder of a preparation; default: the one piped in.")]
-OutputDir = Annotated[str, Parameter(help="Folder to train in; not a URI.")]
+OutputDir = Annotated[str, Parameter(name=["--output-dir", "-o"], help="Folder to train in; not a URI.")]
 Overrides = Annotated[str, settings_parameter(lambda: (TrainSettings, ()))]
 DryRun = Annotated[bool, Parameter(negative="", help="Write job, manifest and scripts for review; train nothing.")]
 
