@@ -49,6 +49,9 @@ def given_reasoning(message: Mapping[str, Any], role: Role) -> str | None:
     value = message.get(SPELLINGS[0])
     if value is not None and not isinstance(value, str):
         raise RejectionError("bad_reasoning", f"its {SPELLINGS[0]} is {kind(value)}; make it a string, or leave it out")
+    if structured := [key for key in SPELLINGS[1:] if message.get(key) and isinstance(message[key], list)]:
+        key = structured[0]
+        raise RejectionError("bad_reasoning", f"its {key} is {kind(message[key])}; make it a string, or leave it out")
     found = {text for key in SPELLINGS if isinstance(text := message.get(key), str) and not _blank(text)}
     if not found:
         return None
@@ -394,6 +397,9 @@ def unusual(keys: tuple[str, ...]) -> Unusual | None:
     return found if any(found) else None
 
 
+TEXTS = frozenset({"text", "input_text", "output_text"})
+"""The types of content parts that hold text; the latter are of OpenAI's responses."""
+
 PARTS = ("text", "image_url", "input_audio", "file", "refusal")
 """The types of content parts in OpenAI's API; a part's content is under the name of its type."""
 
@@ -422,9 +428,9 @@ def _read_any(value: object) -> Message:
     require_single_keys(fields, "bad_message", "it")
     if fields.get("role") is None and fields.get("from") is not None:
         fields = {**fields, "role": fields["from"], "content": fields.get("value", fields.get("content"))}
-    elif fields.get("content") is None and (other := fields.get("value", fields.get("text"))):
-        fields = {**fields, "content": other}
     role = _role(fields.get("role"), fields)
+    if fields.get("content") is None and (other := fields.get("value", fields.get("text"))):
+        fields = {**fields, "content": other}
     fields = _without_thoughts(fields)
     content = _text(fields.get("content"), role)
     reasoning = given_reasoning(fields, role)
@@ -512,7 +518,7 @@ def _part(part: object, number: int) -> str:
         return part
     if not isinstance(part, dict):
         raise RejectionError("not_text", f"part {number} of its content is {kind(part)}; make it a text part")
-    if part.get("type", "text") != "text":
+    if part.get("type", "text") not in TEXTS:
         found = quoted(part.get("type"))
         raise RejectionError("not_text", f"part {number} of its content has the type {found}; only 'text' can be read")
     text = part.get("text")

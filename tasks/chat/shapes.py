@@ -125,7 +125,7 @@ Meaning = Literal["ambiguous", "media", "verdict", "other", "telling"]
 KWARGS = "chat_template_kwargs"
 """The field of a row's own variables for the template, as TRL and Megatron-Bridge call it."""
 
-SYSTEMS = ("system", "system_prompt", "system_message")
+SYSTEMS = ("system", "system_prompt", "system_message", "system_instruction", "systemprompt", "preamble")
 TOOLS = ("tools", "functions", "available_tools")
 REASONING = (
     "reasoning", "reasoning_content", "thinking", "thought", "complex_cot", "cot", "chain_of_thought", "rationale",
@@ -160,7 +160,7 @@ TELLING = (
     "answers?|assistant|attempts?|chat|chosen|completions?|context|conversations?|cot|critiques?|definition|demonstrations?|dialog|"
     "dialogs|dialogues?|explanations?|functions?|generations?|history|inputs?|instructions?|messages?|outputs?|problem|prompts?|query|"
     "questions?|rationales?|reasoning|rejected|replies|reply|responses?|solutions?|system|targets?|think|thinking|thoughts?|tools?|"
-    "traces?|trajectory|trajectories|turns?|user"
+    "traces?|trajectory|trajectories|turns?|user|weights"
 )
 FACTS = (
     "answered|assessment|category|characters|chars|class|config|correct|correctness|count|counts|created|date|difficulty|domain|error|"

@@ -114,6 +114,8 @@ READ = [
     ("https://docs.mistral.ai/capabilities/reasoning", {"messages": [user(), answer([{"type": "thinking", "thinking": part("t")}, *part("a")])]}, [user(), THOUGHT], ()),
     ("https://docs.aws.amazon.com/nova/latest/userguide/fine-tune-prepare-data-understanding.html",
      {"schemaVersion": "bedrock-conversation-2024", "messages": [said("user", [{"text": "q"}]), answer([{"text": "a"}])]}, TALK, ()),
+    ("https://docs.cohere.com/docs/preambles", {"preamble": "s", "messages": TALK}, [system(), *TALK], ()),
+    ("https://ai.google.dev/gemini-api/docs/system-instructions", {"systemPrompt": "s", "prompt": "q", "response": "a"}, [system(), *TALK], ()),
     ("https://docs.cohere.com/docs/chat-preparing-the-data", {"messages": [said("System", "s"), said("User", "q"), said("Chatbot", "a")]}, [system(), *TALK], ()),
     (HF + "HuggingFaceH4/ultrafeedback_binarized", {"prompt": "q", "chosen": TALK, "rejected": TALK, "messages": TALK}, TALK, ("chosen", "prompt", "rejected")),
     (HF + "SWE-Gym/OpenHands-SFT-Trajectories", {"messages": [said("system", part("s")), said("user", part("q")), answer(part("a"))]}, [system(), *TALK], ()),
@@ -329,6 +331,8 @@ REFUSED = [
     (HF + "cognitivecomputations/dolphin-r1", {"messages": [system(), user()], "reasoning": "t", "answer": "a", "model": "m"}, "no_assistant", '"response": "answer"'),
     (HF + "gabrielmbmb/offline-batch-generation", {"instruction": "q", "completion": "a", "generation": "b", "model_name": "m"}, "no_messages", "generation beside"),
     (HF + "Muennighoff/natural-instructions", {"task_name": "x", "id": "1", "definition": "d", "inputs": "q", "targets": "a"}, "no_messages", "definition beside"),
+    ("https://openrouter.ai/docs/use-cases/reasoning-tokens", {"messages": [user(), answer(reasoning=[{"type": "reasoning.text", "text": "t"}])]}, "bad_reasoning",
+     "its reasoning is an array"),
     (HF + "rajpurkar/squad", {"id": "1", "title": "x", "context": "c", "question": "q", "answers": {"text": ["a"], "answer_start": [0]}}, "no_messages", "'answers'"),
     (HF + "HuggingFaceM4/the_cauldron", {"images": ["i"], "texts": [{"user": "q", "assistant": "a"}]}, "no_messages", "'texts'"),
 ]  # fmt: skip
@@ -455,6 +459,11 @@ def test_fields_that_the_blend_names_are_read(row, fields, messages, unread):
 @pytest.mark.parametrize(
     ("row", "unread"),
     [
+        (
+            {"messages": [user([{"type": "input_text", "text": "q"}]), answer([{"type": "output_text", "text": "a"}])]},
+            (),
+        ),
+        ({"messages": TALK, "weights": [0, 1]}, ("weights",)),
         ({"messages": [{"role": "user", "value": "q"}, {"role": "Assistant", "text": "a"}]}, ()),
         ({"messages": [user(), answer(think_text="t", tool_count=3)]}, ("messages.think_text",)),
         ({"userPrompt": "x", "prompt": "q", "completion": "a", "prompt_tokens": 3, "answered": True}, ("userPrompt",)),
