@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.console import never_end_by_printing
@@ -32,6 +32,9 @@ from tokenmill.tasks.storage import join
 from tokenmill.tasks.strict import parse
 
 from .steps import Steps, run_steps
+
+if TYPE_CHECKING:
+    from tokenmill.tasks.train.settings import OrderSettings
 
 ADDRESS = "PREFECT_API_URL"
 
@@ -58,6 +61,21 @@ def run_preparation(name: str, blend: Blend, output_dir: str, chosen: Mapping[st
     never_end_by_printing()
     with turn_in(output_dir, say):
         return run_steps(kind, blend, settings, output_dir, Steps(_call, _workers, _report))
+
+
+def run_order(output_dir: str, settings: "OrderSettings") -> dict[str, Any]:
+    """Plan the order of a training, and return the artifact record: in this process if the data are small."""
+    from tokenmill.tasks.train.order import artifact_record
+    from tokenmill.tasks.train.ordering import checked_data, is_little, make_order, run_here
+
+    if settings.cluster == "local" and not is_shown():
+        data = checked_data(output_dir, settings)
+        if is_little(data, settings):
+            with turn_in(output_dir, say):
+                return artifact_record(make_order(data, settings, run_here), data.path)
+    from .order import order_samples
+
+    return order_samples(output_dir, settings)
 
 
 def is_shown() -> bool:

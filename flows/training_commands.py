@@ -60,11 +60,11 @@ def order(
     """Plan which samples each training step reads: build megatron-core's indices ahead, and count what is read."""
     from tokenmill.tasks.train.order import print_order, required_order
 
+    from .direct import run_order
+
     place, _ = _place("order", (output_dir,), {"pretrain"})
     be_quiet()
-    from .order import order_samples
-
-    record = order_samples(place, settings)
+    record = run_order(place, settings)
     print_order(required_order(place), terminal)
     return record
 

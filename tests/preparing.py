@@ -90,13 +90,13 @@ def tree(folder):
             continue
         if path.is_file() and path.name != "index.json" and path.parent.name != "gates":
             content = path.read_bytes()
-            if path.name == "blend.json":
+            if path.name.startswith("blend."):
                 content = content.replace(str(folder).encode(), b"OUT")
             if path.name in {"receipt.json", "manifest.json"}:
                 fields = json.loads(content)
                 fields.pop("volatile")
                 if path.name == "manifest.json":  # blend.json holds absolute paths
-                    fields["files"] = [file for file in fields["files"] if file["path"] != "blend.json"]
+                    fields["files"] = [file for file in fields["files"] if not file["path"].startswith("blend.")]
                     whole = {name: fields[name] for name in fields.keys() & {"train", "val", "test"}}
                     fields |= {name: path.replace(str(folder), "OUT") for name, path in whole.items()}
                 content = json.dumps(fields, sort_keys=True).encode()

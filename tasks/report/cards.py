@@ -26,7 +26,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.shards.kinds import KINDS
-from tokenmill.tasks.shards.manifest import BLEND, entry_files, read_manifest
+from tokenmill.tasks.shards.manifest import BLENDS, entry_files, read_manifest
 from tokenmill.tasks.shards.publication import QUARANTINE
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
@@ -149,7 +149,7 @@ def digest(run: Run) -> str:
     """A digest that identifies the published data, wherever they are: of every shard and file without local paths."""
     keys = [entry["key"] for entry in run.manifest["shards"]]
     named = [(file["path"], file["xxh3_128"]) for file in run.manifest["files"]]
-    files = [each for each in named if each[0].partition("/")[0] not in {BLEND, QUARANTINE}]
+    files = [each for each in named if each[0].partition("/")[0] not in {*BLENDS, QUARANTINE}]
     return xxh3_128_hexdigest(orjson.dumps([run.manifest["type"], keys, files]))
 
 

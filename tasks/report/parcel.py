@@ -20,7 +20,7 @@ from typing import Any, cast
 import orjson
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.seal import unsealed
-from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, entry_files, manifest_bytes
+from tokenmill.tasks.shards.manifest import BLEND, BLENDS, MANIFEST, entry_files, manifest_bytes
 from tokenmill.tasks.shards.publication import MOST_SHOWN, QUARANTINE, described
 from tokenmill.tasks.shards.publish import Output
 from tokenmill.tasks.shards.published import (
@@ -76,7 +76,7 @@ def parcel_of(output_dir: str) -> Parcel:
     files = _recorded(publication)
     _require(output_dir, files, size_problem)
     _require(output_dir, [file for file in files if file.recorded.path == BLEND], content_problem)
-    pushed = [file for file in files if file.recorded.path.partition("/")[0] not in {BLEND, QUARANTINE}]
+    pushed = [file for file in files if file.recorded.path.partition("/")[0] not in {*BLENDS, QUARANTINE}]
     documents = {**cards(Run(publication)), BLEND: _relative_blend(output_dir)}
     made = [described(name, content) for name, content in documents.items()]
     public = _changed(manifest, partial(_without_folders, folders=_folders(publication)))

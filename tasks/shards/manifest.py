@@ -24,6 +24,11 @@ from .store import PACKS, PREFIX, read_bytes
 
 MANIFEST = "manifest.json"
 BLEND = "blend.json"
+FULL_VALIDATION, SEQUENCES = "blend.full-validation.json", "blend.sequences.json"
+"""Beside the blend of a pretraining preparation, for options of Megatron-LM: see `PairLayout`."""
+
+BLENDS = {BLEND, FULL_VALIDATION, SEQUENCES}
+"""The files that name others by their places here."""
 
 FAILED = "failed"
 """The `status` of a failed run's manifest, which is written if nothing was published before."""

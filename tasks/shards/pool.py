@@ -20,6 +20,9 @@ from .preparation import BuildShards, Step
 from .progress import ProgressBar, ProgressDisplay, Tally
 from .store import Store
 
+RunAll = Callable[[str, Callable[..., Any], Sequence[Mapping[str, Any]]], list[Any]]
+"""Calls a function with the keywords of each call, as tasks of a name; returns the results in order. Raises RunError."""
+
 MOST_REPORTED = 5
 
 REFRESH_SECONDS = 1.0

@@ -38,7 +38,7 @@ from .code import require_same_here
 from .here import in_words
 from .input_checks import data_sets
 from .plan import PlannedShard
-from .pool import Submitted, building_on, failures_of, some
+from .pool import RunAll, Submitted, building_on, failures_of, some
 from .preparation import BuildShards, Needs, Step
 from .progress import say
 from .runner import task_runner
@@ -50,9 +50,6 @@ from .workers import WorkerPool
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-RunAll = Callable[[str, Callable[..., Any], Sequence[Mapping[str, Any]]], list[Any]]
-"""Calls a function with the keywords of each call, as tasks of a name; returns the results in order. Raises RunError."""
 
 
 def transient(_task: object, _run: object, state: State[Any]) -> bool:

@@ -158,16 +158,13 @@ def _document_at(pair: Pair, place: float) -> int:
     return number + (int(ends[number]) - place < place - start)
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedPhases:
-    """The manifest's entry of phases, and their files."""
+def publish_phases(
+    output_dir: str, phases: Sequence[Sequence[Range]], mix: Mix, blend: bytes
+) -> tuple[Mapping[str, Any], list[Output]]:
+    """Write the blend of each phase, and the ranges that it reads; `blend` is blend.json, for the other splits.
 
-    header: Mapping[str, Any]
-    files: Sequence[Output]
-
-
-def publish_phases(output_dir: str, phases: Sequence[Sequence[Range]], mix: Mix, blend: bytes) -> PublishedPhases:
-    """Write the blend of each phase, and the ranges that it reads; `blend` is blend.json, for the other splits."""
+    Returns the manifest's entry of phases, and their files.
+    """
     records: list[Mapping[str, Any]] = []
     files: list[Output] = []
     for phase, ranges in zip(mix.phases, phases, strict=True):
@@ -179,7 +176,7 @@ def publish_phases(output_dir: str, phases: Sequence[Sequence[Range]], mix: Mix,
         files += [described(path, content), *(file for _, written in placed for file in written)]
         pairs = [_record(output_dir, each, name) for each, (name, _) in zip(ranges, placed, strict=True)]
         records.append({"name": phase.name, "drawn": dict(phase.drawn), "blend": path, "pairs": pairs})
-    return PublishedPhases({"phases": records}, files)
+    return {"phases": records}, files
 
 
 def _record(output_dir: str, found: Range, name: str) -> dict[str, Any]:

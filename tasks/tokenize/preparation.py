@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 from tokenmill.tasks.blend.mix import Mix
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, Fim
-from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.manifest import FULL_VALIDATION, SEQUENCES, Finished
 from tokenmill.tasks.shards.plan import Plan, PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
 from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation, Release, Step, proven_shards
@@ -30,11 +30,13 @@ from tokenmill.tasks.shards.publication import (
     blend_json,
     blend_weights,
     collect,
+    described,
     mix_header,
     mix_of,
     parts_with_tokens,
 )
-from tokenmill.tasks.shards.publish import place_files
+from tokenmill.tasks.shards.publish import Output, place_files, publish_bytes
+from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import PREFIX, Store, read_bytes
@@ -202,6 +204,9 @@ PAIR = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
 class PairLayout:
     """The prefixes, numbered in plan order. Data sets of weight 0 are published too, but omitted from blend.json.
 
+    OUT/blend.full-validation.json    blend.json for --full-validation --multiple-validation-sets
+    OUT/blend.sequences.json          sequences and documents of every prefix, as --per-dataset-sequences-path wants them
+
     `mix` is the solved budget of a number of tokens, whose phases are published too; None without such a number.
     """
 
@@ -211,8 +216,8 @@ class PairLayout:
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
-        """The pairs in the folders of the splits."""
-        return dict.fromkeys(SPLITS, PAIR)
+        """The pairs in the folders of the splits, and what lies beside the blend."""
+        return {"": re.compile(f"{re.escape(FULL_VALIDATION)}|{re.escape(SEQUENCES)}"), **dict.fromkeys(SPLITS, PAIR)}
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:  # noqa: ARG002 - all are joined
         """Link every prefix on a local disk; on an object store, use its path in the store."""
@@ -220,6 +225,7 @@ class PairLayout:
         names: dict[str, dict[str, list[str]]] = {}
         listed: list[Listed] = []
         training: list[Pair] = []
+        documents: dict[str, int] = {}
         numbers: Counter[str] = Counter()
         pairs: list[tuple[str, str]] = []
         stored = Store(store.place, PREFIX)
@@ -230,14 +236,32 @@ class PairLayout:
                 pairs += [(stored.path(item.key, f"{part}{end}"), f"{prefix}{end}") for end in (".bin", ".idx")]
             numbers[split] += 1
             names[item.shard.place] = {split: [prefix]}
+            documents[prefix] = item.receipt.parts[part].documents
             listed.append(Listed(split, item.dataset, prefix, item.receipt.parts[part].tokens))
             training += [Pair.of(item, part, prefix)] if self.mix and split == "train" else []
         place_files(pairs)
         blend = blend_json(listed, self.weights)
-        if self.mix is None:
-            return Published({}, blend, derived=self.prefixes, derived_names=names)
-        phases = publish_phases(output_dir, cut_phases(training, self.mix), self.mix, blend)
-        return Published({}, blend, phases.files, phases.header, self.prefixes, names)
+        header, files = {}, []
+        if self.mix is not None:
+            header, files = publish_phases(output_dir, cut_phases(training, self.mix), self.mix, blend)
+            ranges = [pair for phase in header["phases"] for pair in phase["pairs"]]
+            documents |= {join_published(output_dir, each["path"]): each["documents"] for each in ranges}
+        files = [*files, *_publish_beside(output_dir, blend, documents)]
+        return Published({}, blend, files, header, self.prefixes, names)
+
+
+def _publish_beside(output_dir: str, blend: bytes, documents: Mapping[str, int]) -> list[Output]:
+    """Write the files beside the blend. Every document is one sequence, and an index has one more place than documents."""
+    whole = orjson.loads(blend)
+    contents = {
+        # Megatron-LM would take the iterator of a test split for a list of them, and fail after the last step.
+        FULL_VALIDATION: {**whole, "valid": whole["valid"] and whole["valid"][1::2], "test": None},
+        SEQUENCES: {prefix: [count, count + 1] for prefix, count in documents.items()},
+    }
+    texts = {name: orjson.dumps(content, option=orjson.OPT_INDENT_2) for name, content in contents.items()}
+    for name, text in texts.items():
+        publish_bytes(join(output_dir, name), text)
+    return [described(name, text) for name, text in texts.items()]
 
 
 def tokenize_and_join(planned: PretrainPlan, build_shards: BuildShards) -> PretrainPlan:

@@ -6,20 +6,25 @@ built; after that they are mapped.
 
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import torch
+from tokenmill.tasks.blend.models import Split
 from tokenmill.tasks.strict import Strict
 
 from .engine import joined
-from .job import READ_SPLITS, ReadSplit, TrainData, contents_of
+from .job import TrainData, contents_of
 from .order import DatasetReads
 from .reads import content_numbers, range_digest, sample_hashes, step_digests
 from .rows import samples_config, split_samples
 from .samples import drawn, parts_of, pieces_of
 from .settings import Plan
 
-with warnings.catch_warnings():
+# Decorators of megatron-core's layers would import torch's compiler for 2 CPU-seconds, and no layer runs in this process.
+with patch.object(torch, "compile", lambda function: function), warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about GPU packages that datasets do not need
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset
@@ -35,10 +40,18 @@ class Task(Strict, frozen=True):
     indices: str
     objects: str
 
-    def samples(self, split: ReadSplit = "train") -> Any:  # noqa: ANN401 - megatron-core has no types
+    def samples(self, split: Split, size: int) -> Any:  # noqa: ANN401 - megatron-core has no types
         """megatron-core's dataset of a split; see `split_samples`."""
-        plan, size = self.plan, self.plan.sizes[READ_SPLITS.index(split)]
+        plan = self.plan
         return split_samples(self.data, split, plan.sequence_length, size, plan.seed, self.indices, self.objects)
+
+
+@lru_cache(maxsize=1)
+def _opened(task: str) -> Any:  # noqa: ANN401
+    """The train split of a task in JSON. A process opens its prefixes once: each takes some 10 ms."""
+    found = Task.model_validate_json(task)
+    with joined("cpu"):  # megatron-core asks for its rank
+        return found.samples("train", found.plan.sizes[0])
 
 
 class _BuiltError(Exception):
@@ -56,11 +69,9 @@ class _SomePrefixes(BlendedMegatronDatasetBuilder):
         raise _BuiltError
 
 
-def build_prefixes(task: Task, split: ReadSplit, phase: int | None, numbers: Sequence[int]) -> None:
-    """Build the indices of the prefixes with these numbers in a split, or in a phase of it."""
-    plan, size = task.plan, task.plan.sizes[READ_SPLITS.index(split)]
-    data = task.data if phase is None else task.data.in_phase(phase)
-    size = size if phase is None else task.data.phases[phase].samples
+def build_prefixes(task: Task, split: Split, size: int, phase: int | None, numbers: Sequence[int]) -> None:
+    """Build the indices of the prefixes with these numbers, for `size` samples of a split, or of a phase of it."""
+    plan, data = task.plan, task.data if phase is None else task.data.in_phase(phase)
     config, sizes = samples_config(
         data, split, plan.sequence_length, size, plan.seed, task.indices, task.objects
     )  # fmt: skip
@@ -74,10 +85,11 @@ def build_prefixes(task: Task, split: ReadSplit, phase: int | None, numbers: Seq
 
 def build_blend(task: Task) -> list[int]:
     """Build the indices of the blends of all splits; returns how many samples of each prefix the steps read."""
-    with joined("cpu"):  # megatron-core asks for its rank
-        train, _ = (task.samples(split) for split in READ_SPLITS)
-    if train is None:
-        return []
+    train = _opened(task.model_dump_json())
+    with joined("cpu"):
+        for split, sizes in task.plan.all_sizes.items():
+            for size in sizes if split != "train" else ():
+                task.samples(split, size)
     counts = np.zeros(len(parts_of(train)), np.int64)
     for numbers in _batches(task.plan.sizes[0], 2**24):
         counts += np.bincount(drawn(train, np.arange(numbers.start, numbers.stop))[0], minlength=len(counts))
@@ -90,7 +102,7 @@ def _batches(count: int, at_once: int) -> Iterator[slice]:
 
 def digests(task: Task, begin: int, end: int, together: int) -> list[str]:
     """The digests of the steps from `begin` to before `end`, counted from 0; `together` steps share one."""
-    samples, contents = task.samples(), content_numbers(contents_of(task.data, "train"))
+    samples, contents = _opened(task.model_dump_json()), content_numbers(contents_of(task.data, "train"))
     found = [
         digest
         for steps in _batches(
@@ -115,7 +127,7 @@ def count_reads(
 
     `datasets` are their data sets, `counts` the samples read of each.
     """
-    parts = parts_of(task.samples())
+    parts = parts_of(_opened(task.model_dump_json()))
     return [
         _prefix_reads(parts[number], dataset, count, task.plan.sequence_length).model_dump()
         for dataset, number, count in zip(datasets, numbers, counts, strict=True)

@@ -4,8 +4,9 @@
     OUT/order/indices/   megatron-core's index caches, built by its own code
 
 The trainer builds no indices when data, seed, sequence length and number of samples are those of the order. Megatron-LM and
-Megatron-Bridge name their caches after their own tokenizer object, and find none here, but they read the same samples.
-megatron-core needs its caches on a local disk, so those of data on an object store are copied there before training.
+Megatron-Bridge name their caches after their own tokenizer object, and find none here unless `recorder.use_order` names
+them; they read the same samples. megatron-core needs its caches on a local disk, so those of data on an object store are
+copied there before training. Nothing but `tokenmill order` writes into the folder of the data.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -165,7 +166,7 @@ def indices_folder(path: str) -> Generator[str]:
 
 
 def fetch_indices(place: str, folder: str) -> None:
-    """Copy indices from an object store into a local folder, unless they are there."""
+    """Bring indices into a local folder, unless they are there: hard links where it is on the same disk, copies elsewhere."""
     system, path = filesystem(place)
     names = [str(each).rsplit("/", 1)[-1] for each in system.ls(path, detail=False)]
     place_files([(join(place, name), join(folder, name)) for name in names if not Path(folder, name).exists()])

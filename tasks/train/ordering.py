@@ -3,14 +3,16 @@
 build the indices of prefixes ─► build those of the blend ─► digest what steps read, count what is read ─► publish
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+from tokenmill.tasks.blend.models import Split
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.stage import RunAll
+from tokenmill.tasks.shards.pool import RunAll
 from tokenmill.tasks.storage import is_local, join
 
 from .blocks import block_calls, hash_blocks
-from .job import READ_SPLITS, ReadSplit, TrainData
+from .job import TrainData
 from .order import (
     INDICES,
     Order,
@@ -26,6 +28,9 @@ from .prepared import prepared_data
 from .settings import OrderSettings, Plan
 
 MOST_TASKS = 64
+
+LITTLE_TOKENS = 4_000_000_000
+"""Tokens that this process orders, of the data and of the samples: some 10 s of work. Workers take 30 CPU-seconds to start."""
 
 
 def checked_data(path: str, settings: OrderSettings) -> TrainData:
@@ -45,6 +50,17 @@ def checked_data(path: str, settings: OrderSettings) -> TrainData:
     return data
 
 
+def is_little(data: TrainData, settings: OrderSettings) -> bool:
+    """Whether this process makes the order: the data are small, and no number of workers is asked for."""
+    tokens = sum(source.tokens for source in data.sources)
+    return not settings.workers and max(tokens, settings.sizes[0] * settings.sequence_length) < LITTLE_TOKENS
+
+
+def run_here(_name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """See RunAll."""
+    return [function(**call) for call in calls]
+
+
 def make_order(data: TrainData, settings: OrderSettings, run_all: RunAll) -> Order:
     """Build the indices, and publish them with the order. Raises RunError."""
     from . import indices  # noqa: PLC0415 - imports torch
@@ -56,8 +72,8 @@ def make_order(data: TrainData, settings: OrderSettings, run_all: RunAll) -> Ord
     with indices_folder(data.path) as folder:
         common = {"task": indices.Task(data=data, plan=plan, indices=folder, objects=f"{folder}/objects")}
         builds = [
-            {**common, "split": split, "phase": phase, "numbers": numbers}
-            for split, phase, files in _read(data, plan)
+            {**common, "split": split, "size": size, "phase": phase, "numbers": numbers}
+            for split, size, phase, files in _built(data, plan)
             for numbers in _dealt(files)
         ]
         run_all("build-indices", indices.build_prefixes, builds)
@@ -88,13 +104,13 @@ def make_order(data: TrainData, settings: OrderSettings, run_all: RunAll) -> Ord
     return order
 
 
-def _read(data: TrainData, plan: Plan) -> Iterator[tuple[ReadSplit, int | None, list[str]]]:
-    """The splits that are read, the phases of the train split, and the files of each."""
-    for split, size in zip(READ_SPLITS, plan.sizes, strict=True):
-        phases = range(len(data.phases)) if split == "train" and data.phases else [None]
-        for phase in phases if size else []:
+def _built(data: TrainData, plan: Plan) -> Iterator[tuple[Split, int, int | None, list[str]]]:
+    """The splits, with the samples of each that are asked for; the phases of the train split; and the files of each."""
+    for split, sizes in plan.all_sizes.items():
+        phases = [(number, phase.samples) for number, phase in enumerate(data.phases)] if split == "train" else []
+        for phase, size in phases or [(None, size) for size in sizes]:
             sources = data.of(split) if phase is None else data.in_phase(phase).of(split)
-            yield split, phase, [file for source in sources for file in source.files]
+            yield split, size, phase, [file for source in sources for file in source.files]
 
 
 def _dealt(items: Sequence[object]) -> list[list[int]]:

@@ -25,7 +25,7 @@ from .order import INDICES, ORDER, Order, prepared_indices, read_order
 from .phases import with_quotas
 from .prepared import prepared_data
 from .reads import content_numbers, range_digest, sample_hashes, step_digests, wrong_position
-from .recorded import recorded_reads
+from .recorded import SKIPPED, recorded_reads
 from .rows import PackedRows, flat_packs, layout_folder, split_samples
 from .samples import Pieces, parts_of, pieces_of
 from .settings import Plan
@@ -127,11 +127,15 @@ def _numbers(step: int, global_batch: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """So many steps were compared with the `plan` in a file; `problem` is the first difference, None if there is none."""
+    """So many steps were compared with the `plan` in a file; `problem` is the first difference, None if there is none.
+
+    The trainer has left out the steps `skipped`.
+    """
 
     steps: int
     plan: str
     problem: str | None
+    skipped: Sequence[int] = ()
 
 
 def prove(path: str) -> Proof:
@@ -154,7 +158,8 @@ def prove(path: str) -> Proof:
         if steps[number] is None:
             return Proof(last, plan, f"step {number}: what it read was not recorded; an earlier version trained it")
     observed = [str(steps[number]) for number in range(1, last + 1)]
-    return Proof(last, plan, _problem(_Comparison(job, path, order, observed)))
+    skipped = [number for number in range(1, last + 1) if steps[number] == SKIPPED]
+    return Proof(last - len(skipped), plan, _problem(_Comparison(job, path, order, observed)), skipped)
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,7 @@ class _Comparison:
 def _problem(compared: _Comparison) -> str | None:
     """The first difference."""
     for step in compared.unproven():
-        if compared.observed[step - 1] == compared.digest(step):
+        if compared.observed[step - 1] in {SKIPPED, compared.digest(step)}:
             continue
         order = compared.order
         reasons = order.differences(compared.job.data, compared.job.settings) if order else []
@@ -240,8 +245,12 @@ def print_proof(proof: Proof, path: str, console: Console) -> None:
     if proof.problem:
         raise RunError(f"{path}: {proof.problem} (compared with {proof.plan})")
     console.print(f"✓ {proof.steps:,} steps read exactly what {proof.plan} says", highlight=False, soft_wrap=True)
+    if proof.skipped:
+        skipped = ", ".join(f"{step:,}" for step in proof.skipped)
+        console.print(f"- left out by the trainer: step {skipped}", highlight=False, soft_wrap=True)
 
 
 def proof_record(proof: Proof, path: str) -> dict[str, Any]:
     """The proof as an artifact record."""
-    return {"verify": {"path": path, "type": "verification", "steps": proof.steps, "plan": proof.plan}}
+    skipped = {"skipped": list(proof.skipped)} if proof.skipped else {}
+    return {"verify": {"path": path, "type": "verification", "steps": proof.steps, "plan": proof.plan, **skipped}}

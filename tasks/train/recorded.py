@@ -19,8 +19,12 @@ def remove_torn_line(log: Path) -> None:
         publish_bytes(str(log), content[: content.rfind(b"\n") + 1])
 
 
+SKIPPED = "skipped"
+"""In place of the digest of a step that the trainer has left out."""
+
+
 def recorded_reads(path: str, global_batch: int) -> dict[int, str]:
-    """The digest of each step that all replicas have recorded in the folder of a training, by their latest lines.
+    """The digest of each step that all replicas have recorded in the folder of a training, by their latest lines, or SKIPPED.
 
     Raises InputError for a damaged line, and if no step is whole. A line that a killed process has begun is left out.
     """
@@ -31,7 +35,7 @@ def recorded_reads(path: str, global_batch: int) -> dict[int, str]:
             found = _parsed(line, f"{file}:{number}")
             steps.setdefault(found["step"], []).append(found)
     sums = {step: _sums(lines, global_batch) for step, lines in steps.items()}
-    whole = {step: step_digest(parts) for step, parts in sums.items() if parts}
+    whole = {step: SKIPPED if None in parts else step_digest(parts) for step, parts in sums.items() if parts}
     if steps and not whole:
         raise InputError(
             f"{path}: no step of {global_batch} samples is recorded whole; each data-parallel replica writes its own "
@@ -43,14 +47,14 @@ def recorded_reads(path: str, global_batch: int) -> dict[int, str]:
 def _parsed(line: bytes, place: str) -> dict[str, Any]:
     try:
         found = orjson.loads(line)
-        return {**found, "sums": tuple(found["sums"])}
+        return {**found, "sums": found["sums"] and tuple(found["sums"])}
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{place}: damaged; remove this line") from error
 
 
-def _sums(lines: list[dict[str, Any]], global_batch: int) -> list[tuple[int, int]]:
-    """The sums of the latest replicas that together read a whole step; empty if none have yet."""
-    runs: dict[int, dict[int, tuple[int, int]]] = {}
+def _sums(lines: list[dict[str, Any]], global_batch: int) -> list[Any]:
+    """The sums of the latest replicas that together read a whole step, None of those that left it out; empty if none have yet."""
+    runs: dict[int, dict[int, tuple[int, int] | None]] = {}
     for line in sorted(lines, key=lambda line: line["time"]):
         replicas = runs.pop(line["samples"], {})
         runs[line["samples"]] = {**replicas, line["replica"]: line["sums"]}

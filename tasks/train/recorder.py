@@ -5,15 +5,18 @@
     loader = DataLoader(recorder.dataset, …)             # its samples carry their own number
     batch = next(recorder.watch(iterator))               # takes the number out again, and records it
 
+`peer` does this for scripts of Megatron-LM and Megatron-Bridge.
+
 A batch counts as read when the training loop takes it, not when a process of the loader prepares it. MODEL/reads-RANK.jsonl
 has a line per step, with the sums of `reads.step_sums` over the samples of one replica; after a restart, later lines
-replace earlier ones. `tokenmill verify MODEL` adds up the replicas, whose number may change, and compares with the order.
+replace earlier ones. A step that the trainer leaves out has a line that says so. `tokenmill verify MODEL` adds up the replicas,
+whose number may change, and compares with the order.
 """
 
+import itertools
 import os
 import time
-from collections.abc import Iterator
-from itertools import zip_longest
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,11 +28,11 @@ from tokenmill.tasks.shards.identity import difference
 from tokenmill.tasks.shards.manifest import BLEND
 from tokenmill.tasks.shards.publish import open_log, publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
-from tokenmill.tasks.storage import absolute, join
+from tokenmill.tasks.storage import absolute, is_local, join
 from torch import distributed
 
 from .job import JOB, Job, TrainData, contents_of, job_of
-from .order import INDICES, keep_order, read_order
+from .order import INDICES, fetch_indices, followed_order, keep_order, read_order
 from .prepared import prepared_data
 from .reads import content_numbers, sample_hashes, step_sums
 from .recorded import READS, remove_torn_line
@@ -52,25 +55,40 @@ class _Identified:
         return getattr(self._tokenizer, name)
 
 
-def use_order(config: Any, data: str) -> None:  # noqa: ANN401 - megatron-core has no types
-    """Make a GPTDatasetConfig use the indices that `tokenmill order` has built in the folder of `data`."""
-    found = prepared_data(data)
+def use_order(config: Any, data: str | TrainData) -> None:  # noqa: ANN401 - megatron-core has no types
+    """Make a GPTDatasetConfig find the indices that `tokenmill order` has built for `data`, in its own `path_to_cache`.
+
+    All others are built there: of a training or a split that the order does not cover. All processes of the training call
+    this. Raises InputError if the cache is not a local folder.
+    """
+    found = prepared_data(data) if isinstance(data, str) else data
+    order, cache = read_order(found.path), config.path_to_cache
+    if cache is None or not is_local(str(cache)):
+        raise InputError(
+            f"path_to_cache={cache}: indices are kept on a disk that all processes share; set it (in Megatron-LM "
+            "--data-cache-path) to a folder of this training"
+        )
+    if order is None or order.content != found.made_from:
+        return
     config.tokenizer = _Identified(config.tokenizer, found.fingerprint)
-    config.path_to_cache = join(found.path, INDICES)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        fetch_indices(join(found.path, INDICES), absolute(str(cache)))
+    if distributed.is_initialized():
+        distributed.barrier()
 
 
 class Numbered(torch.utils.data.Dataset[dict[str, Any]]):
-    """A dataset of megatron-core whose samples carry their own number."""
+    """A dataset of megatron-core whose samples carry their own number, counted from `first`."""
 
-    def __init__(self, samples: Any) -> None:  # noqa: ANN401
-        self._samples = samples
+    def __init__(self, samples: Any, first: int = 0) -> None:  # noqa: ANN401
+        self._samples, self._first = samples, first
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """The sample, with its number as `sample_number`."""
-        return {**self._samples[number], NUMBER: number}
+        return {**self._samples[number], NUMBER: self._first + number}
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         if name == "_samples":
@@ -81,16 +99,17 @@ class Numbered(torch.utils.data.Dataset[dict[str, Any]]):
 class ReadRecorder:
     """Records the samples that one process takes.
 
-    `dataset` is the train split, built from the blend.json in the folder `data`; `output_dir` a local folder. `replica` of
-    `replicas` is the data-parallel rank of this process. Raises InputError for data that cannot be trained on, for a dataset of other
-    data, and for a folder with another training.
+    `dataset` is the train split, built from the blend.json in the folder `data`, or from the blend that a launcher has written
+    for the phase of `first_step`; `output_dir` a local folder. `replica` of `replicas` is the data-parallel rank of this
+    process. Without `first_step`, the first sample tells. The trainer leaves out the steps `skipped`. Raises InputError for data
+    that cannot be trained on, a dataset of other data, a batch size that changes, and a folder with another training.
     """
 
     def __init__(
-        self, dataset: Any, data: str, output_dir: str, *, global_batch: int, steps: int, first_step: int = 1,  # noqa: ANN401
-        replica: int = 0, replicas: int = 1,
+        self, dataset: Any, data: str | TrainData, output_dir: str, *, global_batch: int, steps: int,  # noqa: ANN401
+        first_step: int | None = None, replica: int = 0, replicas: int = 1, skipped: Collection[int] = (),
     ) -> None:  # fmt: skip
-        self.dataset, self._samples = Numbered(dataset), dataset
+        _require_one_batch_size()
         if getattr(dataset, "dataset_index", 0) is None:
             raise InputError("--dataloader-defer-npy-index-mmap: samples cannot be recorded with it; leave it out")
         if global_batch % replicas or not 0 <= replica < replicas:
@@ -98,20 +117,22 @@ class ReadRecorder:
                 f"replica={replica}, replicas={replicas}, global_batch={global_batch}: give the rank and the number of data-parallel "
                 "replicas, which divides the rows of a step"
             )
-        found, config = prepared_data(data), parts_of(dataset)[0].config
-        if found.phases:
+        found, config = prepared_data(data) if isinstance(data, str) else data, parts_of(dataset)[0].config
+        if found.phases and isinstance(data, str):
             raise InputError(
                 f"{data}: has a budget, which only tokenmill train follows exactly; train with it, or prepare the blend without "
                 "'tokens' and 'phases', which tokenizes nothing again"
             )
-        _require_prefixes(dataset, found)
+        self._samples, phase, self._first = dataset, *_phase_of((first_step or 1) - 1, global_batch, found)
+        _require_prefixes(dataset, phase)
+        self.dataset = Numbered(dataset, self._first)
         settings = TrainSettings(
             sequence_length=config.sequence_length, global_batch=global_batch, micro_batch=1, steps=steps,
             seed=config.random_seed, launcher="megatron-lm",
         )  # fmt: skip
-        self._contents = content_numbers(contents_of(found, "train"))
+        self._contents = content_numbers(contents_of(phase, "train"))
         self._global_batch, self._replica, self._own = global_batch, replica, global_batch // replicas
-        self._step, self._numbers = first_step, list[int]()
+        self._step, self._numbers, self._skipped = first_step, list[int](), skipped
         place, rank = absolute(output_dir), _rank()
         if rank == 0:
             _keep_job(Job(settings=settings, data=found, output_dir=place))
@@ -128,13 +149,46 @@ class ReadRecorder:
         self._numbers += numbers
         while len(self._numbers) >= self._own:
             own, self._numbers = np.array(self._numbers[: self._own]), self._numbers[self._own :]
-            hashes = sample_hashes(pieces_of(self._samples, own), self._contents)
-            line = {
-                "step": self._step, "replica": self._replica, "samples": self._own, "time": time.time(),
-                "sums": step_sums(hashes, own % self._global_batch),
-            }  # fmt: skip
-            self._log.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-            self._step += 1
+            self._pass_over(int(own.min()) // self._global_batch + 1)
+            hashes = sample_hashes(pieces_of(self._samples, own - self._first), self._contents)
+            self._write(step_sums(hashes, own % self._global_batch))
+
+    def _pass_over(self, read: int) -> None:
+        """Go on to the step whose samples are read now, if the trainer has not taken those before it."""
+        self._step = self._step or read
+        while self._step < read and self._step in self._skipped:
+            self._write(None)
+        self._step = max(self._step, read)
+
+    def _write(self, sums: tuple[int, int] | None) -> None:
+        line = {
+            "step": self._step, "replica": self._replica, "samples": self._own, "time": time.time(),
+            "sums": None if self._step in self._skipped else sums,
+        }  # fmt: skip
+        self._log.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        self._step = (self._step or 0) + 1
+
+
+def _require_one_batch_size() -> None:
+    """Raises InputError if the batch size of megatron-core changes during the training: steps have no fixed samples then."""
+    from megatron.core import num_microbatches_calculator as sizes  # noqa: PLC0415 - a trainer may add its folder first
+
+    calculator = sizes._GLOBAL_NUM_MICROBATCHES_CALCULATOR  # pyright: ignore[reportPrivateUsage] # noqa: SLF001 - no other way
+    if not isinstance(calculator, sizes.ConstantNumMicroBatchesCalculator | None):
+        raise InputError(
+            "--rampup-batch-size, --step-batch-size-schedule: what steps read cannot be recorded while their size changes; "
+            "give one --global-batch-size"
+        )
+
+
+def _phase_of(done: int, global_batch: int, data: TrainData) -> tuple[TrainData, int]:
+    """The data that are read after `done` steps, and how many samples are read before them."""
+    begin = 0
+    for number, phase in enumerate(data.phases):
+        if done * global_batch < begin + phase.samples:
+            return data.in_phase(number), begin
+        begin += phase.samples
+    return data, 0
 
 
 def _rank() -> int:
@@ -146,7 +200,7 @@ def _require_prefixes(dataset: Any, data: TrainData) -> None:  # noqa: ANN401
     """Raises InputError unless the dataset reads the prefixes of `data`, in this order; their paths name their content."""
     files = [file for source in data.of("train") for file in source.files]
     contents, paths = contents_of(data, "train"), [str(part.dataset_path) for part in parts_of(dataset)]
-    for file, content, path in zip_longest(files, contents, paths, fillvalue=""):
+    for file, content, path in itertools.zip_longest(files, contents, paths, fillvalue=""):
         if not content or content[:8] not in path:
             raise InputError(
                 f"the dataset reads {path or 'nothing'} where {join(data.path, BLEND)} has {file or 'nothing'}; build it from "
@@ -165,7 +219,11 @@ def _keep_job(job: Job) -> None:
     changed = difference(_plan(job_of(known, place)), _plan(job))
     if changed:
         differences = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in changed.items())
-        raise InputError(f"{place}: another training was recorded here: {differences}; choose another folder")
+        raise InputError(
+            f"{place}: another training was recorded here: {differences}; choose another folder, or give tokenmill train the "
+            "settings of this one"
+        )
+    keep_order(followed_order(job.data, job.settings), job.output_dir)
 
 
 def _plan(job: Job) -> dict[str, Any]:

@@ -23,12 +23,13 @@ from typing import Any, Protocol, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.blend.models import SPLITS, Split
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.publish import publish, sweep
 from tokenmill.tasks.storage import filesystem, is_local, join
 
 from .blocks import BlockChecks
-from .job import READ_SPLITS, ReadSplit, Source, TrainData, contents_of
+from .job import READ_SPLITS, Source, TrainData, contents_of
 from .order import prepared_indices
 from .reads import content_numbers, sample_hashes
 from .samples import Phased, Pieces, pieces_of
@@ -131,7 +132,7 @@ def document_rows(
     for split, size in zip(READ_SPLITS, sizes, strict=True):
         prepared = prepared_indices(data, split, length, size, seed) if size else None
         indices = prepared if prepared and is_local(prepared) else join(folder, "indices")
-        samples = split_samples(data, split, length, size, seed, indices, folder)
+        samples = split_samples(data, split, length, size, seed, indices, folder) if size else None
         found.append(
             DocumentRows(samples, content_numbers(contents_of(data, split)))
             if samples is not None and len(samples)
@@ -140,9 +141,7 @@ def document_rows(
     return found
 
 
-def split_samples(
-    data: TrainData, split: ReadSplit, length: int, size: int, seed: int, indices: str, folder: str
-) -> Any:  # noqa: ANN401
+def split_samples(data: TrainData, split: Split, length: int, size: int, seed: int, indices: str, folder: str) -> Any:  # noqa: ANN401
     """megatron-core's dataset of `size` samples of a split, with its index caches in `indices`; None without any.
 
     With phases, it is of all their samples. `folder` caches the indices of pairs on an object store. A process group is needed.
@@ -150,7 +149,7 @@ def split_samples(
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset
 
-    if not size or not data.of(split):
+    if not data.of(split):
         return None
     if split == "train" and data.phases:
         phases = [
@@ -160,16 +159,16 @@ def split_samples(
         return Phased(phases, np.cumsum([phase.samples for phase in data.phases]))
     config, sizes = samples_config(data, split, length, size, seed, indices, folder)
     built = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
-    return built[READ_SPLITS.index(split)]
+    return built[SPLITS.index(split)]
 
 
 def samples_config(
-    data: TrainData, split: ReadSplit, length: int, size: int, seed: int, indices: str, folder: str
+    data: TrainData, split: Split, length: int, size: int, seed: int, indices: str, folder: str
 ) -> tuple[Any, list[int]]:
     """megatron-core's configuration of a split, and its sizes of all splits. It names the index caches."""
     from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
 
-    place = READ_SPLITS.index(split)
+    place = SPLITS.index(split)
     blends: list[Any] = [None, None, None]
     sizes = [0, 0, 0]
     blends[place], sizes[place] = _blend(data.of(split)), size

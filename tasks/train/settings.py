@@ -3,6 +3,7 @@
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
+from tokenmill.tasks.blend.models import Split
 from tokenmill.tasks.score import TOKEN_BUDGET
 from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.strict import Place, Seed, Strict
@@ -136,10 +137,21 @@ class Plan(Strict, frozen=True):
         description="Global batches per validation.",
     )
 
+    validate_every: int | None = Field(
+        default=None, ge=1, description="Steps between validations; Megatron-LM sizes valid and test by it."
+    )
+
     @property
     def sizes(self) -> tuple[int, int]:
-        """The samples to read of the splits train and valid."""
+        """The samples that tokenmill's trainer reads of the splits train and valid."""
         return self.steps * self.global_batch, self.validation_batches * self.global_batch
+
+    @property
+    def all_sizes(self) -> dict[Split, set[int]]:
+        """The samples that trainers ask for, by split: tokenmill's, and Megatron-LM (get_train_valid_test_num_samples)."""
+        test = self.sizes[1] if self.validate_every else 0
+        validations = self.steps // self.validate_every + 1 if self.validate_every else 0
+        return {"train": {self.sizes[0]}, "valid": {self.sizes[1], validations * test}, "test": {test}}
 
 
 class OrderSettings(Plan, ClusterSettings, frozen=True):

@@ -66,7 +66,7 @@ class Stored:
                 continue
             place = Path(folder, path)
             place.parent.mkdir(parents=True, exist_ok=True)
-            is_text = path in {"blend.json", "manifest.json"}
+            is_text = path.startswith("blend.") or path == "manifest.json"
             place.write_bytes(
                 content.replace(f"{self.place}/{name}".encode(), str(folder).encode()) if is_text else content
             )
@@ -86,7 +86,7 @@ def resolved(found):
     entries = [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
     names = sorted(name for entry in entries for listed in entry["published"].values() for name in listed)
     contents = {name: b"".join(found[path] for path in sorted(found) if path.startswith(name)) for name in names}
-    texts = {path: found[path] for path in ("blend.json", "manifest.json")}
+    texts = {path: found[path] for path in found if path.startswith("blend.") or path == "manifest.json"}
     for name, content in contents.items():
         assert content
         texts = {

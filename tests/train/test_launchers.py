@@ -434,7 +434,7 @@ def value_of(option, words):
 
 def test_megatron_lm_is_started_in_processes_that_meet_and_reads_the_blend(written, shell):
     torchrun, said = megatron_lm(job(launcher="megatron-lm"), written, shell)
-    assert torchrun == on_one_machine(8, [])
+    assert torchrun == on_one_machine(8, ["-m", "tokenmill.tasks.train.peer", f"{FOLDER}/job.json"])
     assert value_of("--per-split-data-args-path", said) == "/data/pre pared/blend.json"
     assert value_of("--save", said) == value_of("--load", said) == f"{FOLDER}/checkpoints"
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from megatron.core import num_microbatches_calculator
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.tokenizers.text.libraries.null_tokenizer import NullTokenizer
@@ -22,43 +23,73 @@ from tests.train.small_data import TEXTS, texts
 from tests.train.test_order import here
 
 BATCH, STEPS = 6, 12
+ORDER = OrderSettings(
+    sequence_length=16, global_batch=BATCH, steps=STEPS, seed=7, validate_every=5, validation_batches=2
+)
+MEGATRON_LM = (STEPS * BATCH, 3 * 2 * BATCH, 2 * BATCH)
+"""The samples of train, valid and test that Megatron-LM asks for with these settings: it validates after steps 5, 10 and 12."""
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    found = prepared_data(texts(folder, chat_vocabulary(folder))[0])
-    make_order(found, OrderSettings(sequence_length=16, global_batch=BATCH, steps=STEPS, seed=7), here)
+    found = prepared_data(texts(folder, chat_vocabulary(folder), holdout={"valid": 0.2, "test": 0.1})[0])
+    make_order(found, ORDER, here)
     return found
 
 
-def blend_of(data):
-    """The prefixes and weights of the train split, as in blend.json."""
+def blend_of(data, split="train"):
+    """The prefixes and weights of a split, as in blend.json."""
     return (
-        [file for source in data.of("train") for file in source.files],
-        [weight for source in data.of("train") for weight in source.weights],
+        [file for source in data.of(split) for file in source.files],
+        [weight for source in data.of(split) for weight in source.weights],
     )
 
 
-def built(data, blend):
-    """The train split as Megatron-LM builds it, with a tokenizer of its own and the order's indices."""
-    config = GPTDatasetConfig(
-        random_seed=7, sequence_length=16, blend_per_split=[blend, None, None], reset_position_ids=False,
-        reset_attention_mask=False, eod_mask_loss=False, create_attention_mask=False, path_to_cache=None,
-        tokenizer=NullTokenizer(data.vocabulary_size),
+def configured(data, cache, blends, **changed):
+    """The configuration of Megatron-LM, with a tokenizer of its own."""
+    return GPTDatasetConfig(
+        blend_per_split=blends, reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+        create_attention_mask=False, path_to_cache=cache and str(cache), tokenizer=NullTokenizer(data.vocabulary_size),
+        **{"random_seed": 7, "sequence_length": 16, **changed},
     )  # fmt: skip
-    use_order(config, data.path)
+
+
+def built(config, sizes=(STEPS * BATCH, 0, 0)):
     with joined("cpu"):
-        return BlendedMegatronDatasetBuilder(GPTDataset, [STEPS * BATCH, 0, 0], lambda: True, config).build()[0]
+        return BlendedMegatronDatasetBuilder(GPTDataset, list(sizes), lambda: True, config).build()
 
 
-@pytest.fixture
-def dataset(data):
+def names_in(folder):
+    return {path.name for path in Path(folder).iterdir()}
+
+
+@pytest.fixture(scope="module")
+def dataset(data, tmp_path_factory):
     """The train split of blend.json."""
-    before = {path.name for path in Path(data.path, INDICES).iterdir()}
-    found = built(data, blend_of(data))
-    assert {path.name for path in Path(data.path, INDICES).iterdir()} == before
-    return found
+    config = configured(data, tmp_path_factory.mktemp("cache"), [blend_of(data), None, None])
+    use_order(config, data.path)
+    return built(config)[0]
+
+
+def test_all_splits_find_their_indices_and_others_go_to_the_cache_of_the_training(data, tmp_path):
+    prepared = names_in(Path(data.path, INDICES))
+    blends = [blend_of(data, split) for split in ("train", "valid", "test")]
+    config = configured(data, tmp_path, blends)
+    use_order(config, data.path)
+    built(config, MEGATRON_LM)
+    assert names_in(tmp_path) == names_in(Path(data.path, INDICES)) == prepared
+    other = configured(data, tmp_path, blends, random_seed=8)
+    use_order(other, data.path)
+    built(other, MEGATRON_LM)
+    assert len(names_in(tmp_path)) > len(prepared)
+    assert names_in(Path(data.path, INDICES)) == prepared
+
+
+@pytest.mark.parametrize("cache", [None, "s3://bucket/cache"])
+def test_a_cache_that_is_no_folder_of_the_training_is_refused(data, cache):
+    with pytest.raises(InputError, match=f"path_to_cache={cache}: .*--data-cache-path"):
+        use_order(configured(data, cache, [blend_of(data), None, None]), data.path)
 
 
 def train(dataset, data, folder, steps, replicas=1, shift=0, workers=0):
@@ -96,7 +127,7 @@ def test_restarts_with_other_numbers_of_replicas_are_proven(dataset, data, tmp_p
 
 @pytest.mark.parametrize(
     ("shift", "words"),
-    [(BATCH, ": from its first sample on, it read what was planned for step 7"), (-1, "")],
+    [(BATCH, "was skipped: no record of it"), (-1, "did not read what was planned")],
     ids=["rows skipped by a restart", "rows read twice"],
 )
 def test_other_rows_after_a_restart_are_caught(dataset, data, tmp_path, shift, words):
@@ -104,12 +135,42 @@ def test_other_rows_after_a_restart_are_caught(dataset, data, tmp_path, shift, w
     train(dataset, data, tmp_path, range(6, STEPS), shift=shift)
     problem = prove(str(tmp_path)).problem
     assert problem is not None
-    assert problem.startswith(f"step 6 did not read what was planned{words}")
+    assert problem.startswith(f"step 6 {words}")
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_step_that_the_trainer_leaves_out_is_recorded_so(dataset, data, tmp_path, seen):
+    """Megatron-LM takes the batches of --iterations-to-skip from the loader, past the function that a script may watch."""
+    for replica in (0, 1):
+        recorder = ReadRecorder(
+            dataset,
+            data.path,
+            str(tmp_path),
+            global_batch=BATCH,
+            steps=STEPS,
+            skipped=[5, 7],
+            replica=replica,
+            replicas=2,
+        )
+        for step in range(1, STEPS + 1):
+            if seen or step not in {5, 7}:
+                recorder.add([(step - 1) * BATCH + row for row in range(replica, BATCH, 2)])
+    proof = prove(str(tmp_path))
+    assert (proof.steps, proof.skipped, proof.problem) == (STEPS - 2, [5, 7], None)
+
+
+def test_a_batch_size_that_grows_is_refused(dataset, data, tmp_path):
+    num_microbatches_calculator.init_num_microbatches_calculator(0, [2, 2, 12], BATCH, 1, 1, False)
+    try:
+        with pytest.raises(InputError, match=r"--rampup-batch-size.*give one --global-batch-size"):
+            ReadRecorder(dataset, data.path, str(tmp_path), global_batch=BATCH, steps=STEPS)
+    finally:
+        num_microbatches_calculator.unset_num_microbatches_calculator()
 
 
 def test_a_dataset_of_other_prefixes_is_refused(data, tmp_path):
     files, weights = blend_of(data)
-    swapped = built(data, (files[::-1], weights[::-1]))
+    swapped = built(configured(data, tmp_path / "cache", [(files[::-1], weights[::-1]), None, None]))[0]
     with pytest.raises(InputError, match=rf"the dataset reads {files[-1]} where .*blend.json has {files[0]}; build it"):
         ReadRecorder(swapped, data.path, str(tmp_path), global_batch=BATCH, steps=STEPS)
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.storage import is_local, join
-from tokenmill.tasks.train.job import Job
+from tokenmill.tasks.train.job import JOB, Job
 from tokenmill.tasks.train.settings import Launcher, TrainSettings
 
 PROGRAMS: Mapping[Launcher, tuple[str, str]] = {
@@ -24,6 +24,7 @@ RUN = ("-m", "torch.distributed.run")
 """Arguments of Python, because the `torchrun` on PATH may belong to another environment."""
 
 TRAINER = ("-m", "tokenmill.tasks.train.trainer")
+PEER = "tokenmill.tasks.train.peer"
 SCRIPT = "train.sh"
 HUGGING_FACE, NULL = "HuggingFaceTokenizer", "NullTokenizer"
 
@@ -131,6 +132,11 @@ def torchrun_words(job: Job, processes: int) -> str:
         '--node-rank="${NODE_RANK:?number this machine from 0}" --master-addr="${MASTER_ADDR:?name the first machine}" '
         '--master-port="${MASTER_PORT:-29500}"'
     )
+
+
+def peer_words(job: Job) -> str:
+    """The words in a bash script, before a program of another trainer, that make it follow the job's order and record."""
+    return f"-m {PEER} {shlex.quote(join(job.output_dir, JOB))}"
 
 
 def process_count(settings: TrainSettings) -> int:

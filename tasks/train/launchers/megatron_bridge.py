@@ -22,6 +22,7 @@ from .launch import (
     hugging_face_name,
     integral_rope_base,
     local_folder,
+    peer_words,
     places_of,
     require_files,
     torchrun_words,
@@ -31,9 +32,9 @@ PROGRAM = "train.py"
 
 SHELL = """\
 #!/usr/bin/env bash
-# Trains with Megatron-Bridge, in an environment that has it, such as its container{more}.
+# Trains with Megatron-Bridge, in an environment that has it and tokenmill, such as its container{more}.
 set -euo pipefail
-exec python {torchrun} "$(dirname "$0")/{program}"
+exec python {torchrun} {peer}"$(dirname "$0")/{program}"
 """
 
 TEXT = Template('''\
@@ -199,8 +200,9 @@ def megatron_bridge_launch(job: Job, processes: int) -> Launch:
     data = (PACKS if job.data.kind == "sft" else DOCUMENTS).substitute(_data_values(job))
     tokenizer = ", ".join(f"{name}={value}" for name, value in _tokenizer(job).items())
     program = TEXT.substitute(_values(job), data=data, tokenizer=tokenizer)
+    peer = "" if job.data.kind == "sft" else f"{peer_words(job)} "  # Bridge reads packs by datasets of its own
     more = "" if job.settings.nodes == 1 else ": on every machine, with NODE_RANK and MASTER_ADDR"
-    shell = SHELL.format(more=more, torchrun=torchrun_words(job, processes), program=PROGRAM)
+    shell = SHELL.format(more=more, torchrun=torchrun_words(job, processes), peer=peer, program=PROGRAM)
     return Launch({PROGRAM: program, SCRIPT: shell}, ["bash", join(folder, SCRIPT)], False)
 
 

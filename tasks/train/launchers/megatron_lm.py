@@ -21,6 +21,7 @@ from .launch import (
     hugging_face_name,
     integral_rope_base,
     local_folder,
+    peer_words,
     places_of,
     require_files,
     torchrun_words,
@@ -32,7 +33,8 @@ Arguments = Mapping[str, str | int | float | bool]
 TEXT = """\
 #!/usr/bin/env bash
 # Trains with Megatron-LM: MEGATRON_LM=<its folder> bash {script}{more}
-# More arguments may follow and override these.
+# More arguments may follow and override these. The environment must have tokenmill, too: its module `peer` makes the
+# unchanged program use the indices of `tokenmill order` and record what it reads, for `tokenmill verify`.
 set -euo pipefail
 program="${{MEGATRON_LM:?set it to the folder of Megatron-LM, which contains pretrain_gpt.py}}/pretrain_gpt.py"
 export CUDA_DEVICE_MAX_CONNECTIONS="${{CUDA_DEVICE_MAX_CONNECTIONS:-1}}" # required to overlap communication
@@ -42,7 +44,7 @@ export CUDA_DEVICE_MAX_CONNECTIONS="${{CUDA_DEVICE_MAX_CONNECTIONS:-1}}" # requi
 """
 
 RUN = """\
-exec python {torchrun} "$program" \\
+exec python {torchrun} {peer} "$program" \\
     {expanded} "$@"\
 """
 
@@ -53,7 +55,7 @@ blends=({blends})
 for phase in "${{!ends[@]}}"; do
     finished="$(cat {tracker} 2>/dev/null || echo 0)"
     if [[ "$finished" =~ ^[0-9]+$ && "$finished" -ge "${{ends[$phase]}}" ]]; then continue; fi
-    python {torchrun} "$program" --per-split-data-args-path "${{blends[$phase]}}" \\
+    python {torchrun} {peer} "$program" --per-split-data-args-path "${{blends[$phase]}}" \\
         {expanded} "$@"
 done\
 """
@@ -86,6 +88,7 @@ def _run(job: Job, processes: int, groups: Iterable[str]) -> str:
     """The command that trains, or one for each phase."""
     words = {
         "torchrun": torchrun_words(job, processes),
+        "peer": peer_words(job),
         "expanded": " ".join(f'"${{{name}[@]}}"' for name in groups),
     }
     if not job.data.phases:
