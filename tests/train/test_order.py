@@ -2,7 +2,10 @@
 
 import json
 import logging
+import resource
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -259,3 +262,21 @@ def test_ranges_of_steps_share_digests(data, order, monkeypatch):
     assert indices.digests(task, 0, 25, 10) == [
         range_digest(order.digests[part]) for part in (np.s_[:10], np.s_[10:20], np.s_[20:])
     ]
+
+
+@pytest.mark.slow
+def test_a_small_order_takes_seconds(vocabulary, tmp_path):
+    """Importing torch and megatron-core takes 4 of them. The workers of a cluster took more than 30."""
+    path, _ = texts(tmp_path, vocabulary)
+    command = [
+        sys.executable,
+        "-m",
+        "tokenmill",
+        "order",
+        path,
+        *["--sequence-length", "16", "--global-batch", "6", "--steps", "12"],
+    ]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10

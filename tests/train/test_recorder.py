@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import orjson
 import pytest
 import torch
 from megatron.core import num_microbatches_calculator
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.tokenizers.text.libraries.null_tokenizer import NullTokenizer
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.train.engine import joined
@@ -232,3 +234,18 @@ def test_a_line_that_a_kill_has_cut_off_is_removed_by_the_restart(dataset, data,
     train(dataset, data, tmp_path, range(7, STEPS + 1))
     proof = prove(str(tmp_path))
     assert (proof.steps, proof.problem) == (STEPS, None)
+
+
+def test_what_lies_beside_the_blend_is_as_megatron_lm_wants_it(data, tmp_path):
+    sequences, full = (
+        orjson.loads(Path(data.path, f"blend.{name}.json").read_bytes()) for name in ("sequences", "full-validation")
+    )
+    for prefix, counts in sequences.items():
+        index = IndexedDataset(prefix).index
+        assert counts == [index.sequence_count, index.document_count]
+    assert sequences.keys() == {file for source in data.sources for file in source.files}
+    blends = [blend_of(data), (full["valid"], None), full["test"]]
+    config = configured(data, tmp_path, blends, full_validation=True, multiple_validation_sets=True)
+    _, valid, _ = built(config, (STEPS * BATCH, None, None))
+    assert [each.dataset_path for each in valid] == blend_of(data, "valid")[0]
+    assert full["train"] == orjson.loads(Path(data.path, "blend.json").read_bytes())["train"]
