@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-import zstandard
 from tokenizers import Tokenizer
 from tokenmill.flows.rl import rl_data_prep
 
@@ -15,7 +14,7 @@ from tests.flows import preparation_runs
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
 from tests.peers.placeholder_fill import fill, read_rows
 from tests.preparing import tree
-from tests.preparing_rl import prepare, write_rows
+from tests.preparing_rl import lines_of, prepare, write_rows
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
 pytestmark = pytest.mark.slow
@@ -99,9 +98,7 @@ def start(folder, out, server, *arguments):
 
 
 def rows_of(path):
-    """The rows of a file of several frames."""
-    content = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(Path(path).read_bytes())
-    return [json.loads(line) for line in content.splitlines()]
+    return [json.loads(line) for line in lines_of(path)]
 
 
 def tokens_of(folder, row):

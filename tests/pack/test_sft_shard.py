@@ -137,19 +137,7 @@ def shifted(sequence, size=None):
 
 
 WORDS = [
-    "mill",
-    "grain",
-    "the",
-    "Wasser",
-    "wheel",
-    "0.5",
-    "17",
-    "çà",
-    "北京",
-    "\U0001f33e",
-    "e\u0301",
-    "f(x)",
-    "=>",
+    *["mill", "grain", "the", "Wasser", "wheel", "0.5", "17", "çà", "北京", "🌾", "é", "f(x)", "=>"],
     "  \n\t",
     "\n\n",
 ]

@@ -21,7 +21,7 @@ from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.sources.files import Slice, SourceFile
 
 from tests.preparing import blend_of
-from tests.preparing_rl import prepare, write_rows
+from tests.preparing_rl import lines_of, prepare, write_rows
 
 ENDINGS = {"none": "jsonl", "zstd": "jsonl.zst"}
 WEIGHTS = {("datasets", "math"): 3.0, ("datasets", "code"): 1.0, ("datasets", "chat"): 2.0}
@@ -70,13 +70,6 @@ def built(tmp_path_factory):
     return made(tmp_path_factory.mktemp("store") / "shards")
 
 
-def lines(path):
-    content = Path(path).read_bytes()
-    if str(path).endswith(".zst"):
-        content = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(content)
-    return content.splitlines()
-
-
 def expected(counts=COUNTS, part="train"):
     return [
         row
@@ -100,8 +93,8 @@ def problems(out):
 def test_a_whole_file_holds_the_rows_of_all_shards_in_the_order_of_the_plan(tmp_path, compression):
     store, finished = made(tmp_path / "out/shards", parts=("train", "valid"), compression=compression)
     manifest = publish(tmp_path / "out", store, finished, compression=compression)
-    assert lines(manifest["train"]) == expected()
-    assert lines(manifest["val"]) == expected(part="valid")
+    assert lines_of(manifest["train"]) == expected()
+    assert lines_of(manifest["val"]) == expected(part="valid")
     assert manifest["test"] == ""
     assert problems(tmp_path / "out") == []
 
@@ -111,7 +104,7 @@ def test_manifest_and_blend_name_every_shard_by_a_name_of_its_own(tmp_path, buil
     manifest = publish(tmp_path, store, finished)
     names = [name for entry in manifest["shards"] for name in entry["published"]["train"]]
     assert [str(tmp_path / name) for name in names] == list(listed(tmp_path))
-    assert [lines(tmp_path / name) for name in names] == [
+    assert [lines_of(tmp_path / name) for name in names] == [
         rows_of(item.shard.dataset, item.shard.part.start, "train", item.receipt.rows_in) for item in finished
     ]
     assert sorted(names) == names
@@ -140,8 +133,8 @@ def test_splits_that_the_blend_names_have_their_own_weights_and_files(tmp_path):
     manifest = publish(tmp_path, store, finished, weights=weights)
     assert list(listed(tmp_path).values()) == [1.0, 0.5]
     assert list(listed(tmp_path, "valid").values()) == [7.0]
-    assert [len(lines(manifest[key])) for key in ("train", "val", "test")] == [11, 4, 2]
-    assert lines(manifest["train"]) == rows_of("a", 0, "all", 5) + rows_of("b", 0, "all", 6)
+    assert [len(lines_of(manifest[key])) for key in ("train", "val", "test")] == [11, 4, 2]
+    assert lines_of(manifest["train"]) == rows_of("a", 0, "all", 5) + rows_of("b", 0, "all", 6)
 
 
 def test_equal_shards_are_all_there(tmp_path):
@@ -151,7 +144,7 @@ def test_equal_shards_are_all_there(tmp_path):
         shard(store, name, number, {"train": 3}, content="same/0") for name in ("math", "chat") for number in range(2)
     ]
     manifest = publish(tmp_path, store, finished)
-    assert lines(manifest["train"]) == rows_of("same", 0, "train", 3) * 4
+    assert lines_of(manifest["train"]) == rows_of("same", 0, "train", 3) * 4
     assert [len(entry["published"]["train"]) for entry in manifest["shards"]] == [1] * 4
     assert sum(listed(tmp_path).values()) == pytest.approx(5)
     assert len(listed(tmp_path)) == 4
@@ -165,7 +158,7 @@ def test_a_split_of_one_shard_takes_no_room_of_its_own(tmp_path):
     for split, key, count in (("train", "train", 5), ("valid", "val", 3)):
         (name,) = listed(tmp_path, split)
         assert Path(manifest[key]).samefile(name)
-        assert lines(manifest[key]) == rows_of("math", 0, split, count)
+        assert lines_of(manifest[key]) == rows_of("math", 0, split, count)
         assert described[f"splits/{Path(manifest[key]).name}"] == Path(name).stat().st_size
     assert problems(tmp_path) == []
 
@@ -218,8 +211,8 @@ def test_a_name_never_means_other_rows_than_before(tmp_path, built):
         for name, content in files(tmp_path).items():
             assert meant.setdefault(name, content) == content
         if some:
-            told = hashes.setdefault(manifest["run_hash"], lines(manifest["train"]))
-            assert told == lines(manifest["train"])
+            told = hashes.setdefault(manifest["run_hash"], lines_of(manifest["train"]))
+            assert told == lines_of(manifest["train"])
     assert len(hashes) > 15
 
 
@@ -229,9 +222,6 @@ def test_the_run_hash_is_of_what_is_published_and_of_nothing_else(tmp_path, buil
     assert first == publish(tmp_path / "other", store, finished, weights=dict.fromkeys(WEIGHTS, 1.0))["run_hash"]
     assert first != publish(tmp_path / "other", store, finished[:-1])["run_hash"]
     assert first != publish(tmp_path / "other", store, finished[::-1])["run_hash"]
-
-
-# Object stores.
 
 
 # Whole preparations.
@@ -249,9 +239,9 @@ def test_every_row_is_in_the_whole_files_and_in_the_shards(tmp_path):
     seen = Counter()
     for split, key in (("train", "train"), ("valid", "val"), ("test", "test")):
         parts = [name for entry in manifest["shards"] for name in entry["published"].get(split, [])]
-        assert lines(manifest[key]) == [line for name in parts for line in lines(tmp_path / "out" / name)]
-        assert len(lines(manifest[key])) == manifest["totals"]["splits"][split]["documents"]
-        ids = [json.loads(line)["id"] for line in lines(manifest[key])]
+        assert lines_of(manifest[key]) == [line for name in parts for line in lines_of(tmp_path / "out" / name)]
+        assert len(lines_of(manifest[key])) == manifest["totals"]["splits"][split]["documents"]
+        ids = [json.loads(line)["id"] for line in lines_of(manifest[key])]
         assert ids == sorted(ids)
         seen.update(ids)
     assert seen == Counter(range(300))

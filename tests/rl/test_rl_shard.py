@@ -28,19 +28,10 @@ from tests.preparing_rl import build, lines_of, plan, prepare, write_rows
 BOM = b"\xef\xbb\xbf"
 
 
-def lines(path):
-    """The lines of a file as they are, of zstd as well; only `\\n` ends one."""
-    content = Path(path).read_bytes()
-    if str(path).endswith(".zst"):
-        content = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(content)
-    assert content.endswith(b"\n")
-    return content[:-1].split(b"\n")
-
-
 def prepared(blend, out, **chosen):
     """The rows of each split of a preparation, in order."""
     _, manifest = prepare(blend, out, **chosen)
-    return {key: lines(manifest[key]) for key in ("train", "val", "test") if manifest[key]}
+    return {key: lines_of(manifest[key]) for key in ("train", "val", "test") if manifest[key]}
 
 
 def train(blend, out, **chosen):
@@ -249,7 +240,7 @@ def test_moments_are_written_as_text_and_what_json_has_not_makes_a_bad_row(tmp_p
     }
     path = parquet(tmp_path / "some.parquet", pa.table(columns))
     _, manifest = prepare(blend_of(path), tmp_path / "out")
-    first, last = map(json.loads, lines(manifest["train"]))
+    first, last = map(json.loads, lines_of(manifest["train"]))
     assert (first["id"], first["day"]) == (0, "2024-02-29")
     assert dt.datetime.fromisoformat(first["at"]) == moment
     assert last == {"id": 4}
@@ -279,7 +270,7 @@ def test_what_json_has_not_does_no_harm_where_it_is_left_out(tmp_path, what):
 def test_moments_and_numbers_that_cannot_be_spelt_are_counted(tmp_path):
     columns = {"id": pa.array(range(3)), "day": pa.array([0, 2**30, None], pa.date32())}
     _, manifest = prepare(blend_of(parquet(tmp_path / "some.parquet", pa.table(columns))), tmp_path / "out")
-    assert [json.loads(line)["id"] for line in lines(manifest["train"])] == [0, 2]
+    assert [json.loads(line)["id"] for line in lines_of(manifest["train"])] == [0, 2]
     assert manifest["totals"]["dropped"] == {"unreadable_value": 1}
 
 
@@ -309,7 +300,7 @@ def test_a_row_whose_placeholder_is_null_comes_through_beside_one_that_is_resolv
     path = tmp_path / f"rows.{ending}"
     write_rows(path, rows) if ending == "jsonl" else parquet(path, pa.Table.from_pylist(rows))
     _, manifest = prepare(transformed(path, table), tmp_path / "out", target="nemo_gym")
-    found = [json.loads(line) for line in lines(manifest["train"])]
+    found = [json.loads(line) for line in lines_of(manifest["train"])]
     asked = [row["responses_create_params"]["input"][0]["content"] for row in found]
     assert asked == ["How much?", "Say: Q1", "How many?"]
     assert found[1]["expected_answer"] == "A1"
@@ -326,7 +317,7 @@ def test_parameters_that_the_trainer_overwrites_are_counted(tmp_path):
     ]
     write_rows(tmp_path / "rows.jsonl", rows)
     _, manifest = prepare(blend_of(tmp_path / "rows.jsonl"), tmp_path / "out", target="nemo_gym")
-    assert [json.loads(line) for line in lines(manifest["train"])] == rows
+    assert [json.loads(line) for line in lines_of(manifest["train"])] == rows
     (counts,) = manifest["totals"]["not_read"].values()
     assert counts == {"responses_create_params.temperature": 1, "responses_create_params.top_p": 1}
 
@@ -372,9 +363,9 @@ def test_every_row_is_written_or_counted_and_bad_ones_are_named_by_file_and_line
     fates = Counter(MIXED[row] for each in rows.values() for row in each)
     kept = fates.pop(None)
     assert manifest["totals"]["dropped"] == fates
-    assert manifest["totals"]["documents"] == len(lines(manifest["train"])) == kept
+    assert manifest["totals"]["documents"] == len(lines_of(manifest["train"])) == kept
     assert manifest["totals"]["rows"] == 300
-    assert lines(manifest["train"]) == [
+    assert lines_of(manifest["train"]) == [
         orjson.dumps({"a": orjson.loads(row)["a"]}) for each in rows.values() for row in each if MIXED[row] is None
     ]
     found = [(Path(row["file"]).name, row["line"], row["reason"]) for row in quarantine(tmp_path / "out", "in")]
@@ -396,7 +387,7 @@ def test_a_row_in_quarantine_shows_how_it_begins_and_one_that_is_filtered_out_ca
     path = write_rows(tmp_path / "some.jsonl", [{"used_in": "other"}] * 30 + [{"used_in": ["mine"], "a": 1}])
     blend = transformed(path, {"select": ["a"]}, used_in="mine")
     _, manifest = prepare(blend, tmp_path / "out", on_bad_row="fail", bad_row_ceiling=0.0, allow_shrink=["some"])
-    assert lines(manifest["train"]) == [b'{"a":1}']
+    assert lines_of(manifest["train"]) == [b'{"a":1}']
     assert manifest["totals"]["dropped"] == {"filtered": 30}
 
 
@@ -408,7 +399,7 @@ def test_the_check_of_the_target_sets_rows_aside_as_well(tmp_path):
     ]
     path = write_rows(tmp_path / "some.jsonl", rows)
     _, manifest = prepare(blend_of(path), tmp_path / "out", target="nemo_rl_sft")
-    assert [json.loads(line) for line in lines(manifest["train"])] == rows[:1]
+    assert [json.loads(line) for line in lines_of(manifest["train"])] == rows[:1]
     assert [row["line"] for row in quarantine(tmp_path / "out", "some")] == [2, 3]
     assert train(blend_of(path), tmp_path / "any") == path.read_bytes().splitlines()
 
@@ -587,7 +578,7 @@ def test_only_the_rows_that_change_are_written_anew_with_numbers_as_they_were_sp
     rows = [b'{"a" : 1.0}', b'{"a" : 1.0, "b": 2}', b'{ "a":2e0 }']
     path = write_rows(tmp_path / "some.jsonl", rows)
     _, manifest = prepare(transformed(path, {"select": ["a"]}), tmp_path / "out")
-    assert lines(manifest["train"]) == [rows[0], b'{"a":1.0}', rows[2]]
+    assert lines_of(manifest["train"]) == [rows[0], b'{"a":1.0}', rows[2]]
     assert manifest["shards"][0]["facts"]["untouched"] == 2
     spelt = b'{"a":[1.50,1E+05,-0,-0.0,1e-400],"b":{"c":0.10},"d":2.5}'
     path = write_rows(tmp_path / "a.jsonl", [b'{"x": %s, "gone": 1}' % spelt])
