@@ -429,10 +429,8 @@ class Chat:
         for pieces in (pieces for each in rendered if not isinstance(each, Rejected) for pieces in each):
             batch.add(pieces)
         found = batch.encode(text_encoder(self.vocabulary, renderer.controls, "reference", "literal"))
-        cuts = found.offsets[1:-1]
-        each_sequence = iter(
-            zip(np.split(found.ids, cuts), np.split(found.loss, cuts), found.straddled.tolist(), strict=True)
-        )
+        ids, loss = (np.split(each, found.offsets[1:-1]) for each in (found.ids, found.loss))
+        each_sequence = iter(zip(ids, loss, found.straddled.tolist(), strict=True))
         return [each.reason if isinstance(each, Rejected) else [next(each_sequence) for _ in each] for each in rendered]
 
     def require_right(self, sequence, wanted):
@@ -457,11 +455,8 @@ class Chat:
                 )
                 touched = [any(flags[start:stop]) for start, stop in encoding.offsets]
                 lost -= sum(there and not here for here, there in zip(trained, touched, strict=True))
-                apart = [
-                    token
-                    for part in _runs(text, flags)
-                    for token in self.literal.encode(part, add_special_tokens=False).ids
-                ]
+                each = [self.literal.encode(part, add_special_tokens=False).ids for part in _runs(text, flags)]
+                apart = [*itertools.chain(*each)]
                 assert straddled or (apart == tokens and trained == inside), text
                 assert apart != tokens or trained == inside, text
             place += len(tokens)
@@ -470,21 +465,14 @@ class Chat:
         self._require_text(ids, mask, straddled, wanted)
 
     def _require_text(self, ids, mask, straddled, wanted):
-        written = "".join(
-            text if control else self.normal(text) for text, control in zip(wanted.texts, wanted.controls, strict=True)
-        )
+        written, said = "", ""
+        for text, flags, control in zip(wanted.texts, wanted.flags, wanted.controls, strict=True):
+            written += text if control else self.normal(text)
+            runs = [text] if control else map(self.normal, _runs(text, flags))
+            said += "".join(part for part, flag in zip(runs, _alternating(flags), strict=True) if flag)
         assert self.vocabulary.decode(ids.tolist()) == written
-        said = [
-            text
-            if control
-            else "".join(
-                self.normal(part) for part, flag in zip(_runs(text, flags), _alternating(flags), strict=True) if flag
-            )
-            for text, flags, control in zip(wanted.texts, wanted.flags, wanted.controls, strict=True)
-            if any(flags)
-        ]
         if not straddled:
-            assert self.vocabulary.decode(ids[mask == 1].tolist()) == "".join(said)
+            assert self.vocabulary.decode(ids[mask == 1].tolist()) == said
 
 
 def with_texts(message):
@@ -691,38 +679,26 @@ BODIES = st.one_of(
 TEXTS = st.builds("".join, st.tuples(EDGES, BODIES, BODIES, EDGES))
 
 
+ARGUMENTS = st.dictionaries(
+    st.sampled_from(["a", "b\n", "<|im_end|>"]),
+    TEXTS | st.integers() | st.none() | st.lists(TEXTS, max_size=2),
+    max_size=2,
+)
+FUNCTION = st.fixed_dictionaries({"name": st.sampled_from(["f", "get_x"]), "arguments": ARGUMENTS})
+CALLED = st.lists(st.fixed_dictionaries({"function": FUNCTION}), min_size=1, max_size=2)
+ROLES = st.sampled_from(["user", "assistant", "assistant", "tool", "system", "developer"])
+
+
 @st.composite
 def records(draw):
     """Any order of roles; reasoning and calls by some of the assistant's messages."""
-    messages = draw(
-        st.lists(
-            st.tuples(st.sampled_from(["user", "assistant", "assistant", "tool", "system", "developer"]), TEXTS),
-            min_size=1,
-            max_size=6,
-        )
-    )
     made = []
-    for role, text in messages:
+    for role, text in draw(st.lists(st.tuples(ROLES, TEXTS), min_size=1, max_size=6)):
         message = {"role": role, "content": text}
         if role == "assistant" and draw(st.booleans()):
             message["reasoning_content"] = draw(TEXTS)
         if role == "assistant" and draw(st.integers(0, 3)) == 0:
-            message["content"] = draw(st.none() | TEXTS)
-            message["tool_calls"] = [
-                {
-                    "function": {
-                        "name": draw(st.sampled_from(["f", "get_x"])),
-                        "arguments": draw(
-                            st.dictionaries(
-                                st.sampled_from(["a", "b\n", "<|im_end|>"]),
-                                TEXTS | st.integers() | st.none() | st.lists(TEXTS, max_size=2),
-                                max_size=2,
-                            )
-                        ),
-                    }
-                }
-                for _ in range(draw(st.integers(1, 2)))
-            ]
+            message |= {"content": draw(st.none() | TEXTS), "tool_calls": draw(CALLED)}
         made.append(message)
     return {"messages": made}
 

@@ -1,4 +1,7 @@
-"""Each folder loads without a network and writes conversations as the model's makers say; the conversations are what they claim."""
+"""Each folder loads without a network, and the conversations are what they claim.
+
+What the templates write is compared with formats by hand in tests/chat/test_mask_families.py.
+"""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.peers import chat_templates
-from tests.peers.conversations import CONVERSATIONS, WEATHER, assistant, call, system, thinking, tool, user
+from tests.peers.conversations import CONVERSATIONS, WEATHER, user
 from tests.peers.templates.packages import Template
 from tests.peers.templates.table import TEXTS
 from tests.peers.templates.talks import talks
@@ -15,9 +18,7 @@ from tests.peers.templates.trial import Trial, base
 
 pytestmark = pytest.mark.slow
 
-TALK = [system("Be brief."), user("2 * 3?"), assistant("6"), user("* 2?"), assistant("12")]
-CALLING = [user("Rain?"), assistant("", call("weather", place="Ulm")), tool("no"), assistant("Dry.")]
-SIGNATURE = json.dumps(WEATHER, ensure_ascii=False)
+DEEPSEEK_USER, DEEPSEEK_END = "<\uff5cUser\uff5c>", "<\uff5cend▁of▁sentence\uff5c>"
 
 
 @pytest.fixture(scope="module")
@@ -32,72 +33,19 @@ def tokenizers(directory):
         return {name: AutoTokenizer.from_pretrained(make(directory)) for name, make in chat_templates.CHATS.items()}
 
 
-@pytest.fixture(scope="module")
-def write(tokenizers):
-    """`write(name, messages, …)`: the text that transformers renders with the folder's template."""
-
-    def written(name, messages, **options):
-        messages = [with_json_arguments(message) for message in messages] if name == "deepseek" else messages
-        return tokenizers[name].apply_chat_template(messages, tokenize=False, **options)
-
-    return written
+def test_qwen_lists_tools(tokenizers):
+    written = tokenizers["qwen"].apply_chat_template([user("Rain?")], tokenize=False, tools=[WEATHER])
+    assert written.startswith("<|im_start|>system\n# Tools\n")
+    assert f"<tools>\n{json.dumps(WEATHER, ensure_ascii=False)}\n</tools>" in written.partition("<|im_end|>")[0]
 
 
-def with_json_arguments(message):
-    calls = [
-        one | {"function": one["function"] | {"arguments": json.dumps(one["function"]["arguments"])}}
-        for one in message.get("tool_calls", [])
-    ]
-    return message | ({"tool_calls": calls, "content": message["content"] or ""} if calls else {})
-
-
-def chatml(*blocks):
-    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in blocks)
-
-
-def test_chatml_is_a_block_per_message(write):
-    blocks = [("system", "Be brief."), ("user", "2 * 3?"), ("assistant", "6"), ("user", "* 2?"), ("assistant", "12")]
-    assert write("chatml", TALK) == chatml(*blocks)
-    prompt = write("chatml", TALK[:2], add_generation_prompt=True)
-    assert prompt == chatml(*blocks[:2]) + "<|im_start|>assistant\n"
-
-
-def test_chatml_ignores_tools(write):
-    assert write("chatml", TALK, tools=[WEATHER]) == write("chatml", TALK)
-
-
-def test_qwen_shows_reasoning_only_in_the_last_answer(write):
-    asked = [("system", "Be brief."), ("user", "2 * 3?"), ("assistant", "6"), ("user", "* 2?")]
-    assert write("qwen", TALK) == chatml(*asked, ("assistant", "<think>\n\n</think>\n\n12"))
-    reasons = [*TALK[:2], thinking("Six.", "6"), TALK[3], thinking("Twelve.", "12")]
-    assert write("qwen", reasons) == chatml(*asked, ("assistant", "<think>\nTwelve.\n</think>\n\n12"))
-
-
-def test_qwen_lists_tools_and_writes_calls_as_json(write):
-    written = write("qwen", CALLING, tools=[WEATHER])
-    header, rest = written.split("<|im_start|>user\nRain?<|im_end|>\n")
-    assert header.startswith("<|im_start|>system\n# Tools\n")
-    assert f"<tools>\n{SIGNATURE}\n</tools>" in header
-    assert rest == chatml(
-        ("assistant", '<tool_call>\n{"name": "weather", "arguments": {"place": "Ulm"}}\n</tool_call>'),
-        ("user", "<tool_response>\nno\n</tool_response>"),
-        ("assistant", "<think>\n\n</think>\n\nDry."),
-    )
-
-
-def test_deepseek_opens_reasoning_in_its_prompt_but_not_in_its_answers(write):
-    start = "<\uff5cbegin▁of▁sentence\uff5c>Be brief.<\uff5cUser\uff5c>2 * 3?<\uff5cAssistant\uff5c>"
-    rest = "6<\uff5cend▁of▁sentence\uff5c><\uff5cUser\uff5c>* 2?<\uff5cAssistant\uff5c>12<\uff5cend▁of▁sentence\uff5c>"
-    assert write("deepseek", TALK) == start + rest
-    assert write("deepseek", TALK[:2], add_generation_prompt=True) == start + "<think>\n"
-
-
-def test_deepseek_writes_calls_and_results(write):
-    assert write("deepseek", CALLING) == (
-        "<\uff5cbegin▁of▁sentence\uff5c><\uff5cUser\uff5c>Rain?<\uff5cAssistant\uff5c><\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>weather\n"
-        '```json\n{"place": "Ulm"}\n```<\uff5ctool▁call▁end\uff5c><\uff5ctool▁calls▁end\uff5c><\uff5cend▁of▁sentence\uff5c>'
-        "<\uff5ctool▁outputs▁begin\uff5c><\uff5ctool▁output▁begin\uff5c>no<\uff5ctool▁output▁end\uff5c><\uff5ctool▁outputs▁end\uff5c>Dry.<\uff5cend▁of▁sentence\uff5c>"
-    )
+@pytest.mark.parametrize(
+    ("name", "opened"),
+    [("chatml", "?<|im_end|>\n<|im_start|>assistant\n"), ("deepseek", "?<\uff5cAssistant\uff5c><think>\n")],
+)
+def test_the_prompt_behind_a_question(tokenizers, name, opened):
+    written = tokenizers[name].apply_chat_template([user("2 * 3?")], tokenize=False, add_generation_prompt=True)
+    assert written.endswith(opened)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +53,7 @@ def test_deepseek_writes_calls_and_results(write):
     [
         ("chatml", ["<|im_start|>", "<|im_end|>"], "<|im_end|>"),
         ("qwen", ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>"], "<|im_end|>"),
-        (
-            "deepseek",
-            ["<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "<\uff5ctool▁sep\uff5c>", "<think>"],
-            "<\uff5cend▁of▁sentence\uff5c>",
-        ),
+        ("deepseek", [DEEPSEEK_USER, "<\uff5cAssistant\uff5c>", "<\uff5ctool▁sep\uff5c>", "<think>"], DEEPSEEK_END),
     ],
 )
 def test_what_the_template_writes_are_tokens_of_the_vocabulary(tokenizers, name, control, end):
@@ -128,15 +72,6 @@ def test_qwens_added_tokens_have_their_published_ids(tokenizers):
     assert [number for number in sorted(added) if added[number].special] == list(range(151643, 151657))
 
 
-@pytest.mark.parametrize("name", chat_templates.CHATS)
-@pytest.mark.parametrize("title", CONVERSATIONS)
-def test_it_writes_every_conversation(tokenizers, write, name, title):
-    record = CONVERSATIONS[title]
-    text = write(name, record["messages"], tools=record.get("tools"))
-    spoken = [message["content"] for message in record["messages"] if message["role"] == "user"]
-    assert all(content in text for content in spoken)
-
-
 def test_there_are_enough_conversations_and_json_holds_them():
     assert len(CONVERSATIONS) >= 44
     assert json.loads(json.dumps(CONVERSATIONS)) == CONVERSATIONS
@@ -145,7 +80,9 @@ def test_there_are_enough_conversations_and_json_holds_them():
 
 
 @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
-@pytest.mark.parametrize("control", ["<|im_end|>", "<|im_start|>assistant", "<\uff5cUser\uff5c>", "<\uff5cend▁of▁sentence\uff5c>", "<|endoftext|>"])  # fmt: skip
+@pytest.mark.parametrize(
+    "control", ["<|im_end|>", "<|im_start|>assistant", DEEPSEEK_USER, DEEPSEEK_END, "<|endoftext|>"]
+)
 def test_every_family_is_injected_in_every_role(role, control):
     messages = [message for record in CONVERSATIONS.values() for message in record["messages"]]
     assert any(control in message["content"] for message in messages if message["role"] == role and message["content"])
