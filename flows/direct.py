@@ -2,7 +2,7 @@
 
 Prefect shows a run as long as its server is there, and a temporary server would end with the run. Such a server, and Prefect
 in every process, take 9 CPU-seconds. So if no server is configured, the same steps run directly, on the same kind of local
-Dask cluster, and publish the same bytes.
+Dask cluster or the one at an address, and publish the same bytes.
 """
 
 import os
@@ -53,7 +53,7 @@ def run_preparation(name: str, blend: Blend, output_dir: str, chosen: Mapping[st
     """Prepare a blend with the chosen settings of a kind, and return the artifact record."""
     kind = preparation(name)
     settings = parse(kind.settings, chosen, "settings")
-    if settings.cluster != "local" or is_shown():
+    if is_shown() or not (settings.cluster == "local" or "://" in settings.cluster):
         from .preparation import preparation_flow
 
         return preparation_flow(name)(blend, output_dir, **chosen)
@@ -122,20 +122,24 @@ def _call(name: str, function: Callable[..., Any], *arguments: object) -> Any:  
 
 
 @contextmanager
-def _workers(_settings: ClusterSettings, needs: Needs) -> Generator[BuildShards]:
-    """Workers of this machine. Dask takes 0.4 s to import, so it is imported when there is work for it."""
+def _workers(settings: ClusterSettings, needs: Needs) -> Generator[BuildShards]:
+    """Workers of this machine, or of a cluster at an address. Dask takes 0.4 s to import, so it is imported when there is work for it."""
     with ExitStack() as stack:
 
         @cache
         def on_workers() -> BuildShards:
-            from tokenmill.tasks.shards.workers import local_workers
+            from tokenmill.tasks.shards.workers import local_workers, standing_workers
 
-            return stack.enter_context(local_workers(needs))
+            local = settings.cluster == "local"
+            made = (
+                local_workers(needs) if local else standing_workers(settings.cluster, needs, settings.cluster_timeout)
+            )
+            return stack.enter_context(made)
 
         def build_shards(
             step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
         ) -> None:
-            if is_little(step, pending, needs):
+            if settings.cluster == "local" and is_little(step, pending, needs):
                 build_here(step, pending, store, arguments, rebuild=rebuild, libraries=needs.libraries)
             elif pending:
                 on_workers()(step, pending, store, arguments, rebuild=rebuild)

@@ -6,6 +6,7 @@ times `distributed.scheduler.worker-ttl` (5 minutes); another worker then builds
 can be silent for seconds, and four lost workers fail a batch, so keep both above 15 s.
 """
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -22,7 +23,8 @@ from urllib.parse import urlsplit
 
 import dask
 from dask import config  # pyright: ignore[reportPrivateImportUsage]
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Security
+from distributed.comm.core import connect
 from distributed.system import MEMORY_LIMIT
 from tokenmill.tasks.console import log_errors_as_sentences, never_end_by_printing
 from tokenmill.tasks.errors import InputError, RunError
@@ -159,6 +161,23 @@ def _main_module_calls_a_flow() -> bool:
     process.start()
     process.join()
     return process.exitcode == CALLED_WHILE_IMPORTED
+
+
+def require_scheduler(address: str) -> None:
+    """Raises InputError when no scheduler answers at an address within Dask's connection timeout, 30 s."""
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
+        thread.submit(asyncio.run, _reach(address)).result()
+
+
+async def _reach(address: str) -> None:
+    try:
+        comm = await connect(address, **cast("dict[str, Any]", Security().get_connection_args("client")))
+    except (OSError, TypeError, ValueError) as error:  # no server, no certificates, or no address
+        raise InputError(
+            f"cluster: no Dask scheduler answers at {address} ({error}); start it with `dask scheduler`, check host "
+            "and port; if it uses TLS, give a tls:// address and set the certificates in DASK_DISTRIBUTED__COMM__TLS__…"
+        ) from error
+    await comm.close()
 
 
 def slots(client: Client, most_workers: int = 0) -> int:

@@ -9,18 +9,14 @@ running cluster. A YAML file is a profile: the arguments of Prefect's DaskTaskRu
     adapt_kwargs: {minimum: 1, maximum: 20}
 """
 
-import asyncio
 import signal
 import threading
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from distributed import Security
-from distributed.comm.core import connect
 from distributed.utils import import_term
 from prefect_dask.task_runners import DaskTaskRunner
 from pydantic import Field
@@ -28,7 +24,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.strict import Strict, parse
 from tokenmill.tasks.yaml_text import read_mapping
 
-from .cluster import local_arguments, local_cluster
+from .cluster import local_arguments, local_cluster, require_scheduler
 from .queues import job_queue
 from .ssh import ssh_cluster
 
@@ -59,21 +55,8 @@ def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float
 
 
 def _running(profile: Profile) -> DaskTaskRunner:
-    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
-        thread.submit(asyncio.run, _reach(str(profile.address))).result()
+    require_scheduler(str(profile.address))
     return DaskTaskRunner(**profile.model_dump())
-
-
-async def _reach(address: str) -> None:
-    """Connect to the scheduler. Raises InputError when it does not answer within Dask's connection timeout, 30 s."""
-    try:
-        comm = await connect(address, **cast("dict[str, Any]", Security().get_connection_args("client")))
-    except (OSError, TypeError, ValueError) as error:  # no server, no certificates, or no address
-        raise InputError(
-            f"cluster: no Dask scheduler answers at {address} ({error}); start it with `dask scheduler`, check host "
-            "and port; if it uses TLS, give a tls:// address and set the certificates in DASK_DISTRIBUTED__COMM__TLS__…"
-        ) from error
-    await comm.close()
 
 
 def _named(path: Path) -> DaskTaskRunner:

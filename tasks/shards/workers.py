@@ -1,6 +1,6 @@
-"""A pool of Dask workers; those of a run that Prefect does not show are processes of this machine.
+"""A pool of Dask workers; those of a run that Prefect does not show are processes of this machine, or of a standing cluster.
 
-Such workers import no Prefect, and there are no more of them than shards: one takes 1.5 CPU-seconds to start.
+Such workers import no Prefect. There are no more processes than shards: one takes 1.5 CPU-seconds to start.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -21,6 +21,8 @@ from .cluster import (
     local_arguments,
     local_cluster,
     local_size,
+    require_scheduler,
+    require_tokenmill,
     slots,
     started,
     workers_built_with,
@@ -110,6 +112,22 @@ def local_workers(needs: Needs) -> Generator[BuildShards]:
             (client,) = clients
             grow(client, workers)
             return WorkerPool(client, needs.resources, workers)
+
+        yield building_on(pool, needs.libraries)
+
+
+@contextmanager
+def standing_workers(address: str, needs: Needs, timeout: float | None) -> Generator[BuildShards]:
+    """A context that builds shards on a cluster that others have started; it is reached with the first shard to build."""
+    clients: list[Client] = []
+    with ExitStack() as stack:
+
+        def pool(_: int) -> WorkerPool:
+            if not clients:
+                require_scheduler(address)
+                clients.append(stack.enter_context(started(Client(address))))
+                require_tokenmill(clients[0])
+            return WorkerPool(clients[0], needs.resources, timeout=timeout)
 
         yield building_on(pool, needs.libraries)
 

@@ -11,10 +11,9 @@ import tokenmill
 from distributed import Client
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards import here, workers
-from tokenmill.tasks.shards.cluster import require_tokenmill
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.plan import shard_record
-from tokenmill.tasks.shards.pool import building_on
+from tokenmill.tasks.shards.preparation import Needs
 
 from tests.building import plan_here
 from tests.flows.standing_clusters import scheduler, worker
@@ -86,9 +85,8 @@ def test_workers_that_would_build_other_data_are_refused(tmp_path, planned, envi
         client = stack.enter_context(Client(address))
 
         def build():
-            require_tokenmill(client)
-            pool = building_on(lambda _: workers.WorkerPool(client, {}), LIBRARIES)
-            preparation("filter").build_pending(planned, pool)
+            with workers.standing_workers(address, Needs(None, libraries=LIBRARIES), None) as build_shards:
+                preparation("filter").build_pending(planned, build_shards)
 
         if words is None:
             build()
