@@ -235,7 +235,8 @@ def _before_results(rendering: Rendering, messages: Sequence[Message], controls:
         ends = [span[0] for span in within if span[2][1] == "end" and begun < span[0] <= first]
         token = controls.pattern.match(rendering.text, max(ends)) if ends else None
         said = {(number, "content"), (number, "reasoning")}
-        if token and token.end() <= first and not any(first < span[0] < span[1] for span in within if span[2] in said):
+        goes_on = not rendering.text[stop - 1].isspace()  # or the answer begins with what no prompt writes
+        if token and token.end() <= first and goes_on and not any(first < a < b for a, b, of in within if of in said):
             found[number] = (start, token.end())
     return found
 
