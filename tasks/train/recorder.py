@@ -201,7 +201,7 @@ def _require_prefixes(dataset: Any, data: TrainData) -> None:  # noqa: ANN401
     files = [file for source in data.of("train") for file in source.files]
     contents, paths = contents_of(data, "train"), [str(part.dataset_path) for part in parts_of(dataset)]
     for file, content, path in itertools.zip_longest(files, contents, paths, fillvalue=""):
-        if not content or content[:8] not in path:
+        if not content or (path != file and content[:8] not in path):
             raise InputError(
                 f"the dataset reads {path or 'nothing'} where {join(data.path, BLEND)} has {file or 'nothing'}; build it from "
                 "this blend.json, in its order"

@@ -14,6 +14,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.order import INDICES
 from tokenmill.tasks.train.ordering import make_order
+from tokenmill.tasks.train.phases import with_quotas
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.proof import prove
 from tokenmill.tasks.train.recorder import ReadRecorder, use_order
@@ -197,6 +198,25 @@ def test_data_with_a_budget_are_refused(dataset, tmp_path, vocabulary):
     preparing.prepare({**blend, "tokens": 200}, tmp_path / "out", **chosen)
     with pytest.raises(InputError, match="has a budget, which only tokenmill train follows exactly"):
         ReadRecorder(dataset, str(tmp_path / "out"), str(tmp_path / "model"), global_batch=BATCH, steps=STEPS)
+
+
+def test_phases_that_a_launcher_starts_one_by_one_are_proven(tmp_path):
+    blend = preparing.blend_of(preparing.write_lines(tmp_path / "a.jsonl", TEXTS))
+    phases = {"tokens": 1500, "phases": [{"name": "main", "share": 0.6}, {"name": "end", "share": 0.4}]}
+    tokenizer = {"model": str(chat_vocabulary(tmp_path))}
+    preparing.prepare({**blend, **phases}, tmp_path / "out", tokenizer=tokenizer, holdout={"valid": 0, "test": 0})
+    data = with_quotas(prepared_data(str(tmp_path / "out")), 16, BATCH)
+    begin, steps = 0, sum(phase.samples for phase in data.phases) // BATCH
+    for number, phase in enumerate(data.phases):
+        config = configured(data, tmp_path / "cache", [blend_of(data.in_phase(number)), None, None])
+        recorder = ReadRecorder(
+            built(config, (phase.samples, 0, 0))[0], data, str(tmp_path / "model"), global_batch=BATCH, steps=steps,
+            first_step=begin // BATCH + 1,
+        )  # fmt: skip
+        recorder.add([recorder.dataset[row]["sample_number"] for row in range(phase.samples)])
+        begin += phase.samples
+    proof = prove(str(tmp_path / "model"))
+    assert (proof.steps, proof.problem) == (steps, None)
 
 
 def without_last_lines(folder, cut):
