@@ -125,6 +125,7 @@ def require_finished(out, expected):
     assert len({Path(name).parent for name in found.keys() - expected.keys()}) <= 1
 
 
+@pytest.mark.weekly
 def test_a_host_that_hangs_with_its_connections_open_is_given_up(cluster, blend, expected, tmp_path, server):
     address, (lost, _) = cluster
     process = start(blend, tmp_path / "out", server, address)
@@ -141,6 +142,7 @@ def test_a_host_that_hangs_with_its_connections_open_is_given_up(cluster, blend,
             stopped.resume()
 
 
+@pytest.mark.weekly
 def test_a_host_whose_cable_is_cut_mid_run_costs_nothing_but_time(cluster, blend, expected, tmp_path, server, hosts):
     address, _ = cluster
     process = start(blend, tmp_path / "out", server, address)

@@ -83,6 +83,7 @@ def test_a_killed_scheduler_fails_the_run_and_another_finishes_it(blend, expecte
     assert tree(out) == expected
 
 
+@pytest.mark.weekly
 def test_a_killed_prefect_server_fails_the_run_and_the_same_command_finishes_it(blend, expected, tmp_path):
     out, home, port = tmp_path / "out", tmp_path / "home", free_port()
     home.mkdir()
@@ -101,6 +102,7 @@ def test_a_killed_prefect_server_fails_the_run_and_the_same_command_finishes_it(
     assert tree(out) == expected
 
 
+@pytest.mark.weekly
 def test_a_prefect_server_that_is_back_in_time_is_not_missed(blend, expected, tmp_path):
     out, home, port = tmp_path / "out", tmp_path / "home", free_port()
     home.mkdir()

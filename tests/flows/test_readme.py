@@ -218,7 +218,7 @@ def run_of(terminal, output):
     return wait_until(ended, RUN_SECONDS)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_from_a_fresh_clone_to_a_completed_run(terminal, printed):
     assert f"{URL}/api" in README
     (last,) = [line for line in SERVER if line.startswith("prefect deployment run")]
@@ -227,13 +227,13 @@ def test_from_a_fresh_clone_to_a_completed_run(terminal, printed):
     assert (terminal.clone / found["parameters"]["output_dir"] / "blend.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_ui_is_where_the_readme_says_and_calls_this_server(terminal, printed):
     assert "<title>Prefect" in terminal.get(f"{URL}/")
     assert json.loads(terminal.get(f"{URL}/ui-settings"))["api_url"] == f"{URL}/api"
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_other_data_and_settings_are_parameters(terminal, printed, tmp_path):
     path = tmp_path / "blend.json"
     path.write_text(json.dumps(blend_of(write_lines(tmp_path / "rye.jsonl", ["a grain of rye"] * 40))))
