@@ -11,9 +11,8 @@ import pytest
 from distributed import LocalCluster, Security
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
-from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_HOME, temporary_settings
 
-from tests.flows.prefect_commands import serving
+from tests.flows.prefect_commands import reporting, serving
 
 
 @pytest.fixture(scope="session")
@@ -31,22 +30,16 @@ def prefect_server(prefect_home):
 
 
 @pytest.fixture
-def prefect_api(prefect_server, prefect_home, monkeypatch):
-    """Flows called in this process report to the test server; without heartbeats a flow run ends 0.9 s sooner."""
-    monkeypatch.setenv("PREFECT_API_URL", prefect_server.url)
-    monkeypatch.setenv("PREFECT_HOME", str(prefect_home))
-    settings = {
-        PREFECT_API_URL: prefect_server.url,
-        PREFECT_HOME: prefect_home,
-        PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
-    }
-    with temporary_settings(settings):
+def prefect_api(prefect_server, prefect_home):
+    with reporting(prefect_server, prefect_home):
         yield prefect_server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def dask_cluster(prefect_server):
-    """The address of a Dask scheduler with two workers that reach the test server, which restarts those that are killed."""
+    """The address of a Dask scheduler with two workers that reach the test server, which restarts those that are killed. It
+    takes 5 CPU seconds to start, and as many in each minute that it stands idle.
+    """
     with (
         patch.dict(os.environ, prefect_server.environment),
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1") as cluster,

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_HOME, temporary_settings
 
 PREFECT = str(Path(sys.executable).with_name("prefect"))
 DATABASE = Path(__file__).parents[2] / "build" / f"prefect-{version('prefect')}.db"
@@ -88,6 +90,15 @@ def serving(home, host="127.0.0.1", port=None, **own):
     with running([PREFECT, "server", "start", "--host", host], environment | own, home, log) as process:
         wait_until(lambda: process.poll() is None and healthy(url), START_SECONDS, log)
         yield PrefectServer(url, environment, process)
+
+
+@contextmanager
+def reporting(server, home):
+    """Flows called in this process report to a server; without heartbeats a flow run ends 0.9 s sooner."""
+    named = {"PREFECT_API_URL": server.url, "PREFECT_HOME": str(home)}
+    settings = {PREFECT_API_URL: server.url, PREFECT_HOME: home, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    with patch.dict(os.environ, named), temporary_settings(settings):
+        yield server
 
 
 @dataclass

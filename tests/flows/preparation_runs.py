@@ -18,7 +18,7 @@ DEADLINE = 120
 
 
 def called(*arguments, stdin=None):
-    """A command that starts no flow, called in this process: what it printed, and its exit status.
+    """A command in this process: what it printed, and its exit status.
 
     A new interpreter would cost a second more.
     """

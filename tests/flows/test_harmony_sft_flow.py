@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import preparing_harmony
-from tests.flows import preparation_runs
-from tests.flows.preparation_runs import called, finish
+from tests.flows.preparation_runs import called
 from tests.peers.conversations import assistant, talk, thinking, user
 from tests.preparing import tree
 from tests.preparing_sft import chat_vocabulary, prepare, write_rows
@@ -36,10 +35,17 @@ def normal(blend, tmp_path_factory):
     return out
 
 
+def packed(blend, out, *words):
+    """The record of packs."""
+    done = called("sft", blend, "--output-dir", out, *words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["sft"]
+
+
 @pytest.mark.slow
-def test_one_command_makes_packs_of_what_a_normalization_published(normal, tmp_path, prefect_server):
-    arguments = ["chat_template=harmony", "shard_size=2KB", "holdout.valid=0.1", "holdout.test=0", "--workers", "2"]
-    record = finish(preparation_runs.start("sft", normal / "blend.json", tmp_path / "out", prefect_server, *arguments))
+def test_one_command_makes_packs_of_what_a_normalization_published(normal, tmp_path):
+    arguments = ["chat_template=harmony", "shard_size=2KB", "holdout.valid=0.1", "holdout.test=0"]
+    record = packed(normal / "blend.json", tmp_path / "out", *arguments)
     assert (record["rows"], record["documents"], record["dropped"]) == (ROWS, ROWS, {})
     settings = {"shard_size": 2000, "holdout": {"valid": 0.1, "test": 0}, "bad_row_ceiling": 0.001}
     prepare(str(normal / "blend.json"), tmp_path / "expected", chat_template="harmony", **settings)
@@ -47,9 +53,8 @@ def test_one_command_makes_packs_of_what_a_normalization_published(normal, tmp_p
 
 
 @pytest.mark.slow
-def test_chat_needs_no_normalization(blend, tmp_path, prefect_server):
-    process = preparation_runs.start("sft", blend, tmp_path / "out", prefect_server, "chat_template=harmony", "--workers", "1")  # fmt: skip
-    assert finish(process)["documents"] == ROWS
+def test_chat_needs_no_normalization(blend, tmp_path):
+    assert packed(blend, tmp_path / "out", "chat_template=harmony")["documents"] == ROWS
     viewed = called("view", tmp_path / "out", "--format", "json")
     (pack,) = json.loads(viewed.stdout)["view"]["packs"]
     assert {passage["role"] for each in pack["sequences"] for passage in each["passages"]} == {"system", "user", "assistant"}  # fmt: skip

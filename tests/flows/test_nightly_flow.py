@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -17,7 +16,7 @@ from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
 from tests.flows.prefect_commands import wait_until
-from tests.flows.preparation_runs import TOKENMILL
+from tests.flows.preparation_runs import called
 from tests.preparing import write_lines
 from tests.preparing_rl import write_rows
 from tests.tokenize.small_vocabularies import word_piece
@@ -157,14 +156,11 @@ def test_failures_stop_no_other_blend_and_are_named_in_the_end_and_the_next_nigh
     assert [run.state.name for run in runs] == ["Completed"], "its preparation is a run of its own"
 
 
-def test_a_night_that_partly_failed_prints_what_became_of_each_blend_and_exits_with_one(prefect_server, tmp_path):
+def test_a_night_that_partly_failed_prints_what_became_of_each_blend_and_exits_with_one(prefect_api, tmp_path):
     blends = Blends(tmp_path)
     for name in (WEB, BOOKS, BAD):
         (tmp_path / f"blends/{name}.json").unlink()
-    done = subprocess.run(
-        [TOKENMILL, "nightly", str(tmp_path / "blends"), "--output-dir", str(blends.out)],
-        capture_output=True, text=True, env=prefect_server.environment, timeout=200, check=False,
-    )  # fmt: skip
+    done = called("nightly", tmp_path / "blends", "--output-dir", blends.out)
     assert done.returncode == 1
     assert done.stderr.startswith("tokenmill: 1 of 2 blends failed, all others are up to date: rl/typo: ")
     night = json.loads(done.stdout)["nightly"]

@@ -34,8 +34,8 @@ from tokenmill.tasks.train.pipeline_settings import load_settings
 from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
 from tokenmill.tasks.train.watch import logged
 
-from tests.flows.prefect_commands import wait_until
-from tests.flows.preparation_runs import TOKENMILL
+from tests.flows.prefect_commands import reporting, wait_until
+from tests.flows.preparation_runs import TOKENMILL, called
 from tests.preparing_sft import chat_vocabulary
 from tests.train import small_data
 
@@ -84,8 +84,8 @@ def settings(**chosen):
 def undisturbed(texts, tmp_path_factory, prefect_server, prefect_home):
     """A training that nothing happened to."""
     out = tmp_path_factory.mktemp("undisturbed") / "model"
-    result = command(prefect_server, "train", texts, *words(checkpoint_every=2), "--output-dir", out)
-    return out, result
+    with reporting(prefect_server, prefect_home):
+        return out, command("train", texts, *words(checkpoint_every=2), "--output-dir", out)
 
 
 def words(**chosen):
@@ -96,30 +96,22 @@ def words(**chosen):
     return [f"{name}={'null' if value is None else value}" for name, value in {**flat, **model, **optimizer}.items()]
 
 
-def command(server, *arguments, piped=None, seconds=200):
+def command(*arguments, piped=None):
     """The record that a command printed."""
-    done = subprocess.run(
-        [TOKENMILL, *map(str, arguments)],
-        input=piped,
-        capture_output=True,
-        text=True,
-        env=server.environment,
-        timeout=seconds,
-        check=False,
-    )
+    done = called(*arguments, stdin=piped)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.slow
-def test_commands_piped_into_each_other_name_what_they_were_made_from(texts, undisturbed, prefect_server, tmp_path):
+def test_commands_piped_into_each_other_name_what_they_were_made_from(texts, undisturbed, prefect_api, tmp_path):
     out, printed = undisturbed
     (trained,) = json.loads(printed).values()
     assert trained["final_loss"] < trained["first_loss"] - 0.5
     assert trained["path"] == str(out)
     assert [source["type"] for source in trained["made_from"]] == ["pretrain"]
     assert trained["made_from"][0]["path"] == texts
-    (results,) = json.loads(command(prefect_server, "evaluate", "documents=1", piped=printed)).values()
+    (results,) = json.loads(command("evaluate", "documents=1", piped=printed)).values()
     assert results["type"] == "results"
     assert Path(results["path"]) == out / "results/results.json"
     assert set(results["sources"]) == {"a", "b"}
@@ -225,7 +217,7 @@ def test_a_server_is_told_the_first_lines_of_a_trainer_and_the_log_has_all(tmp_p
 
 @pytest.mark.slow
 def test_a_command_that_was_killed_leaves_no_trainer_and_the_next_one_reports_its_end(
-    texts, undisturbed, prefect_server, tmp_path
+    texts, undisturbed, prefect_server, prefect_api, tmp_path
 ):
     out = tmp_path / "model"
     arguments = ["train", texts, *words(checkpoint_every=2), "--output-dir", str(out)]
@@ -237,7 +229,7 @@ def test_a_command_that_was_killed_leaves_no_trainer_and_the_next_one_reports_it
     wait_until(lambda: not trainers_of(out), 20)
     with prefect_server.client() as client:
         assert client.read_flow_run(run).state.type == StateType.RUNNING
-        command(prefect_server, *arguments)
+        command(*arguments)
         assert client.read_flow_run(run).state.type == StateType.CRASHED
     assert losses_in(out) == losses_in(undisturbed[0])
 
@@ -249,13 +241,10 @@ def trainers_of(out):
 
 
 @pytest.mark.slow
-def test_a_training_that_failed_shows_the_last_lines_of_its_log_and_where_it_is(texts, prefect_server, tmp_path):
+def test_a_training_that_failed_shows_the_last_lines_of_its_log_and_where_it_is(texts, prefect_api, tmp_path):
     out = tmp_path / "model"
     chosen = words(optimizer={"learning_rate": 1e30, "minimum_learning_rate": 1e30}, retries=0)
-    failed = subprocess.run(
-        [TOKENMILL, "train", texts, *chosen, "--output-dir", str(out)],
-        capture_output=True, text=True, env=prefect_server.environment, timeout=200, check=False,
-    )  # fmt: skip
+    failed = called("train", texts, *chosen, "--output-dir", out)
     assert failed.returncode == 1
     said = failed.stderr.splitlines()
     begin = next(number for number, line in enumerate(said) if re.match(r"tokenmill: step \d+: the loss is ", line))
@@ -273,7 +262,7 @@ def test_a_training_that_failed_shows_the_last_lines_of_its_log_and_where_it_is(
 
 @pytest.mark.slow
 def test_a_watcher_that_was_killed_before_it_wrote_the_last_steps_down_loses_none(
-    texts, undisturbed, prefect_server, tmp_path
+    texts, undisturbed, prefect_api, tmp_path
 ):
     """Both are killed behind the last checkpoint: its steps are never done again, and stand in no metrics.jsonl."""
     out = tmp_path / "model"
@@ -283,7 +272,7 @@ def test_a_watcher_that_was_killed_before_it_wrote_the_last_steps_down_loses_non
     (out / "metrics.jsonl").write_bytes(b"".join(lines[:4]))
     (out / "training.json").unlink()
     shutil.rmtree(out / "model")
-    (record,) = json.loads(command(prefect_server, *arguments)).values()
+    (record,) = json.loads(command(*arguments)).values()
     assert record["steps"] == SETTINGS["steps"]
     assert losses_in(out) == losses_in(undisturbed[0])
     assert record["tokens"] == sum(line["tokens"] for line in steps_in(undisturbed[0]).values())
@@ -302,20 +291,13 @@ def test_an_evaluation_needs_a_training_that_ended(prefect_api, texts, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_benchmark_is_compared_with_the_baseline_that_was_there_before(texts, prefect_server, tmp_path):
+def test_a_benchmark_is_compared_with_the_baseline_that_was_there_before(texts, prefect_api, tmp_path):
     chosen = [texts, *words(checkpoint_every=8), "--baselines", tmp_path / "baselines"]
-    printed = command(prefect_server, "benchmark", *chosen, "--output-dir", tmp_path / "first", "--record")
+    printed = command("benchmark", *chosen, "--output-dir", tmp_path / "first", "--record")
     baseline = Path(json.loads(printed)["benchmark"]["path"])
     faster = json.loads(baseline.read_text()) | {"tokens_per_second": 1e12}
     baseline.write_text(json.dumps(faster))
-    again = subprocess.run(
-        [TOKENMILL, "benchmark", *map(str, chosen), "--output-dir", str(tmp_path / "again"), "--record", "--compare"],
-        capture_output=True,
-        text=True,
-        env=prefect_server.environment,
-        timeout=200,
-        check=False,
-    )
+    again = called("benchmark", *chosen, "--output-dir", tmp_path / "again", "--record", "--compare")
     assert again.returncode == 1
     assert "worse than the baseline" in again.stderr
     assert "tokens_per_second" in again.stderr
@@ -324,9 +306,9 @@ def test_a_benchmark_is_compared_with_the_baseline_that_was_there_before(texts, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # on busy cores
-def test_the_whole_pipeline_from_blends_to_evaluated_models_offline(prefect_server, tmp_path):
+def test_the_whole_pipeline_from_blends_to_evaluated_models_offline(prefect_api, tmp_path):
     out = tmp_path / "pipeline"
-    printed = command(prefect_server, "pipeline", "--output-dir", out, "--scale", "tiny", seconds=800)
+    printed = command("pipeline", "--output-dir", out, "--scale", "tiny")
     (record,) = json.loads(printed).values()
     stages = [(name, stage) for each in record["stages"] for name, stage in each.items()]
     assert [name for name, _ in stages] == ["pretrain", "train", "evaluate", "sft", "train", "evaluate", "rl"]
