@@ -160,13 +160,12 @@ def preparing(blend, out, environment, options=(), command=(TOKENMILL,)):
 
 
 SERVER_STARTS, CLUSTER_STARTS, BUILDS = "its server starts", "its cluster starts", "it builds shards"
-JOINS, PUBLISHES = "it joins prefixes", "it publishes"
+PUBLISHES = "it publishes"
 
 MOMENTS = {
     SERVER_STARTS: lambda run, out, blend: run.has("server_process.py"),
     CLUSTER_STARTS: lambda run, out, blend: run.has("spawn_main"),
     BUILDS: lambda run, out, blend: receipts(out) >= 1,
-    JOINS: lambda run, out, blend: receipts(out) == shards(blend),
     PUBLISHES: lambda run, out, blend: (out / "manifest.json").exists() or any(out.glob("train/*")),
 }
 
@@ -176,7 +175,7 @@ MOMENTS = {
     ("way", "moment"),
     [
         *(("directly", moment) for moment in (CLUSTER_STARTS, BUILDS, PUBLISHES)),
-        *(("in Prefect", moment) for moment in (SERVER_STARTS, BUILDS, JOINS)),
+        *(("in Prefect", moment) for moment in (SERVER_STARTS, BUILDS)),
     ],
 )
 def test_ctrl_c_ends_a_run_with_exit_code_130_and_leaves_no_process(
@@ -285,7 +284,7 @@ def test_a_run_ends_when_its_terminal_is_closed(blend, environment, tmp_path):
 
 SCRIPT = """
 from tokenmill.flows.pretrain import pretrain_data_prep
-pretrain_data_prep({blend!r}, {out!r}, workers=2)
+pretrain_data_prep({blend!r}, {out!r}, workers=1)
 """
 
 
@@ -332,9 +331,8 @@ def prepared(blend, tmp_path_factory):
 
 
 @pytest.mark.parametrize("how", REDIRECTED)
-@pytest.mark.parametrize("command", ["--version", pytest.param("plan", marks=pytest.mark.slow)])
-def test_a_command_does_its_work_without_standard_streams(command, how, blend):
-    code, complaint = redirected(how, *([command, blend] if command == "plan" else [command]))
+def test_a_command_does_its_work_without_standard_streams(how):
+    code, complaint = redirected(how, "--version")
     assert code == REDIRECTED[how][1], complaint
     assert "Traceback" not in complaint
     assert "Exception ignored" not in complaint
@@ -347,7 +345,7 @@ def test_a_command_does_its_work_without_standard_streams(command, how, blend):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["all closed", "both full", "both an unread pipe"])
 def test_every_command_does_its_work_without_standard_streams(how, prepared, tmp_path, blend):
-    for words in (["--help"], ["verify", prepared], ["view", prepared]):
+    for words in (["--help"], ["plan", blend], ["verify", prepared], ["view", prepared]):
         code, complaint = redirected(how, *words)
         assert code == REDIRECTED[how][1], (words, complaint)
         assert "Traceback" not in complaint
@@ -359,7 +357,7 @@ HEARTBEAT = re.compile(r"^.*Failed to communicate with scheduler during heartbea
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["all closed", "both full", "both an unread pipe"])
+@pytest.mark.parametrize("how", ["all closed", "both full"])
 def test_a_preparation_is_whole_without_standard_streams(how, blend, environment, tmp_path):
     out = tmp_path / "out"
     code, complaint = redirected(how, *arguments(blend, out), environment=environment)
@@ -446,16 +444,6 @@ last = Last()
 
 NOT_WRITABLE = "/proc"
 """Not even by root."""
-
-
-@pytest.mark.slow
-def test_a_plan_needs_no_home(blend, environment, tmp_path):
-    homeless = environment | {"HOME": NOT_WRITABLE, "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
-    run = subprocess.run(
-        [TOKENMILL, "plan", blend, "--format", "json"], capture_output=True, text=True, env=homeless, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout)["plan"]["shards"]["total"] > 0
 
 
 @pytest.mark.slow
