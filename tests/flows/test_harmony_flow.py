@@ -11,7 +11,7 @@ from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.shards.verify import verify
 
 from tests.flows import preparation_runs
-from tests.flows.preparation_runs import DEADLINE, finish
+from tests.flows.preparation_runs import DEADLINE, called, finish
 from tests.preparing import tree
 from tests.preparing_harmony import left_behind, prepare
 from tests.preparing_rl import write_rows
@@ -78,13 +78,10 @@ def wait_for(out, name, count, runs):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("name", "count"), [("harmony", 3), ("marked", 2)])
-def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
-    prefect_server, folder, expected, tmp_path, name, count
-):
+def test_a_run_that_is_killed_at_a_later_step_is_finished_by_the_next(prefect_server, folder, expected, tmp_path):
     out = tmp_path / "out"
     process = start(folder, out, prefect_server)
-    wait_for(out, name, count, lambda: process.poll() is None)
+    wait_for(out, "marked", 2, lambda: process.poll() is None)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
@@ -95,7 +92,7 @@ def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_behaviours_that_have_collapsed_are_published_and_the_command_fails(prefect_server, tmp_path):
+def test_behaviours_that_have_collapsed_are_published_and_the_command_fails(prefect_api, tmp_path):
     rows = [talk(f"What is {number} times {number}?", f"It is {number**2}.") for number in range(300)]
     write_rows(tmp_path / "train.jsonl", rows)
     (tmp_path / "blend.json").write_text(
@@ -103,9 +100,9 @@ def test_behaviours_that_have_collapsed_are_published_and_the_command_fails(pref
     )
     (tmp_path / "settings.yaml").write_text("selection: {view: behavior}")
     out = tmp_path / "out"
-    process = start(tmp_path, out, prefect_server)
-    stdout, stderr = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 1
-    assert "1 distinct structures in 300 rows are 0.333%" in " ".join(stderr.split())
-    assert stdout == ""
+    words = ["harmony", tmp_path / "blend.json", "--output-dir", out, "--config", tmp_path / "settings.yaml"]
+    failed = called(*words, "--workers", 1)
+    assert failed.returncode == 1
+    assert "1 distinct structures in 300 rows are 0.333%" in " ".join(failed.stderr.split())
+    assert failed.stdout == ""
     assert verify(str(out), inspector_of(str(out))).problems == []

@@ -3,7 +3,6 @@ undisturbed run into a local folder.
 """
 
 import pytest
-from tokenmill.flows.dedup import deduplicate_blend
 from tokenmill.flows.pretrain import pretrain_data_prep
 
 from tests.flaky_storage import flaky_server, used_here
@@ -20,18 +19,14 @@ def server():
         yield server
 
 
-FLOWS = {"pretrain": pretrain_data_prep, "dedup": deduplicate_blend}
+def test_a_flow_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_run(server, prefect_api, tmp_path):
+    with sample("pretrain", tmp_path) as preparation:
+        prepared_in_a_bucket(Stored(preparation, tmp_path, server), server, tmp_path)
 
 
-@pytest.mark.parametrize("kind", FLOWS)
-def test_a_flow_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_run(kind, server, prefect_api, tmp_path):
-    with sample(kind, tmp_path) as preparation:
-        prepared_in_a_bucket(kind, Stored(preparation, tmp_path, server), server, tmp_path)
-
-
-def prepared_in_a_bucket(kind, stored, server, tmp_path):
+def prepared_in_a_bucket(stored, server, tmp_path):
     def run():
-        return FLOWS[kind](stored.preparation.blend, out, **stored.preparation.settings, workers=2)[kind]
+        return pretrain_data_prep(stored.preparation.blend, out, **stored.preparation.settings, workers=2)["pretrain"]
 
     out = f"{stored.place}/out"
     stored.run(tmp_path / "local")

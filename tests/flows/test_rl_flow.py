@@ -10,10 +10,7 @@ import yaml
 from tokenizers import Tokenizer
 from tokenmill.flows.rl import rl_data_prep
 
-from tests.flows import preparation_runs
-from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
 from tests.peers.placeholder_fill import fill, read_rows
-from tests.preparing import tree
 from tests.preparing_rl import lines_of, prepare, write_rows
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
@@ -79,22 +76,9 @@ def undisturbed(folder, out):
     return prepare(str(folder / "blend.json"), out, bad_row_ceiling=0.001, **settings_of(folder))
 
 
-@pytest.fixture(scope="module")
-def expected(folder, tmp_path_factory):
-    """The output of one undisturbed preparation."""
-    out = tmp_path_factory.mktemp("expected") / "out"
-    undisturbed(folder, out)
-    return tree(out)
-
-
 def run(folder, out, **changed):
     """The flow in this process; its final state."""
     return rl_data_prep(str(folder / "blend.json"), str(out), return_state=True, **{**settings_of(folder), **changed})
-
-
-def start(folder, out, server, *arguments):
-    """The flow as a command with one worker."""
-    return preparation_runs.start("rl", folder / "blend.json", out, server, "--workers", "1", *arguments)
 
 
 def rows_of(path):
@@ -131,21 +115,3 @@ def test_every_row_is_published_once_as_it_should_be_and_the_record_says_so(fold
     assert record["missing"] == 0
     books = {split: (len(held), sum(tokens_of(folder, row) for row in held)) for split, held in rows.items()}
     assert {split: (part["documents"], part["tokens"]) for split, part in record["splits"].items()} == books
-
-
-def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(folder, expected, tmp_path, prefect_server):
-    """Of the two, one has its transforms from the command line and one from a file."""
-    out, file = tmp_path / "out", tmp_path / "settings.yaml"
-    file.write_text(yaml.safe_dump(settings_of(folder)))
-    typed = ["--config", str(folder / "settings.yaml"), f"transforms=[{{select: [{', '.join(SELECTED)}]}}]"]
-    process = start(folder, out, prefect_server, *typed)
-    wait_for_receipts(out, 3, lambda: process.poll() is None)
-    process.kill()
-    process.communicate(timeout=DEADLINE)
-    assert not (out / "blend.json").exists()
-    both = [start(folder, out, prefect_server, *arguments) for arguments in (typed, ["--config", str(file)])]
-    for record in map(finish, both):
-        assert (record["type"], record["path"]) == ("rl", str(out))
-        assert record["documents"] == ASKED + PLAIN
-        assert 3 <= record["shards"]["reused"] <= record["shards"]["total"]
-    assert tree(out) == expected

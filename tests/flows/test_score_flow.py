@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import os
 import signal
 import subprocess
@@ -10,7 +9,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from distributed import Client, Scheduler, Worker
 from prefect import task
@@ -23,10 +21,9 @@ from tokenmill.tasks.shards.stage import holding
 from tokenmill.tasks.shards.worker import worker_number
 
 from tests.flows import preparation_runs
-from tests.flows.preparation_runs import DEADLINE, TOKENMILL, called, wait_for_receipts
+from tests.flows.preparation_runs import TOKENMILL, called, wait_for_receipts
 from tests.preparing import tree
 from tests.preparing_scores import (
-    HARMONY_VOCABULARY,
     RARE,
     confused_by_the_rare_word,
     harmony_model,
@@ -34,7 +31,6 @@ from tests.preparing_scores import (
     prepare,
     rows_of,
     table_of,
-    without_knowledge,
 )
 
 FOLDERS = {"nll": "nll", "embed": "embeddings"}
@@ -50,7 +46,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-MODELS = {"random": [], "ignorant": [without_knowledge], "confused": [confused_by_the_rare_word]}
+MODELS = {"random": [], "confused": [confused_by_the_rare_word]}
 
 
 def settings(folder, what, model="random"):
@@ -75,38 +71,32 @@ def expected(folder, tmp_path_factory):
     return found
 
 
-def start(folder, what, out, server, *arguments, model="random", workers=1):
+def start(folder, what, out, server, workers):
     """The flow as a command."""
-    chosen = [f"{name}={value}" for name, value in settings(folder, what, model).items()]
-    return subprocess.Popen(
-        [
-            TOKENMILL,
-            "score",
-            what,
-            str(folder / "out"),
-            "--output-dir",
-            str(out),
-            "--workers",
-            str(workers),
-            *chosen,
-            *arguments,
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=server.environment,
-        start_new_session=True,
-    )
+    chosen = [f"{name}={value}" for name, value in settings(folder, what).items()]
+    words = [
+        TOKENMILL,
+        "score",
+        what,
+        str(folder / "out"),
+        "--output-dir",
+        str(out),
+        "--workers",
+        str(workers),
+        *chosen,
+    ]
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen(words, env=server.environment, **quiet)
 
 
 @pytest.mark.slow
 def test_a_killed_run_of_two_workers_is_finished_by_one_with_the_same_bytes(prefect_server, folder, expected, tmp_path):
-    out, what = tmp_path / "out", "nll"
-    process = start(folder, what, out, prefect_server, workers=2)
+    out, what = tmp_path / "out", "embed"
+    process = start(folder, what, out, prefect_server, 2)
     wait_for_receipts(out, 3, lambda: process.poll() is None)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    record = preparation_runs.finish(start(folder, what, out, prefect_server))
+    record = preparation_runs.finish(start(folder, what, out, prefect_server, 1))
     assert record["shards"]["reused"] >= 3
     assert tree(out) == expected(what)
     ids = table_of(out / FOLDERS[what])["row_id"].to_pylist()
@@ -114,12 +104,13 @@ def test_a_killed_run_of_two_workers_is_finished_by_one_with_the_same_bytes(pref
 
 
 @pytest.mark.slow
-def test_a_number_that_is_none_fails_the_command_publishes_nothing_and_is_noted(prefect_server, folder, tmp_path):
+def test_a_number_that_is_none_fails_the_command_publishes_nothing_and_is_noted(prefect_api, folder, tmp_path):
     out = tmp_path / "out"
-    process = start(folder, "nll", out, prefect_server, model="confused")
-    stdout, stderr = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 1, stderr
-    assert stdout == ""
+    chosen = [f"{name}={value}" for name, value in settings(folder, "nll", "confused").items()]
+    failed = called("score", "nll", folder / "out", "--output-dir", out, "--workers", 1, *chosen)
+    stderr = failed.stderr
+    assert failed.returncode == 1, stderr
+    assert failed.stdout == ""
     (rare,) = [row["row_id"] for row in rows_of(folder / "out").to_pylist() if RARE in row["text"]]
     assert f"(row_id {rare}): the NLL of a token is nan" in stderr.replace("\n", " ")
     assert "Traceback" not in stderr
@@ -127,17 +118,9 @@ def test_a_number_that_is_none_fails_the_command_publishes_nothing_and_is_noted(
     note = json.loads((out / "manifest.json").read_bytes())
     assert note["status"] == "failed"
     assert f"(row_id {rare})" in note["error"]
-    checked = subprocess.run([TOKENMILL, "verify", str(out)], capture_output=True, text=True, check=False)
+    checked = called("verify", out)
     assert checked.returncode == 1
     assert "the run failed and published nothing" in checked.stderr.replace("\n", " ")
-
-
-@pytest.mark.slow
-def test_a_model_that_knows_nothing_through_the_whole_flow(prefect_api, folder, tmp_path):
-    out = tmp_path / "out"
-    score_candidates(str(folder / "out"), str(out), "nll", **settings(folder, "nll", "ignorant"))
-    means = table_of(out / "nll")["nll_mean"].to_numpy()
-    np.testing.assert_allclose(means, math.log(HARMONY_VOCABULARY), atol=1e-5)
 
 
 def test_a_dry_run_scores_nothing_and_knows_what_is_there(folder, expected, tmp_path):
