@@ -5,7 +5,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo up down test test-change test-all check docs bench torture lock clean
+.PHONY: demo up down test test-change test-all check docs bench gpu-wheels gpu torture lock clean
 
 demo: .venv/installed ## the whole journey, offline
 	$(BIN)/tokenmill demo
@@ -44,6 +44,14 @@ docs: .venv/docs ## a site of README and docs/ in build/site
 
 bench: .venv/installed-dev ## ratios against peers and rooflines; appends to build/bench/results.jsonl
 	$(BIN)/python -m bench
+
+gpu-wheels: .venv/installed ## WHEELS=FOLDER: collect there what `make gpu` installs (some 4 GB)
+	$(BIN)/pip wheel --wheel-dir $(WHEELS) --constraint constraints.txt '.[train,score]'
+
+gpu: ## WHEELS=FOLDER: measure on this machine's GPU, without an index, in 25 minutes at most
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --no-index --find-links $(WHEELS) 'tokenmill[train,score]'
+	$(BIN)/python -m bench.gpu
 
 torture: .venv/installed-dev ## millions of odd rows, files and documents, flipped bits, kills: more than an hour
 	$(BIN)/python -m bench.torture

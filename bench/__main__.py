@@ -1,4 +1,4 @@
-"""Run the benchmarks: `python -m bench [NAME …]`, all of them by default (some 30 minutes).
+"""Run the benchmarks: `python -m bench [NAME …]`, all of them by default (some 30 minutes); `python -m bench gpu` is apart.
 
 Prints a table, replaces the rows measured in that of `docs/performance.md`, and adds one JSON record to
 `build/bench/results.jsonl`. A target that is missed is shown and is no error; a
@@ -15,6 +15,7 @@ from rich.markup import escape
 from bench import (
     dedup_speed,
     filter_speed,
+    gpu,
     harmony_speed,
     joining,
     long_conversations,
@@ -60,6 +61,8 @@ BENCHMARKS: dict[str, ModuleType] = {
 
 def main(names: list[str]) -> int:
     """Run the named benchmarks, show and record what they measured; the exit code."""
+    if names[:1] == ["gpu"]:
+        return gpu.main(names[1:])
     unknown = sorted(set(names) - set(BENCHMARKS))
     if unknown:
         print(f"unknown benchmark: {', '.join(unknown)}; known: {', '.join(BENCHMARKS)}", file=sys.stderr)

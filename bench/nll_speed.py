@@ -15,9 +15,9 @@ FASTER = 2.0
 """Times the loop."""
 
 
-def measure(bench: Bench) -> list[Measure]:
-    """Tokens a second."""
-    facts = json.loads(child.python("bench.nll_worker").stdout)
+def measure(bench: Bench, sequences: int | None = None) -> list[Measure]:
+    """Tokens a second, of all sequences or of so many."""
+    facts = json.loads(child.python("bench.nll_worker", *([] if sequences is None else [sequences])).stdout)
     speeds = [facts["tokens"] / facts[side]["seconds"] for side in ("ours", "loop")]
     share = f", {facts['share_of_peak']:.0%} of the peak" if facts["share_of_peak"] else ""
     peaks = [

@@ -1,12 +1,13 @@
 """Score the same sequences with our engine and with a plain loop, on a GPU where there is one; print facts as JSON.
 
-    python -m bench.nll_worker
+    python -m bench.nll_worker [SEQUENCES]
 
 The model is a Llama with random weights: its scores mean nothing, its cost is real. Lengths are those of conversations,
 most of them short and a few long, and two fifths of the tokens are scored.
 """
 
 import json
+import sys
 import time
 
 import numpy as np
@@ -38,11 +39,11 @@ PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """Dense bfloat16 operations a second, by the makers' data sheets."""
 
 
-def sequences(device):
+def sequences(device, count):
     """Random tokens in sequences of lognormal length."""
     generator = np.random.default_rng(0)
     longest, words = SIZES[device]["max_position_embeddings"], SIZES[device]["vocab_size"]
-    lengths = generator.lognormal(np.log(TYPICAL[device]), 0.8, SEQUENCES[device]).clip(16, longest).astype(np.int64)
+    lengths = generator.lognormal(np.log(TYPICAL[device]), 0.8, count).clip(16, longest).astype(np.int64)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     ids = generator.integers(0, words, offsets[-1]).astype(np.int32)
     places = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
@@ -79,7 +80,8 @@ def main():
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     config = LlamaConfig(**SIZES[device], tie_word_embeddings=False)
     model = LlamaForCausalLM(config).to(device, dtype).eval()
-    scorer, given = CausalScorer(model), sequences(device)
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else SEQUENCES[device]
+    scorer, given = CausalScorer(model), sequences(device, count)
     few = Completions(given.ids[: given.offsets[8]], given.offsets[:9], given.loss[: given.offsets[8]], given.parts[: given.offsets[8]])  # fmt: skip
     scorer.score(few), nll_loop.sums(model, few, PEER_BATCH)
     table, ours = timed(device, lambda: scorer.score(given))
