@@ -111,6 +111,8 @@ def parts_of(value: object) -> Iterator[object]:
 
 def weight(value: object) -> int:
     """Steps in C that comparing or hashing a value takes: its parts, and its characters by the thousand. Raises as `parts_of`."""
+    if isinstance(value, str):
+        return 1 + len(value) // CHARACTERS_PER_STEP
     if not isinstance(value, (Mapping, *NESTING)):
         return 1
     return sum(1 + len(each) // CHARACTERS_PER_STEP if isinstance(each, str) else 1 for each in parts_of(value))

@@ -66,6 +66,8 @@ BACKWARD = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
 
 COMPARISONS_PER_STEP, COMPARED_PER_STEP = 1 << 17, 256
 
+MOST_RANGE_BITS = 60
+
 DIRECTIVE = re.compile(r"%-?[aAbBcdDeFgGhHIjklmMnpPrRStTuUVwWxXyYzZ%]")
 """Directives of `strftime` without a width, which could be of any size, and without `%s`, which depends on the machine's time
 zone."""
@@ -134,7 +136,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters = {**filters(self._step), **marking(self._step)}
         self.tests = {**self.tests, **{name: partial(self.compared, each) for name, each in TESTS_THAT_COMPARE.items()}}
         self.globals: dict[str, Any] = {
-            "range": safe_range,
+            "range": _range,
             "dict": _new_dict,
             "namespace": SafeNamespace,
             "raise_exception": _refuse,
@@ -283,6 +285,13 @@ def clock(date: object) -> Callable[[str], str]:
         return moment.strftime(form)
 
     return strftime_now
+
+
+def _range(*places: int) -> range:
+    """Jinja's `range`, of numbers below 2^61: multiples of 2^61 - 1 have one hash, so that sets of them take n^2 steps."""
+    if any(isinstance(place, int) and place.bit_length() > MOST_RANGE_BITS for place in places):
+        raise TemplateLimitError(f"the template counts with a number of more than {MOST_RANGE_BITS} bits")
+    return safe_range(*places)
 
 
 def _refuse(message: str) -> NoReturn:

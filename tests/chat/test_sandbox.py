@@ -270,6 +270,8 @@ RUNAWAY = {
     **{f"{value} of lists": (LISTS + "{{ " + value + " }}", 40) for value in COMPARED},
     **{f"{value} of pairs": (PAIRS + "{{ " + value + " }}", 40) for value in COMPARED[::5] + HASHED},
     **{f"{value} of tables": (TABLES + "{{ " + value + " }}", 40) for value in ("ns.x == ns.y", "ns.x != ns.y", "ns.x in [ns.y]", "[ns.y].index(ns.x)")},
+    "a long text in a list of others": ("{% set s = 'x' * N * 500 %}{% set t = 'x' * N * 500 %}{{ s in [t] * N * 2 }}", 8_000),
+    "numbers of one hash": ("{{ range(0, N * 2305843009213693951, 2305843009213693951) | unique | list | length }}".replace("2305843009213693951", "(2 ** (N // 1000))"), 99_000),
     "changed lists": (LISTS + CHANGED, 40),
     "changed pairs": (PAIRS + CHANGED, 40),
     **{f"a long text many times, by {work}": (KEPT.replace("WORK", work), 15_000) for work in (
