@@ -16,6 +16,7 @@ from typing import BinaryIO, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.blend.models import Split
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.pack.parquet import PADDING
 from tokenmill.tasks.score.nll import Completions
@@ -24,7 +25,6 @@ from tokenmill.tasks.storage import filesystem
 from tokenmill.tasks.tokenize.binidx import BinIdxError, Index, read_index
 
 from .job import TrainData
-from .settings import HeldOut
 
 WINDOW = 1 << 20
 """Tokens of a .bin to read at once: all documents that begin among them."""
@@ -34,7 +34,7 @@ PACKS_AT_ONCE = 64
 COLUMNS = ["input_ids", "loss_mask", "seq_start_id", "role_start", "role"]
 
 
-def held_out(data: TrainData, split: HeldOut, max_tokens: int | None = None) -> Iterator[tuple[str, Completions]]:
+def held_out(data: TrainData, split: Split, max_tokens: int | None = None) -> Iterator[tuple[str, Completions]]:
     """The documents of a split in batches, each with the name of its data set; data sets in the order of the blend.
 
     Each data set gives its first document, and more whole documents while they fit into `max_tokens`. Raises InputError when

@@ -1,7 +1,7 @@
 """Plan a training and check it before any process starts: a mistake found here costs a second, not a reservation.
 
-Each check raises InputError with what is wrong, which value, where, and the remedy. Nothing is written, and neither torch
-nor token files are read. Only the training machine can tell whether the model fits into its memory.
+Each check raises InputError with what is wrong, which value, where, and the remedy. Nothing is written, torch isn't loaded, and
+of token files at most some packs are read. Only the training machine can tell whether the model fits into its memory.
 """
 
 import math
@@ -17,6 +17,7 @@ from tokenmill.tasks.storage import absolute, filesystem, join
 
 from .blocks import require_block_hashes
 from .file_sizes import check_file_sizes
+from .held_out import held_out
 from .history import METRICS, TRAINING
 from .initial_weights import check_initial_weights, start_place
 from .job import CHECKPOINTS, JOB, MODEL, Job, job_of
@@ -34,6 +35,9 @@ from .skips import check_skipped, read_skip_list
 from .tokenizer_files import check_tokenizer
 
 PACKAGES = ("torch", "megatron", "transformers")
+
+TOKENS_COUNTED = 1_000_000
+"""Tokens of each dataset in which trained tokens behind EOS are counted; a chat template writes about as many everywhere."""
 
 OWN_LAUNCHERS = {"local", "slurm", "kubernetes"}
 """Launchers that start tokenmill's trainer; the others write files for other trainers."""
@@ -76,7 +80,8 @@ def check(job: Job) -> list[str]:
         check_tokenizer(job.data)
     check_file_sizes(job.data.path, listed, manifest)
     check_initial_weights(job)
-    return [*epochs, *_repeated_in_validation(job), *sentence_on_order(job.data, job.settings), *resumption]
+    notes = [*_repeated_in_validation(job), *_cleared_by_bridge(job), *sentence_on_order(job.data, job.settings)]
+    return [*epochs, *notes, *resumption]
 
 
 def _check_complete(job: Job, manifest: Mapping[str, Any]) -> None:
@@ -122,6 +127,22 @@ def _repeated_in_validation(job: Job) -> Iterator[str]:
     for source in job.data.of("valid"):
         if source.tokens <= length:
             yield f"{source.dataset}: {source.tokens:,} tokens of the valid split, repeated to fill rows of {length:,}"
+
+
+def _cleared_by_bridge(job: Job) -> Iterator[str]:
+    """The trained tokens that Megatron-Bridge leaves out before its #5213: it clears the loss where the input is EOS."""
+    if job.settings.launcher != "megatron-bridge" or job.data.kind != "sft":
+        return
+    trained = cleared = 0
+    for _, batch in held_out(job.data, "train", TOKENS_COUNTED):
+        trained += int(batch.loss.sum())
+        cleared += int(batch.loss[1:][batch.ids[:-1] == job.data.eos].sum())  # the first of a sequence has no loss
+    if cleared:
+        yield (
+            f"{cleared:,} of {trained:,} trained tokens ({cleared / trained:.1%}, of the first {TOKENS_COUNTED:,} tokens per "
+            "dataset) follow an EOS: Megatron-Bridge 0.6.2 and older leave them out of the loss (NVIDIA-NeMo/Megatron-Bridge#5213); "
+            "use 0.7 or newer, or launcher=local"
+        )
 
 
 def _check_packages(settings: TrainSettings) -> None:

@@ -106,6 +106,20 @@ def test_settings_that_cannot_work_are_refused_and_their_neighbours_are_not(job,
     check(job(kind, **merged(bad, better)))
 
 
+def test_tokens_that_megatron_bridge_does_not_train_on_are_counted(tmp_path, vocabulary):
+    """A template with EOS before each answer: an older Bridge clears the loss of the answer's first token."""
+    template = CHATML.replace("{%- generation %}", "{{- '<|endoftext|>' }}{%- generation %}")
+    template = template.replace("assistant\\n' if add", "assistant\\n<|endoftext|>' if add")
+    given = {"chat_template": template, "holdout": {"valid": 0, "test": 0}, "pad_seq_to_mult": 4}
+    out, manifest = packs(tmp_path, vocabulary, **given)
+    answers = manifest["totals"]["documents"]
+    lines = check(planned(out, tmp_path / "trained", **ANYWHERE))
+    assert [line.split(" of ")[0] for line in lines if "#5213" in line] == [str(answers)]
+    assert not [line for line in check(planned(out, tmp_path / "trained")) if "#5213" in line]
+    plain, _ = packs(tmp_path, vocabulary, out="plain", **given | {"chat_template": CHATML})
+    assert not [line for line in check(planned(plain, tmp_path / "trained", **ANYWHERE)) if "#5213" in line]
+
+
 def train_tokens(path):
     """The tokens of each data set of the train split, by the sizes of the files."""
     manifest = unsealed((Path(path) / "manifest.json").read_bytes())
