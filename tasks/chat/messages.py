@@ -68,7 +68,10 @@ def _blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-CALL_KEYS = {"name", "arguments", "id", "type", "index", "function"}
+ARGUMENTS = ("arguments", "args", "input")
+"""The keys of a call's arguments: OpenAI's, LangChain's, Anthropic's."""
+
+CALL_KEYS = {"name", *ARGUMENTS, "id", "type", "index", "function"}
 
 
 def string_at(fields: Mapping[str, Any], key: str, reason: Reason, whose: str) -> str | None:
@@ -136,7 +139,8 @@ def _function(outer: Mapping[str, Any]) -> object:
 
 
 def _arguments(function: Mapping[str, Any], place: str) -> Arguments:
-    value, what = function.get("arguments"), f"the arguments of {place}"
+    given, what = [function[key] for key in ARGUMENTS if function.get(key) is not None], f"the arguments of {place}"
+    value = given[0] if given else None
     if value is None or value == "":
         if strange := [key for key in function if key not in CALL_KEYS and function[key] is not None]:
             raise RejectionError("bad_tool_arguments", f"{place} has no arguments, but {listed(strange)}; rename it")
@@ -166,7 +170,13 @@ def read_tools(value: object) -> list[dict[str, Any]]:
             raise RejectionError("bad_tools", f"tool {number} of {len(tools)} is no object with the name of a function")
     if tools:
         json_text(tools, "bad_tools", "tools")
-    return list(tools)
+    return [_of_anthropic(tool) if tool.get("input_schema") else tool for tool in tools]
+
+
+def _of_anthropic(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool of Anthropic's API as a function; what it says beyond that is for the API."""
+    names = {"name": "name", "description": "description", "input_schema": "parameters"}
+    return {name: tool[key] for key, name in names.items() if tool.get(key)}
 
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from .channels import without_channels
 from .conversation import Conversation, Message, Rejected, RejectionError
+from .dialects import unfolded, with_role
 from .json_values import kind, listed, parsed, quoted
 from .messages import (
     BLOCKS,
@@ -223,7 +224,11 @@ def _said(text: object, role: str) -> dict[str, object]:
 
 
 def _turns(messages: list[Any], reading: _Reading) -> list[Any]:
-    """Messages in a form that `read_message` reads, one for each."""
+    """Messages in a form that `read_message` reads."""
+    if messages and type(messages[0]) is dict and messages[0].keys().isdisjoint(("role", "from")):
+        messages = [with_role(each) for each in messages]
+    if any(type(each) is dict and type(each.get("content")) is list for each in messages):
+        messages = [one for each in messages for one in unfolded(each)]
     others = [each for each in messages if type(each) is not dict or each.keys() != PLAIN]
     if others and all(isinstance(each, list) for each in messages):
         return _turns([event for events in messages for event in events], reading)  # OpenHands' pairs of events

@@ -60,7 +60,7 @@ from .publication import PackedLayout
 from .settings import PackRecipe, SftRecipe, SftSettings
 from .shard import SequenceShard
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 """Increase it when the same recipe and source give different bytes."""
 
 

@@ -96,6 +96,7 @@ GOOD = {
     "text parts from a tool": (result([{"type": "text", "text": "1"}, "2"]), [Q, A, {"role": "tool", "content": "12"}]),
     "an object from a tool": (result({"ok": True, "é": None}), [Q, A, {"role": "tool", "content": '{"ok": true, "é": null}'}]),
     "an array from a tool": (result(["a", {"type": "file"}]), [Q, A, {"role": "tool", "content": '["a", {"type": "file"}]'}]),
+    "blocks from a tool": (result([{"type": "tool_use"}]), [Q, A, {"role": "tool", "content": '[{"type": "tool_use"}]'}]),
     "an empty array from a tool": (result([]), [Q, A, {"role": "tool", "content": "[]"}]),
     "a boolean from a tool": (result(False), [Q, A, {"role": "tool", "content": "false"}]),
     "a number from a tool": (result(0.5), [Q, A, {"role": "tool", "content": "0.5"}]),

@@ -1,6 +1,7 @@
 """Rows as public datasets and tools have them: which messages they become, which are trained on, and what is counted."""
 
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,6 +62,9 @@ SWIFT = "https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.htm
 AXOLOTL = "https://docs.axolotl.ai/docs/dataset-formats/"
 TRL = "https://huggingface.co/docs/trl/dataset_formats"
 HARMONY = "https://cookbook.openai.com/articles/openai-harmony"
+ANTHROPIC = "https://docs.anthropic.com/en/docs/agents-and-tools/tool-use"
+LANGCHAIN = "https://python.langchain.com/api_reference/core/messages.html"
+OPENROUTER = "https://openrouter.ai/docs/use-cases/reasoning-tokens"
 OPENAI = "https://platform.openai.com/docs/guides/supervised-fine-tuning"
 
 READ = [
@@ -154,6 +158,35 @@ READ = [
      TALK, ("question", "r1_solution", "solution")),
     (HF + "openchat/openchat_sharegpt4_dataset", {"id": "1", "items": TURNS}, TALK, ()),
     (HF + "arcee-ai/The-Tome", {"conversations": TURNS, "dataset": "x"}, TALK, ()),
+    # messages of other APIs
+    (ANTHROPIC, {"system": "s", "messages": [user(), answer([*part("d"), {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}}]),
+                                             user([{"type": "tool_result", "tool_use_id": "1", "content": part("r")}, *part("q")]), answer(part("a"))],
+                 "tools": [{"name": "f", "description": "d", "input_schema": TOOL["parameters"], "cache_control": None}]},
+     [system(), user(), calls("d", id="1"), result(tool_call_id="1"), *TALK], ()),
+    (ANTHROPIC, {"messages": [user(), answer([{"type": "thinking", "thinking": "t", "signature": "x"}, {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}},
+                                              {"type": "tool_use", "id": "2", "name": "f", "input": {"x": 1}}]),
+                              user([{"type": "tool_result", "tool_use_id": "1", "content": "r"}, {"type": "tool_result", "tool_use_id": "2", "is_error": True}]), answer()]},
+     [user(), {**answer("", tool_calls=[*calls(id="1")["tool_calls"], *calls(id="2")["tool_calls"]]), "reasoning_content": "t"},
+      result(tool_call_id="1"), result("", tool_call_id="2"), answer()], ()),
+    (LANGCHAIN, {"messages": [
+        {"type": "system", "data": {"content": "s", "additional_kwargs": {}, "type": "system"}}, {"type": "human", "data": {"content": "q", "type": "human", "example": False}},
+        {"type": "ai", "data": {"content": "", "tool_calls": [{"name": "f", "args": {"x": 1}, "id": "1", "type": "tool_call"}], "invalid_tool_calls": [], "type": "ai"}},
+        {"type": "tool", "data": {"content": "r", "tool_call_id": "1", "name": "f", "type": "tool"}}, {"type": "ai", "data": {"content": "a", "tool_calls": [], "type": "ai"}}]},
+     [system(), user(), calls("", id="1"), result(tool_call_id="1", name="f"), answer()], ()),
+    (LANGCHAIN, {"messages": [{"type": "human", "content": "q"}, {"type": "ai", "content": [*part("d"), {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}}],
+                                                                  "tool_calls": [{"name": "f", "args": {"x": 1}, "id": "1"}]},
+                              {"type": "tool", "content": "r", "tool_call_id": "1"}]}, [user(), calls("d", id="1"), result(tool_call_id="1")], ()),
+    (LANGCHAIN, {"messages": [{"type": "human", "data": {"content": "q"}}, {"type": "ai", "data": {"content": "", "additional_kwargs": {
+        "function_call": {"name": "f", "arguments": '{"x": 1}'}}}}]}, [user(), calls("")], ()),
+    ("author", {"messages": [{"author": "system", "content": "s"}, {"author": "human", "content": "q"}, {"author": "Assistant", "content": "a"}]}, [system(), *TALK], ()),
+    ("speaker", {"dialogue": [{"speaker": "USER", "text": "q"}, {"speaker": "bot", "text": "a"}]}, TALK, ()),
+    (OPENROUTER, {"messages": [user(), answer(reasoning_details=[{"type": "reasoning.text", "text": "t", "signature": "x", "index": 0}])]}, [user(), THOUGHT], ()),
+    (OPENROUTER, {"messages": [user(), answer(reasoning="t", reasoning_details=[{"type": "reasoning.text", "text": "t", "format": "anthropic-claude-v1"}])]}, [user(), THOUGHT], ()),
+    (OPENROUTER, {"messages": [user(), answer(reasoning="t", reasoning_details=[{"type": "reasoning.text", "text": "t"}, {"type": "reasoning.encrypted", "data": "x"}])]},
+     [user(), THOUGHT], ("messages.reasoning_details",)),
+    (OPENROUTER, {"messages": [user(), answer(reasoning_details=[{"type": "reasoning.encrypted", "data": "x"}])]}, TALK, ("messages.reasoning_details",)),
+    (OPENROUTER, {"messages": [user(), answer(reasoning_details=[{"type": "reasoning.summary", "summary": "t"}, {"type": "reasoning.encrypted", "data": "x"}])]}, TALK,
+     ("messages.reasoning_details",)),
     # turns
     (FACTORY, {"conversations": TURNS, "system": "s", "tools": json.dumps([TOOL])}, [system(), *TALK], ()),
     (FACTORY, {"conversations": [turn("human", "q"), turn("function_call", json.dumps(CALL)), turn("observation", "r"), turn("gpt", "a")], "tools": json.dumps([TOOL])},
@@ -331,8 +364,11 @@ REFUSED = [
     (HF + "cognitivecomputations/dolphin-r1", {"messages": [system(), user()], "reasoning": "t", "answer": "a", "model": "m"}, "no_assistant", '"response": "answer"'),
     (HF + "gabrielmbmb/offline-batch-generation", {"instruction": "q", "completion": "a", "generation": "b", "model_name": "m"}, "no_messages", "generation beside"),
     (HF + "Muennighoff/natural-instructions", {"task_name": "x", "id": "1", "definition": "d", "inputs": "q", "targets": "a"}, "no_messages", "definition beside"),
-    ("https://openrouter.ai/docs/use-cases/reasoning-tokens", {"messages": [user(), answer(reasoning=[{"type": "reasoning.text", "text": "t"}])]}, "bad_reasoning",
+    (OPENROUTER, {"messages": [user(), answer(reasoning=[{"type": "reasoning.text", "text": "t"}])]}, "bad_reasoning",
      "its reasoning is an array"),
+    (ANTHROPIC, {"messages": [user(), answer([{"type": "tool_use", "id": "1", "name": "f", "input": {}}, *part("a")])]}, "not_text", "after a tool_use"),
+    (ANTHROPIC, {"messages": [user([{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}]), answer()]}, "not_text", "the type 'image'"),
+    ("speaker", {"dialogue": [{"speaker": "Alice", "text": "q"}, {"speaker": "Bob", "text": "a"}]}, "unknown_role", "'speaker'"),
     (HF + "rajpurkar/squad", {"id": "1", "title": "x", "context": "c", "question": "q", "answers": {"text": ["a"], "answer_start": [0]}}, "no_messages", "'answers'"),
     (HF + "HuggingFaceM4/the_cauldron", {"images": ["i"], "texts": [{"user": "q", "assistant": "a"}]}, "no_messages", "'texts'"),
 ]  # fmt: skip
@@ -361,7 +397,7 @@ def test_shapes_become_messages_and_what_is_not_read_is_counted(source, row, mes
     assert found.unread == tuple(unread)
     assert shape_name(row)
     functions = [tool.get("function", tool) for tool in found.tools]
-    assert functions == ([TOOL] if '"parameters"' in json.dumps(row).replace("\\", "") else [])
+    assert functions == ([TOOL] if re.search('"(parameters|input_schema)"', json.dumps(row).replace("\\", "")) else [])
 
 
 def without_empty(value):

@@ -292,6 +292,43 @@ def test_efforts_of_rows(row, fields, effort, unread):
     assert f"Reasoning: {effort or 'medium'}" in made.messages[0].body
 
 
+TEXT, SUMMARY = {"type": "reasoning.text", "text": "t"}, {"type": "reasoning.summary", "summary": "s"}
+SEALED = {"type": "reasoning.encrypted", "data": "x"}
+
+
+@pytest.mark.parametrize(
+    ("message", "thoughts", "unread"),
+    [
+        ({"reasoning_details": [TEXT]}, ["t"], ()),
+        ({"reasoning_details": [TEXT], "reasoning": "t"}, ["t"], ()),
+        ({"reasoning_details": [TEXT, SEALED], "reasoning": "t"}, ["t"], ("messages.reasoning_details",)),
+        ({"reasoning_details": [SUMMARY, SEALED]}, [], ("messages.reasoning_details",)),
+    ],
+)
+def test_details_of_reasoning_are_read_or_counted(message, thoughts, unread):
+    talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", **message}]
+    found = converted("openai_messages", {"messages": talk})
+    made = compose(found, Policy()).messages
+    assert [each.body for each in made if each.channel == "analysis"] == thoughts
+    assert found.unread == unread
+
+
+def test_calls_and_results_in_contents():
+    """As Anthropic writes them."""
+    talk = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "r"}]},
+        {"role": "assistant", "content": "a"},
+    ]
+    tool = {"name": "f", "input_schema": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+    made = composed("openai_messages", {"messages": talk, "tools": [tool]})
+    assert [(each.author, each.recipient, each.body) for each in made.messages[-3:]] == [
+        ("assistant", "functions.f", '{"x":1}'), ("functions.f", "assistant", "r"), ("assistant", None, "a")
+    ]  # fmt: skip
+    assert "type f = (_: {\nx?: number,\n}) => any;" in made.messages[1].body
+
+
 @pytest.mark.parametrize(
     ("row", "read"),
     [
