@@ -46,7 +46,10 @@ def unfolded(message: Any) -> Iterator[Any]:  # noqa: ANN401 - as in the row
         yield {**message, "content": parts[:first] or None, "tool_calls": calls}
     elif "tool_result" in kinds:
         for is_result, group in groupby(parts, lambda part: _kind(part) == "tool_result"):
-            yield from map(_result, group) if is_result else [{**message, "content": list(group)}]
+            if is_result:
+                yield from map(_result, group)
+            else:
+                yield {**message, "content": list(group)}
     else:
         yield message
 
