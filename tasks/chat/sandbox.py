@@ -287,7 +287,7 @@ def clock(date: object) -> Callable[[str], str]:
     return strftime_now
 
 
-def _range(*places: int) -> range:
+def _range(*places: Any) -> range:  # noqa: ANN401 - a template may pass anything
     """Jinja's `range`, of numbers below 2^61: multiples of 2^61 - 1 have one hash, so that sets of them take n^2 steps."""
     if any(isinstance(place, int) and place.bit_length() > MOST_RANGE_BITS for place in places):
         raise TemplateLimitError(f"the template counts with a number of more than {MOST_RANGE_BITS} bits")
