@@ -149,9 +149,9 @@ def _require_prompted(renderer: Renderer) -> None:
         rendering = renderer.template.render(probe.messages, probe.tools)
         if isinstance(rendering, Rejected) or any(kind == "generated" for _, _, (_, kind) in rendering.spans):
             continue
-        rendering = ended(rendering, probe.messages, renderer.openings, renderer.controls)
+        rendering = ended(rendering, probe.messages, renderer.openings, renderer.controls.written)
         learned = renderer.policy.learned(probe.messages)
-        found = completions(rendering, probe.messages, learned, renderer.openings, renderer.controls)
+        found = completions(rendering, probe.messages, learned, renderer.openings, renderer.controls.written)
         starts = {} if isinstance(found, Rejected) else {number: each.start for number, each in found.items()}
         for number, start in starts.items():
             prompted = renderer.template.render(probe.messages[:number], probe.tools, add_generation_prompt=True)
@@ -178,7 +178,7 @@ def _composes(renderer: Renderer) -> bool:
 
 
 def _warnings(controls: Controls) -> list[str]:
-    if controls.ids:
+    if controls.written.ids:
         return []
     spelled = "none of the template's markers is a control token of this tokenizer: they are encoded as plain text, "
     return [f"{spelled}so markers spelled in the data cannot be distinguished from them"]

@@ -1,7 +1,8 @@
 """Control tokens: written by a template, or spelled in the data.
 
 The added tokens that occur in a template or its renderings are its controls. They become single ids, and the text between them
-is encoded by an encoder that does not know them. If the data spells one (`<|im_end|>` in a web page), a Unicode noncharacter is
+is encoded by an encoder that does not know them. So are tags of thinking, calls and results that are added tokens, but that the
+template doesn't write: in answers they are ids, as anything that a model writes, and text elsewhere. If the data spells one (`<|im_end|>` in a web page), a Unicode noncharacter is
 inserted into it before rendering and removed afterwards, so data cannot end a turn or move a boundary.
 
 A search takes about 0.3 ns per character, because most texts have no `<`.
@@ -9,7 +10,7 @@ A search takes about 0.3 ns per character, because most texts have no `<`.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -19,11 +20,22 @@ NONCHARACTERS = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4\ufdd5\ufdd6\ufdd7"
 """Code points that Unicode reserves for internal use (section 23.7 of the standard)."""
 
 
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""Added tokens that models write and tokenizers don't flag as special, so that users can spell them."""
+
+
 @dataclass(frozen=True)
 class Controls:
-    """The control tokens of a template and their ids."""
+    """The control tokens of a template and their ids. Those `in_answers`, which it doesn't write, are text elsewhere in data."""
 
     ids: Mapping[str, int]
+    in_answers: frozenset[str] = frozenset()
+
+    @cached_property
+    def written(self) -> "Controls":
+        """Those that the template writes."""
+        kept = {token: number for token, number in self.ids.items() if token not in self.in_answers}
+        return Controls(kept) if self.in_answers else self
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -55,8 +67,16 @@ class Controls:
         return (place, place + length) if place >= 0 else None
 
     def spelled_in(self, conversation: Conversation) -> bool:
-        """Whether the data spells a control token anywhere."""
-        return any(self.occur_in(text) for text in _texts(conversation))
+        """Whether the data spells a control token anywhere, except tags in answers."""
+        if not any(self.occur_in(text) for text in _texts(conversation)):
+            return False
+        answers = [message["content"] or "" for message in conversation.messages if message["role"] == "assistant"]
+        others: list[Message] = [
+            {**message, "content": ""} if message["role"] == "assistant" else message
+            for message in conversation.messages
+        ]
+        written = any(self.written.occur_in(text) for text in answers)
+        return written or any(self.occur_in(text) for text in _texts(replace(conversation, messages=others)))
 
 
 PLAIN = ("role", "content")
@@ -100,9 +120,12 @@ def unused_noncharacter(conversation: Conversation) -> str | None:
 def escape_controls(conversation: Conversation, controls: Controls, noncharacter: str) -> Conversation:
     """The conversation with `noncharacter` after the first character of every control token in its data."""
 
+    def broken(text: str, those: Controls) -> str:
+        return those.beginning.sub(rf"\1{noncharacter}", text)
+
     def escaped(value: Any) -> Any:  # noqa: ANN401 - JSON
         if isinstance(value, str):
-            return controls.beginning.sub(rf"\1{noncharacter}", value)
+            return broken(value, controls)
         if isinstance(value, Arguments):
             return Arguments({escaped(key): escaped(inner) for key, inner in value.items()}, escaped(value.text))
         if isinstance(value, dict):
@@ -111,19 +134,17 @@ def escape_controls(conversation: Conversation, controls: Controls, noncharacter
             return [escaped(inner) for inner in cast("list[Any]", value)]
         return value
 
-    return Conversation(
-        [_escaped_message(message, escaped) for message in conversation.messages],
-        cast("list[dict[str, Any]]", escaped(conversation.tools)),
-    )
+    def escaped_message(message: Message) -> Message:
+        made = cast("Message", {name: value if name == "role" else escaped(value) for name, value in message.items()})
+        if message["role"] == "assistant" and message["content"]:
+            made["content"] = broken(message["content"], controls.written)
+        if "trained" in message:
+            places = _places(message["content"] or "", made["content"] or "")
+            made["trained"] = tuple((places[start], places[stop]) for start, stop in message["trained"])
+        return made
 
-
-def _escaped_message(message: Message, escaped: Any) -> Message:  # noqa: ANN401 - a function over JSON
-    made = cast("Message", {name: value if name == "role" else escaped(value) for name, value in message.items()})
-    if "trained" in message:
-        content, longer = message["content"] or "", made["content"] or ""
-        places = _places(content, longer)
-        made["trained"] = tuple((places[start], places[stop]) for start, stop in message["trained"])
-    return made
+    tools = cast("list[dict[str, Any]]", escaped(conversation.tools))
+    return Conversation([escaped_message(message) for message in conversation.messages], tools)
 
 
 def _places(text: str, longer: str) -> list[int]:
@@ -138,11 +159,11 @@ def _places(text: str, longer: str) -> list[int]:
 
 
 def controls_of(texts: Sequence[str], added: Mapping[str, int]) -> Controls:
-    """The added tokens that occur in a template's source or renderings, without single characters and blanks."""
-    return Controls(
-        {
-            token: number
-            for token, number in added.items()
-            if len(token) > 1 and token.strip() and any(token in text for text in texts)
-        }
-    )
+    """The added tokens that occur in a template's source or renderings, without single characters and blanks, and TAGS."""
+    written = {
+        token: number
+        for token, number in added.items()
+        if len(token) > 1 and token.strip() and any(token in text for text in texts)
+    }
+    tags = {token: added[token] for token in TAGS if token in added and token not in written}
+    return Controls(written | tags, frozenset(tags))

@@ -141,7 +141,7 @@ def profile_template(template: ChatTemplate, added_tokens: Mapping[str, int]) ->
     written = _reasoned(template, "reasoning in three turns")
     inline = _inline(template, writes_reasoning=bool(written))
     return TemplateProfile(
-        openings=_openings(template, answers, controls, inline),
+        openings=_openings(template, answers, controls.written, inline),
         controls=controls,
         writes_reasoning=bool(written),
         keeps_reasoning=written == REASONING,

@@ -76,7 +76,7 @@ class Renderer:
 
     def _taken_for_thinking(self, given: Conversation, escaped: Conversation, noncharacter: str) -> int | None:
         """The number of an answer with a tag of thinking that changes what the template writes; None if there is none."""
-        if not {OPEN, CLOSE} & self.controls.ids.keys():
+        if not {OPEN, CLOSE} & self.controls.written.ids.keys():
             return None
         tagged = [number for number, message in enumerate(given.messages) if has_tag(message)]
         for number in tagged:
@@ -139,9 +139,9 @@ class Renderer:
         rendering = self.template.render(messages, conversation.tools)
         if isinstance(rendering, Rejected):
             return rendering
-        rendering = ended(rendering, messages, self.openings, self.controls)
+        rendering = ended(rendering, messages, self.openings, self.controls.written)
         learned = [number for number in self.policy.learned(messages) if number >= first_learned]
-        found = completions(rendering, messages, learned, self.openings, self.controls)
+        found = completions(rendering, messages, learned, self.openings, self.controls.written)
         if isinstance(found, Rejected):
             return found
         ranges: dict[int, list[Range]] = {}

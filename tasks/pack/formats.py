@@ -207,7 +207,7 @@ def checked_format(settings: SftSettings, vocabulary: Vocabulary, policy: LossPo
     template, special = find_template(settings, vocabulary), settings.special_tokens_in_text
     if isinstance(template, ChatTemplate):
         found = checked_renderer(template, vocabulary, policy, settings.split_turns, special, store)
-        if not (found.renderer.controls.ids or settings.allow_text_markers):
+        if not (found.renderer.controls.written.ids or settings.allow_text_markers):
             raise InputError(
                 f"chat_template: none of its markers is a control token of {settings.tokenizer.model}, so text in the data could end "
                 "a turn; choose the model's own tokenizer and chat_template=tokenizer, or set allow_text_markers=true"

@@ -13,6 +13,7 @@ from tokenmill.tasks.chat.encoding import Batch
 from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.probes import PROBES
+from tokenmill.tasks.chat.programs import Programs
 from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.tokenize.load import find_vocabulary
@@ -281,6 +282,30 @@ def test_tokens_that_only_the_template_makes_control_tokens_are_text_in_data(tmp
     ids = set(_encode(encoder, "<call><other><|im_end|>"))
     assert used.controls["<call>"] not in ids
     assert used.controls["<other>"] in ids, "text to the template is text as the tokenizer sees it"
+
+
+def test_tags_that_users_spell_are_text_and_those_of_answers_are_tokens(tmp_path):
+    """For a template that doesn't write them, and a tokenizer that doesn't flag them as special, as Qwen's."""
+    tokenizer = trained_bpe()
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in ("<think>", "</think>", "<tool_call>")])
+    used = found(saved(tokenizer, tmp_path / "tokenizer"))
+    question, answer = "Is <think> a tag? <tool_call>", "<think>Yes.</think> It is."
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    plain = renderer_of(ChatTemplate(GOOD, {}), used, LossPolicy(), "auto", "literal")
+    assert set(plain.controls.written.ids) == {*IM, "<call>"} & set(used.controls)
+    for renderer in (plain, Programs(plain)):
+        for number in range(6):  # a program is learned at the fourth
+            talk = Conversation([{**turns[0], "content": f"{question} {number}"}, turns[1]], [])
+            batch = Batch()
+            batch.add(renderer.sequences(talk)[0])
+            encoded = batch.encode(text_encoder(used, renderer.controls, "reference", "literal"))
+            ids = encoded.ids.tolist()
+            trained = encoded.ids[encoded.loss == 1].tolist()
+            assert trained == tokenizer.encode(f"{answer}<|im_end|>").ids
+            assert [ids.count(used.controls[tag]) for tag in ("<think>", "</think>", "<tool_call>")] == [1, 1, 0]
+            assert used.decode(ids) == (
+                f"<|im_start|>user\n{question} {number}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
+            )
 
 
 def ids_of(used, special, words):

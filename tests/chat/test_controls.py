@@ -198,3 +198,17 @@ def test_the_controls_of_a_template_are_the_added_tokens_that_it_writes():
     found = controls_of(["{{ '<a>' }}\n\n  ", "rendered <c>"], added)
     assert dict(found.ids) == {"<a>": 1, "<c>": 3}, "runs of blanks are text"
     assert dict(controls_of([], added).ids) == {}
+
+
+def test_tags_that_a_template_does_not_write_are_text_outside_answers():
+    tags = controls_of(["<|im_end|> </think>"], {"<think>": 1, "</think>": 2, END: 3, "<table>": 4})
+    assert dict(tags.ids) == {"<think>": 1, "</think>": 2, END: 3}
+    assert dict(tags.written.ids) == {"</think>": 2, END: 3}
+    own = talk(user(), answer("<think>a"))
+    assert not tags.spelled_in(own)
+    both = talk(user("<think>q"), answer(f"<think></think>{END}", reasoning_content="<think>"))
+    assert tags.spelled_in(both)
+    asked, answered = escape_controls(both, tags, "#").messages
+    assert asked["content"] == "<#think>q"
+    assert answered["content"] == "<think><#/think><#|im_end|>"
+    assert answered["reasoning_content"] == "<#think>"
