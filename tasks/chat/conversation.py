@@ -7,6 +7,7 @@ Templates expect arguments as an object or as JSON text. Both are kept, so a tem
 text.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict
@@ -112,3 +113,12 @@ class RejectionError(ValueError):
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+
+
+PLACEHOLDER = re.compile(r"[\s_.…\-\u2010-\u2015]*")
+"""A first question that only stands for one; datasets have it where the question has to be fetched from elsewhere."""
+
+
+def asks_nothing(question: str, *, first: bool) -> bool:
+    """Whether a user's text is blank or, as the first one, a placeholder."""
+    return not question or question.isspace() or (first and PLACEHOLDER.fullmatch(question) is not None)

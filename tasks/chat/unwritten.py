@@ -1,9 +1,9 @@
-"""What conversations have and a template does not write, as probes of the template show: rows are counted by it."""
+"""What conversations have and a template does not write, as probes of the template show, or what they lack: rows are counted by it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from .conversation import Conversation
+from .conversation import Conversation, asks_nothing
 from .probes import PROBES, SYSTEM
 from .template import ChatTemplate, Rendering
 
@@ -36,6 +36,10 @@ KINDS: Mapping[str, Kind] = {
 """Answers and tool calls are not among them: conversations without these are rejected."""
 
 
+NO_QUESTION = "questions, which are blank or a placeholder"
+"""What rows are counted by that ask nothing."""
+
+
 def unwritten_by(template: ChatTemplate) -> frozenset[str]:
     """The kinds that a template leaves out; one that it rejects is not left out."""
     renderings = {name: template.render(kind.probe.messages, kind.probe.tools) for name, kind in KINDS.items()}
@@ -47,10 +51,13 @@ def unwritten_by(template: ChatTemplate) -> frozenset[str]:
 
 
 def unwritten_in(conversation: Conversation, kinds: Iterable[str]) -> list[str]:
-    """What a conversation has of the kinds that a template leaves out, and calls of tools that nothing defines."""
+    """What a conversation has of the kinds that a template leaves out, and the definitions and questions that it lacks."""
     found = [f"{name} that the template doesn't write" for name in sorted(kinds) if KINDS[name].occurs(conversation)]
     called = {call["function"]["name"] for each in conversation.messages for call in each.get("tool_calls", ())}
     functions = [tool.get("function") or tool for tool in conversation.tools] if called else []
     if not called <= {function["name"] for function in functions}:
         found.append("definitions of called tools, which the row lacks")
+    questions = [message["content"] or "" for message in conversation.messages if message["role"] == "user"]
+    if any(asks_nothing(question, first=number == 0) for number, question in enumerate(questions)):
+        found.append(NO_QUESTION)
     return found

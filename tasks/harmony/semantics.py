@@ -7,11 +7,11 @@ reference, if used, reads the same messages. The rules take 1.5 µs per message 
 takes 1 ms per row and 0.7 ms per KB, so it checks only a share of the rows.
 """
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
+from tokenmill.tasks.chat.conversation import asks_nothing
 from tokenmill.tasks.sources.exact_json import loads
 
 from .grammar import Fault, ParsedMessage
@@ -47,9 +47,6 @@ WARNINGS = frozenset({"S10", "S15"})
 """Rules that only warn."""
 
 NONE_OFF: frozenset[str] = frozenset()
-
-PLACEHOLDER = re.compile(r"[\s_.…\-\u2010-\u2015]*")
-"""A first question that only stands for one; data sets have it where the question has to be fetched from elsewhere."""
 
 Finding = tuple[int, str, str]
 """The number of a message, the rule it breaks, and how."""
@@ -265,7 +262,7 @@ def prompt_faults(messages: Sequence[HarmonyMessage]) -> Iterator[Finding]:
     for number, message in enumerate(messages):
         if message.author != "user":
             continue
-        if not message.body.strip() or (first and PLACEHOLDER.fullmatch(message.body)):
+        if asks_nothing(message.body, first=first):
             yield number, "S22", f"the user says {message.body[:20]!r}, which asks nothing"
         first = False
 

@@ -20,6 +20,7 @@ from tokenmill.tasks.chat.encoding import Batch
 from tokenmill.tasks.chat.probes import PROBES
 from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.chat.shapes import Given, fields_read
+from tokenmill.tasks.chat.unwritten import NO_QUESTION
 from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.sources.files import Rejected
 from tokenmill.tasks.tokenize.settings import SpecialTokens
@@ -29,6 +30,7 @@ from .compose import compose, compose_literally
 from .converters import EFFORT, TEXT, UNTRAINED, Names, chat, harmony_text, text_field
 from .message import TEMPLATE_VERSION, Effort, ParallelCalls, Policy, Thoughts, Trailing
 from .render import TAGS
+from .semantics import prompt_faults
 from .sequences import CONTROLS, HarmonyConversation, HarmonyRenderer
 from .vocabulary import IDS, encoding
 
@@ -126,8 +128,9 @@ class HarmonyRows:
         return sum(not message.trained for message in conversation.messages if message.author == "assistant")
 
     def unread(self, conversation: HarmonyConversation) -> Sequence[str]:
-        """What of the row isn't read."""
-        return conversation.unread
+        """What of the row isn't read, and whether it lacks a question."""
+        lacks = any(prompt_faults(conversation.messages))
+        return [*conversation.unread, NO_QUESTION] if lacks else conversation.unread
 
     def _composed(self, record: Mapping[str, Any]) -> HarmonyConversation | Rejected:
         """Keeps the reasoning of earlier turns, because it may be trained on in a separate sequence."""

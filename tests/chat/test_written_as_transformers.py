@@ -106,6 +106,9 @@ UNWRITTEN = [
     ("qwen2_5", {"messages": [U1, {**SAYS, "content": "<think>\nWHY\n</think>\n\nA1"}]}, []),
     ("qwen3", {"messages": [U1, CALLS]}, ["definitions of called tools"]),
     ("qwen3", {"messages": [U1, CALLS], "tools": [F["function"]]}, []),
+    ("qwen3", {"messages": [{"role": "user", "content": " -\n"}, SAYS]}, ["questions"]),
+    ("qwen3", {"messages": [U1, SAYS, {"role": "user", "content": ""}, SAYS]}, ["questions"]),
+    ("qwen3", {"messages": [U1, SAYS, {"role": "user", "content": "..."}, SAYS]}, []),
 ]
 
 

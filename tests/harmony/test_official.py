@@ -119,6 +119,14 @@ def test_channels_are_trained_as_they_are(messages):
         assert not isinstance(trained_rows().sequences(found), Rejected)
 
 
+@pytest.mark.parametrize(("question", "counted"), [("Hi", 0), (" ", 1), ("-", 1)])
+def test_rows_without_a_question_are_counted_and_trained(question, counted):
+    row = {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": "Hello"}]}
+    found = trained_rows().read(row)
+    assert not isinstance(trained_rows().sequences(found), Rejected)
+    assert [name.split(",")[0] for name in trained_rows().unread(found)] == ["questions"] * counted
+
+
 def some_conversation(draw):
     """Messages of the library: any preamble, and turns of thoughts, remarks, calls with their results, and answers."""
     system = SystemContent.new().with_reasoning_effort(draw.choice([*ReasoningEffort]))
