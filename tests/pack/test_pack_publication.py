@@ -422,7 +422,6 @@ def test_a_budget_says_how_many_tokens_of_each_data_set_are_published(tmp_path):
     blend = preparing.blend_of(*paths)
     blend["datasets"][0]["share"] = 0.25
     chosen = {"pack_size": 64, "holdout": {"valid": 0, "test": 0}, "store": str(tmp_path / "store")}
-    chosen["allow_text_markers"] = True
     _, plain = preparing_sft.prepare(blend, tmp_path / "plain", sampling="down", **chosen)
     _, manifest = preparing_sft.prepare({**blend, "tokens": 4000}, tmp_path / "out", sampling="down", **chosen)
     taken = {name: each["tokens"] for name, each in manifest["sampling"]["splits"]["train"].items()}

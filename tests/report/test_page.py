@@ -397,7 +397,7 @@ def test_repeated_packs_and_rows_are_counted_as_often_as_they_are_published(tmp_
         preparing_sft.write_rows(tmp_path / f"{name}.jsonl", talks)
     blend = blend_of(tmp_path / "a.jsonl", tmp_path / "b.jsonl", a=3.0)
     chosen = {"holdout": {"valid": 0, "test": 0}, "sampling": "up"}
-    _, manifest = preparing_sft.prepare(blend, tmp_path / "sft", pack_size=64, allow_text_markers=True, **chosen)
+    _, manifest = preparing_sft.prepare(blend, tmp_path / "sft", pack_size=64, **chosen)
     shares = table_of_weights(tmp_path / "sft")
     taken = {name: each["tokens"] for name, each in manifest["sampling"]["splits"]["train"].items()}
     assert {name: each[2] for name, each in shares.items()} == taken
