@@ -164,14 +164,19 @@ def text_blocks(file: SourceFile, content: Iterator[bytes]) -> Iterator[bytes]:
 
 def require_text_head(file: SourceFile, head: bytes) -> None:
     """Raises InputError if the first bytes of a file of text are those of another kind of file, with the remedy."""
-    found = next(((kind, remedy) for pattern, kind, remedy in KINDS if re.match(pattern, head)), None)
+    found = known_kind(head, file.uri.rpartition("/")[2])
     if found is None:
         return
     kind, remedy = found
-    name = file.uri.rpartition("/")[2]
     if file.compression:
         raise InputError(f"{file.uri}: holds {kind} inside {file.compression}, not text; unpack it twice")
-    raise InputError(f"{file.uri}: holds {kind}, not UTF-8 text; {remedy.format(name, name.rpartition('.')[0])}")
+    raise InputError(f"{file.uri}: holds {kind}, not UTF-8 text; {remedy}")
+
+
+def known_kind(head: bytes, name: str) -> tuple[str, str] | None:
+    """What a file of that name holds, by its first bytes, and the remedy if it should be something else; None if unknown."""
+    stem = name.rpartition(".")[0]
+    return next(((kind, remedy.format(name, stem)) for pattern, kind, remedy in KINDS if re.match(pattern, head)), None)
 
 
 def _reblocked(pieces: Iterator[bytes]) -> Iterator[bytes]:

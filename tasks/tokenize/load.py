@@ -23,9 +23,11 @@ from tokenmill.tasks.errors import InputError, RunError, nearest
 from tokenmill.tasks.shards.manifest import MANIFEST
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.remembered import remembered
+from tokenmill.tasks.sources.opening import known_kind
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.strict import parse
 
+from .added import NAMED
 from .rank_files import tekken_file, tiktoken_file, tiktoken_ranks
 from .settings import TokenizerSettings, TokenizerSource
 from .vocabulary import (
@@ -71,13 +73,16 @@ OLD_TEMPLATE = "chat_template.json"
 ADDED_TOKENS = "added_tokens.json"
 """The added tokens of older models, with their ids."""
 
-MODEL_NAME = re.compile(r".+\.model(\.v\d+(m\d+)?)?|.+\.tiktoken")
+MODEL_NAME = re.compile(r".+\.model(\.v\d+(m\d+)?)?|.+\.tiktoken", re.IGNORECASE)
 """SentencePiece models, also Mistral's (tokenizer.model.v3), and tiktoken's ranks."""
 
 MERGED = ("vocab.json", "merges.txt")
 """The two files of a byte-level BPE before there was a tokenizer.json."""
 
 TEKKEN_NAME = re.compile(r"tekken.*\.json")
+
+NAME_CHARACTERS = 100
+"""Characters of a name that a message shows."""
 
 RENUMBERED = frozenset(
     ("BigBirdPegasus", "Barthez", "Camembert", "M2M100", "MBart", "MBart50", "Nllb", "PLBart", "Pegasus", "Speech2Text", "XGLM",
@@ -166,19 +171,31 @@ def load_named(model: str, revision: str | None, _: Stamps) -> Vocabulary:
 
 def _stamps(model: str) -> Stamps:
     """Name, size and modification time of every local file of a tokenizer, which may change while a worker runs."""
-    path = Path(model).expanduser()
+    path = _path(model)
+    if path is None:
+        return ()
     folder = path if path.is_dir() else path.parent
     beside = [folder / name for name in (*CONFIGS, *TEMPLATES, OLD_TEMPLATE, ADDED_TOKENS, "merges.txt")]
     files = [*sorted(path.iterdir()), *beside] if path.is_dir() else [path, *beside]
     return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
 
 
+def _path(model: str) -> Path | None:
+    """The file or folder that a name means; None if it means none."""
+    try:
+        path = Path(model).expanduser()
+        return path if path.is_dir() or path.is_file() else None
+    except (OSError, RuntimeError) as error:  # a name too long, a folder that is closed, or the `~` of nobody
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(
+            f"tokenizer.model: {model[:NAME_CHARACTERS]!r} cannot be read: {why}; check the path"
+        ) from error
+
+
 def _find(model: str, revision: str | None) -> Vocabulary:
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return _from_folder(path)
-    if path.is_file():
-        return _from_file(path)
+    path = _path(model)
+    if path:
+        return _from_folder(path) if path.is_dir() else _from_file(path)
     if model in tiktoken.registry.list_encoding_names():
         return _from_tiktoken(model)
     return _from_hub(model, revision)
@@ -189,6 +206,7 @@ def _from_folder(folder: Path) -> Vocabulary:
     if (definition := folder / "tokenizer.json").is_file():
         return _from_json(definition)
     names = sorted(file.name for file in folder.iterdir() if file.is_file())
+    folders = sorted(f"{each.name}/" for each in folder.iterdir() if each.is_dir())
     models = [name for name in names if MODEL_NAME.fullmatch(name)]
     usual = [name for name in ("tokenizer.model", "tiktoken.model") if name in models]
     tekken = [name for name in names if TEKKEN_NAME.fullmatch(name)]
@@ -196,10 +214,11 @@ def _from_folder(folder: Path) -> Vocabulary:
     chosen = next((found for found in (usual, tekken, models, merges) if found), [])
     if len(chosen) == 1:
         return _from_file(folder / chosen[0], in_folder=True)
-    found = f"several: {', '.join(chosen)}; name one of them" if chosen else f"none, but {_some(names)}"
+    found = f"several: {', '.join(chosen)}; name one of them" if chosen else _some([*names, *folders])
+    adapted = "; name the model that this adapter is for" if "adapter_config.json" in names else ""
     raise InputError(
         f"tokenizer.model: {folder} should hold one tokenizer.json, SentencePiece or tiktoken .model, .tiktoken, tekken.json, or "
-        f"vocab.json with merges.txt; it holds {found}{_code_of(_config(folder))}"
+        f"vocab.json with merges.txt; it holds {found}{adapted}{_code_of(_config(folder))}"
     )
 
 
@@ -221,7 +240,7 @@ def _code_of(config: Mapping[str, Any]) -> str:
 
 def _from_file(path: Path, *, in_folder: bool = False) -> Vocabulary:
     """The vocabulary of a file, by its content; `in_folder` if only its folder was named."""
-    if path.suffix == ".json":
+    if path.suffix.lower() == ".json":
         return _from_json(path)
     config = _slow_config(path.parent)
     content = path.read_bytes()
@@ -232,10 +251,8 @@ def _from_file(path: Path, *, in_folder: bool = False) -> Vocabulary:
     except ValueError as error:
         if _is_rank_line(content):
             raise InputError(f"tokenizer.model: {path} {error}{_code_of(config)}") from error
-        raise InputError(
-            f"tokenizer.model: {path} is neither a tokenizer.json, a tekken.json, nor a SentencePiece or tiktoken model; "
-            "give the folder or file of a tokenizer"
-        ) from error
+        what = "is neither a tokenizer.json, a tekken.json, nor a SentencePiece or tiktoken model"
+        raise _not_a_tokenizer(path, content, f"{what}; give the folder or file of a tokenizer") from error
     if in_folder and (code := _code_of(config)):
         raise InputError(
             f"tokenizer.model: {path.parent} holds {path.name}{code}, or name {path.name} itself to take its ids as they are"
@@ -260,8 +277,17 @@ def _from_json(path: Path) -> Vocabulary:
     except KeyError:
         return _from_other_json(path, content)
     except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"tokenizer.model: {path} is not a tokenizer.json with a model and a vocab") from error
+        why = f" ({error}); fetch or save it again" if isinstance(error, orjson.JSONDecodeError) else ""
+        raise _not_a_tokenizer(path, content, f"is not a tokenizer.json with a model and a vocab{why}") from error
     return _from_definition(path, definition, config)
+
+
+def _not_a_tokenizer(path: Path, content: bytes, otherwise: str) -> InputError:
+    """The error for a file of another kind, with its remedy; `otherwise` describes one of no known kind."""
+    if found := known_kind(content, path.name):
+        kind, remedy = found
+        otherwise = f"holds {kind}; {'unpack it' if remedy.startswith('name it') else remedy}"
+    return InputError(f"tokenizer.model: {path} {otherwise}")
 
 
 def _from_other_json(path: Path, content: bytes) -> Vocabulary:
@@ -338,9 +364,17 @@ def _slow_config(folder: Path) -> dict[str, Any]:
 
 def _object(file: Path) -> dict[str, Any]:
     try:
-        return dict(orjson.loads(file.read_bytes()))
+        found: dict[str, Any] = dict(orjson.loads(file.read_bytes()))
     except (ValueError, TypeError) as error:
         raise InputError(f"tokenizer.model: {file} is not a JSON object: {error}; fix or remove it") from error
+    for name in NAMED:
+        token = found.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if token is not None and not isinstance(text, str):
+            raise InputError(
+                f"tokenizer.model: {file}: {name} should be the text of one token (got {str(token)[:NAME_CHARACTERS]}); correct it"
+            )
+    return found
 
 
 def _from_hub(name: str, revision: str | None) -> Vocabulary:

@@ -256,10 +256,9 @@ def _without_special(definition: Definition) -> bytes:
 def _chat_template(config: Mapping[str, Any]) -> str | None:
     """The template in a tokenizer_config.json: a text, or the one called `default` in a list."""
     found = config.get("chat_template")
-    if not isinstance(found, list):
-        return found
-    named = {each["name"]: each["template"] for each in found}
-    return named.get("default")
+    if isinstance(found, list):
+        found = next((each.get("template") for each in found if each.get("name") == "default"), None)
+    return found if isinstance(found, str) else None
 
 
 def _huggingface_tokenizer(definition: bytes) -> tokenizers.Tokenizer:

@@ -156,6 +156,8 @@ def refusal(model, **settings):
 def test_a_missing_or_damaged_file_is_named(small, tmp_path):
     place = tmp_path / "tokenizer.json"
     assert refusal(place).endswith(f"no file or folder '{place}'; check the path")
+    assert "File name too long; check the path" in refusal("x" * 300)
+    assert "home directory.; check the path" in refusal("~nobody-at-all/x")
     shutil.copy(small / "tokenizer.json", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": ')
     assert str(tmp_path / "tokenizer_config.json") in refusal(tmp_path)
