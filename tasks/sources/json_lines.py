@@ -18,7 +18,7 @@ from xxhash import xxh3_128
 from .files import Ranges, Refused, Require, Row, Slice, SourceFile
 from .integrity import hashing
 from .json_rows import HEAD_BYTES, RowFormat
-from .opening import BLOCK_BYTES, open_source
+from .opening import BLOCK_BYTES, JSON_LINES, open_source
 
 MAX_ROW_BYTES = 256 << 20
 """Longer rows are bad rows. At least BLOCK_BYTES."""
@@ -33,7 +33,7 @@ COUNTED_BYTES = 4 << 20
 class JsonLines(RowFormat):
     """`.jsonl` and `.ndjson`. Plain files are cut at multiples of the shard size."""
 
-    name = "jsonl"
+    name = JSON_LINES
     endings = (".jsonl", ".ndjson")
 
     def cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:

@@ -43,7 +43,7 @@ from .files import (
     leading,
 )
 from .integrity import verified
-from .opening import SourceCorrupt, blocks, open_source, require_text_head, text_blocks
+from .opening import SourceCorrupt, blocks, open_source, require_stored, require_text_head, text_blocks
 from .row_filter import RowFilter, filter_of
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -111,6 +111,8 @@ class RowFormat(SourceFormat):
             try:
                 yield from leading(self.split(content), part.rows)
             except BrokenContentError as error:
+                if not self.is_text and part.file.compression is None:
+                    require_stored(part.file, stream, self.name)
                 raise SourceCorrupt(f"{part.file.uri}: {error}") from error
 
     def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
@@ -355,7 +357,8 @@ def _fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
         line.decode()
     except UnicodeDecodeError as wrong:
         return "invalid_utf8", str(wrong)
-    return ("lone_surrogate" if "surrogate" in error.msg else "malformed_json"), str(error)
+    several = "; write one object a line" if "after document" in error.msg else ""
+    return ("lone_surrogate" if "surrogate" in error.msg else "malformed_json"), f"{error}{several}"
 
 
 def kind_of(value: object) -> str:

@@ -13,6 +13,7 @@ and block devices). Other bytes that are not gzip are an error: gzip(1) warns an
 import re
 import zlib
 from bz2 import BZ2Decompressor
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from io import BufferedReader, RawIOBase
@@ -57,6 +58,8 @@ GZIP_MAGIC = b"\x1f"
 
 
 UNPACK = "unpack it, and name what is in it"
+UNENCRYPTED = "write it again without encryption"
+ONE_A_LINE = "write one object a line, as `jq -c .` does"
 REWRITE = "write its rows as Parquet or JSON Lines"
 
 KINDS = (
@@ -66,6 +69,7 @@ KINDS = (
     (rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", "bzip2", "name it {0}.bz2"),
     (rb"\x04\x22\x4d\x18", "LZ4", "name it {0}.lz4"),
     (rb"PAR1[^ -~]", "Parquet", "name it {1}.parquet"),
+    (rb"(?s:PARE(?:[^ -~]|.{3}\x00))", "encrypted Parquet", UNENCRYPTED),
     (rb"ARROW1\x00\x00|\xff{4}", "Arrow IPC", "name it {1}.arrow"),
     (rb"(?s:.{257})ustar", "a tar archive", UNPACK),
     (rb"PK(?:\x03\x04|\x05\x06)", "a zip archive", UNPACK),
@@ -78,6 +82,19 @@ KINDS = (
     (rb"version https://git-lfs\.github\.com/spec/", "a pointer of Git LFS", "fetch its content: git lfs pull"),
 )  # fmt: skip
 """Patterns of the first bytes of files, what such files hold, and the remedy; {0} is the name, {1} without its ending."""
+
+KIND_BYTES = 512
+"""Bytes that the patterns of KINDS look at, and more."""
+
+NOT_LINES = (
+    (rb"\s*\[\s*\{", "a JSON array", "end its name in .json instead"),
+    (rb'\s*\{\s*\n\s*"', "an object over several lines", ONE_A_LINE),
+    (rb'(?:[^\n]*?\}[ \t\r]*\{"\w[^"\\\n]*"[ \t]*:){2}', "several objects in one line", ONE_A_LINE),
+    (rb"(?i)\s*<(?:!doctype|html)", "a page of HTML", "fetch the file again"),
+)
+"""The same for text that should be JSON Lines, of which a whole file may be a single bad row."""
+
+JSON_LINES = "jsonl"
 
 
 class BrokenStreamError(ValueError):
@@ -147,8 +164,10 @@ def blocks(file: SourceFile, stream: BinaryIO, hasher: xxh3_128 | None = None) -
     except (BrokenStreamError, zlib.error, ZstdError, LZMAError, pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and not is_decoder_error(error):
             raise
+        place = stream.tell()
+        require_stored(file, stream, file.compression)
         raise SourceCorrupt(
-            f"{file.uri}: {error}, near byte {stream.tell():,} of {file.size:,} ({file.compression}); "
+            f"{file.uri}: {error}, near byte {place:,} of {file.size:,} ({file.compression}); "
             f"the file is truncated, damaged or not {file.compression} throughout: fetch it or write it again, or remove it "
             "from the blend"
         ) from error
@@ -165,12 +184,25 @@ def text_blocks(file: SourceFile, content: Iterator[bytes]) -> Iterator[bytes]:
 def require_text_head(file: SourceFile, head: bytes) -> None:
     """Raises InputError if the first bytes of a file of text are those of another kind of file, with the remedy."""
     found = known_kind(head, file.uri.rpartition("/")[2])
+    if found is None and file.format == JSON_LINES:
+        for pattern, kind, remedy in NOT_LINES:
+            if re.match(pattern, head.removeprefix(BOM_UTF8)):
+                raise InputError(f"{file.uri}: holds {kind}, not JSON Lines; {remedy}")
     if found is None:
         return
     kind, remedy = found
     if file.compression:
         raise InputError(f"{file.uri}: holds {kind} inside {file.compression}, not text; unpack it twice")
     raise InputError(f"{file.uri}: holds {kind}, not UTF-8 text; {remedy}")
+
+
+def require_stored(file: SourceFile, stream: BinaryIO, expected: str) -> None:
+    """Raises InputError if the first bytes of a file that couldn't be read are those of another kind of file than expected."""
+    stream.seek(0)
+    name = file.uri.rpartition("/")[2]
+    found = known_kind(stream.read(KIND_BYTES), name.rpartition(".")[0] if file.compression else name)
+    if found and found[0].lower()[:2] != expected.lower()[:2]:  # bz2 is bzip2
+        raise InputError(f"{file.uri}: holds {found[0]}, not {expected}; {found[1]}")
 
 
 def known_kind(head: bytes, name: str) -> tuple[str, str] | None:

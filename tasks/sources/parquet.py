@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.blend.predicates import where_of
 from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.storage import is_local
 
 from .arrow_predicates import expression
 from .files import (
@@ -45,7 +46,7 @@ from .files import (
 from .integrity import VerifiedStream, is_hashed, require_content, verified
 from .json_lines import MAX_ROW_BYTES
 from .json_rows import NO_ROWS, each_row
-from .opening import SMALL, SourceCorrupt, is_decoder_error, open_source
+from .opening import SMALL, UNENCRYPTED, SourceCorrupt, is_decoder_error, open_source, require_stored
 from .parquet_batches import column_numbers, decoded_bytes, drop_nulls, group_batches, holds, is_text, named, taken
 from .row_filter import RowFilter, filter_of
 from .row_groups import groups_to_read
@@ -58,6 +59,9 @@ NO_TEXTS = pa.nulls(0, pa.large_string())
 BUFFER_BYTES = 8 << 20
 
 MAGIC = b"PAR1"
+
+SIGNATURE_BYTES = 28
+"""What follows the footer of a file with encrypted columns. https://github.com/apache/parquet-format/blob/master/Encryption.md"""
 
 ARROW_INDEX_BITS = 32
 """The index width at which Arrow reads dictionaries of Parquet; others are converted."""
@@ -336,9 +340,21 @@ def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iter
 def open_parquet(file: SourceFile, stream: BinaryIO, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
     """The file with its footer, which is read unless it is given. Raises SourceCorrupt if there is none."""
     try:
-        return pq.ParquetFile(stream, metadata=metadata, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
+        opened = pq.ParquetFile(stream, metadata=metadata, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
+        if is_decoder_error(error):
+            require_stored(file, stream, "Parquet")
         raise _explained(file, "its footer", error) from error
+    # Arrow ends the process at the first look at an encrypted column.
+    is_read_here = metadata is None and is_local(file.uri)
+    if is_read_here and _footer_bytes(stream) - opened.metadata.serialized_size == SIGNATURE_BYTES:
+        raise InputError(f"{file.uri}: holds encrypted columns; {UNENCRYPTED}")
+    return opened
+
+
+def _footer_bytes(stream: BinaryIO) -> int:
+    stream.seek(-8, 2)
+    return int.from_bytes(stream.read(4), "little")
 
 
 def _metadata(file: SourceFile, stream: BinaryIO, fields: Sequence[str]) -> pq.FileMetaData:
@@ -356,9 +372,8 @@ def _is_converted(kind: pa.DataType) -> bool:
 
 def _without_arrow_types(stream: BinaryIO) -> pq.FileMetaData:
     """The footer without the Arrow types that its writer added. https://github.com/apache/parquet-format#file-format"""
-    size = stream.seek(-8, 2)
-    length = int.from_bytes(stream.read(4), "little")
-    stream.seek(size - length)
+    length = _footer_bytes(stream)
+    stream.seek(-8 - length, 2)
     footer = stream.read(length).replace(b"ARROW:schema", b"arrow:schema")
     return pq.read_metadata(BytesIO(b"".join([MAGIC, footer, length.to_bytes(4, "little"), MAGIC])))
 
@@ -386,7 +401,7 @@ def _explained(file: SourceFile, where: str, error: Exception) -> Exception:
             "a common compression such as zstd"
         )
     return SourceCorrupt(
-        f"{file.uri}: {where} cannot be read: {error}; the file is truncated or damaged: "
+        f"{file.uri}: {where} cannot be read: {' '.join(str(error).split())}; the file is truncated or damaged: "
         "fetch it or write it again, or remove it from the blend"
     )
 

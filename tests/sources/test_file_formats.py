@@ -20,6 +20,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import feather, ipc
+from pyarrow.parquet import encryption
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.sources import opening
@@ -268,6 +269,26 @@ def zipped():
     return file.getvalue()
 
 
+class Keys(encryption.KmsClient):
+    """Wraps keys in nothing."""
+
+    def __init__(self):
+        super().__init__()
+
+    def wrap_key(self, key, _):
+        return key.hex()
+
+
+def encrypted(plaintext_footer):
+    table, file = pa.table({"text": TEXTS, "id": range(len(TEXTS))}), pa.BufferOutputStream()
+    chosen = encryption.EncryptionConfiguration("f", column_keys={"c": ["text"]}, plaintext_footer=plaintext_footer)
+    factory = encryption.CryptoFactory(lambda _: Keys())
+    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), chosen)
+    with pq.ParquetWriter(file, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    return file.getvalue().to_pybytes()
+
+
 def as_parquet():
     file = pa.BufferOutputStream()
     pq.write_table(pa.table({"text": TEXTS}), file)
@@ -275,6 +296,7 @@ def as_parquet():
 
 
 LINES = as_lines(TEXTS)
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
 OTHERS = {
     "gzip": (gzip.compress(LINES), "name it a{}.gz"),
     "zstd": (zstandard.compress(LINES), "name it a{}.zst"),
@@ -289,7 +311,8 @@ OTHERS = {
     "UTF-16 ": (LINES.decode().encode("utf-16-be"), "iconv -f UTF-16 -t UTF-8"),
     "UTF-32": (LINES.decode().encode("utf-32"), "iconv -f UTF-32 -t UTF-8"),
     "UTF-32 ": (LINES.decode().encode("utf-32-be"), "iconv -f UTF-32 -t UTF-8"),
-    "a pointer of Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "git lfs pull"),
+    "a pointer of Git LFS": (POINTER, "git lfs pull"),
+    "encrypted Parquet": (b"PARE\x15\x00", "write it again without encryption"),
 }
 
 
@@ -304,6 +327,41 @@ def test_text_that_is_something_else_is_refused_by_name(tmp_path, kind, ending):
     (tmp_path / f"b{ending}.gz").write_bytes(gzip.compress(content))
     with pytest.raises(InputError, match=f"b{ending}.gz: holds {kind.strip()} inside gzip"):
         texts_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", b'[{"text": "one"}, {"text": "two"}]\n', "a JSON array, not JSON Lines; end its name in .json"),
+        ("a.jsonl.gz", b'\xef\xbb\xbf[\n  {"text": "one"}\n]', "a JSON array, not JSON Lines; end its name in .json"),
+        ("a.json", b'{\n "text": "one"\n}\n{\n "text": "two"\n}\n', "an object over several lines, .* `jq -c .`"),
+        ("a.jsonl", LINES.replace(b"\n", b""), "several objects in one line, not JSON Lines; write one object a line"),
+        (
+            "a.jsonl",
+            LINES.replace(b"\n", b"\r"),
+            "several objects in one line, not JSON Lines; write one object a line",
+        ),
+        ("a.ndjson", b"\n<!DOCTYPE html><html></html>", "a page of HTML, not JSON Lines; fetch the file again"),
+        ("a.parquet", POINTER, "a pointer of Git LFS, not Parquet; fetch its content: git lfs pull"),
+        ("a.arrow", POINTER, "a pointer of Git LFS, not arrow; fetch its content: git lfs pull"),
+        ("a.jsonl.zst", POINTER, "a pointer of Git LFS, not zstd; fetch its content: git lfs pull"),
+        ("a.jsonl.bz2", gzip.compress(LINES), "gzip, not bz2; name it a.jsonl.gz"),
+        ("a.parquet", encrypted(plaintext_footer=False), "encrypted Parquet, .*write it again without encryption"),
+        ("a.parquet", encrypted(plaintext_footer=True), "encrypted columns; write it again without encryption"),
+    ],
+)
+def test_files_of_which_no_row_could_be_read(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(gzip.compress(content) if name == "a.jsonl.gz" else content)
+    with pytest.raises(InputError, match=f"{name}: holds {said}"):
+        texts_of(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "row", ['{"text": "}{\\"a\\": }{"}', '{"text": "a", "b": [{"c": {}}, {"d": 1}]}', '{"text": "["}']
+)
+def test_lines_that_only_resemble_something_else_are_read(tmp_path, row):
+    (tmp_path / "a.jsonl").write_text(row)
+    assert texts_of(tmp_path) == [json.loads(row)["text"]]
 
 
 @pytest.mark.parametrize("text", ["PAR1 is a magic number", "ORC army", "PK", "BZh9", "7z", "x", "\x01\x02", "Obj"])
