@@ -154,7 +154,7 @@ def from_page(url: str) -> str:
     own = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").netloc
     if not parts.scheme.startswith("http") or parts.netloc not in HUB_HOSTS | {own}:
         return url
-    page = HUB_PAGE.fullmatch(parts.path)
+    page = HUB_PAGE.fullmatch(parts.path.removesuffix(".git"))
     if page is None:
         raise InputError(
             f"{url}: isn't the page of a dataset or of its files; write hf://org/name, and 'subset' and 'split' beside it"

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fsspec.spec import AbstractFileSystem
+from tokenmill.tasks.blend.load import HUB_HOSTS
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, closest
 from tokenmill.tasks.storage import absolute, filesystem, is_local, is_web, require_name
@@ -260,8 +261,10 @@ def _nearest_there(path: Path) -> str:
     if close := closest(missing, there):
         return f"did you mean {parent / close}?"
     held = f"{parent} holds {shortened(there)}" if there else f"{parent} is empty"
-    is_name = len(below) == 1 and not describe(path.name)
-    return f"for a dataset of the hub write hf://{missing}/{path.name} ({held})" if is_name else held
+    if missing in HUB_HOSTS:
+        return f"for a page of the hub write https://{'/'.join([missing, *below])} ({held})"
+    is_name = len(below) == 1 + (missing == "datasets") and not describe(path.name)
+    return f"for a dataset of the hub write hf://{'/'.join([missing, *below])} ({held})" if is_name else held
 
 
 def _stored_files(source: DataSource) -> Found:

@@ -30,6 +30,9 @@ HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 BEFORE_REVISION = frozenset({"tree", "blob", "resolve", "raw", "commit", "commits"})
 """The words of the hub's addresses that a revision follows."""
 
+NO_OWNERS = frozenset({"api", "blog", "collections", "docs", "learn", "models", "organizations", "papers", "posts"})
+"""First words of the hub's addresses that are no names of accounts."""
+
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FILE = re.compile(r"/?[^/]+\.(?:json|model|tiktoken|jinja|txt)(?:\.v\d+)?")
 """The end of a reference that is a file, because a branch may have slashes too."""
@@ -90,10 +93,12 @@ def _host(name: str) -> bool:
 
 def _of_page(name: str, setting: str) -> HubModel:
     url = urlsplit(name if "://" in name else f"https://{name}")
-    parts = [unquote(part) for part in url.path.strip("/").split("/")]
+    parts = [unquote(part) for part in url.path.strip("/").removesuffix(".git").split("/")]
     if url.hostname not in (*HOSTS, urlsplit(endpoint()).hostname):
         raise InputError(f"{setting}: {name!r} is not a page of the hub; give org/name, or a local path")
     _require_model(parts[0], name, setting)
+    if parts[0] in NO_OWNERS:
+        raise InputError(f"{setting}: {name!r} is not the page of a model; give org/name, or a local path")
     end = next((place for place in (1, 2) if parts[place : place + 1] and parts[place] in BEFORE_REVISION), 2)
     verb, rest = parts[end : end + 1], parts[end + 1 :]
     if verb and (verb[0] not in BEFORE_REVISION or not rest):
@@ -170,7 +175,9 @@ def _downloaded(model: HubModel, choose: Choice, where: str, waits: Sequence[flo
     remembered(_listing(model, commit), list[str], lambda: names)
     chosen = choose(names)
     if not chosen:
-        raise InputError(f"{where}: it has none of the files that are needed; it has {_some(names)}")
+        derived = any(name.endswith((".gguf", "adapter_config.json")) for name in names)
+        remedy = "; name the model that it was made from" if derived else ""
+        raise InputError(f"{where}: it has none of the files that are needed; it has {_some(names)}{remedy}")
     folder = model.place / "snapshots" / commit
     missing = [name for name in chosen if not (folder / name).is_file()]
     for _ in in_threads(

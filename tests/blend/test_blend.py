@@ -330,6 +330,7 @@ def tables_of(blend):
     [
         ("org/name", "org/name"),
         ("org/name/", "org/name"),
+        ("org/name.git", "org/name"),
         ("wikitext", "wikitext"),
         ("wikitext/tree/main/a", "wikitext@main/a"),
         ("org/name/tree/main", "org/name@main"),

@@ -183,7 +183,11 @@ def test_a_missing_path_is_refused_with_the_nearest_there_is(tmp_path):
     assert str(tmp_path / "corpus/train.jsonl") in refusal(tmp_path / "corpus/trian.jsonl")
     assert str(tmp_path / "corpus") in refusal(tmp_path / "corpsu/train.jsonl")
     assert "'corpus', 'other'" in refusal(tmp_path / "zzz")
-    assert "write hf://org/name" in refusal(tmp_path / "org/name")
+    assert "write hf://org/name (" in refusal(tmp_path / "org/name")
+    assert "write hf://datasets/org/name (" in refusal(tmp_path / "datasets/org/name")
+    assert "write https://hf.co/datasets/org/name/tree/main (" in refusal(
+        tmp_path / "hf.co/datasets/org/name/tree/main"
+    )
 
 
 def test_nothing_to_read_is_refused_with_what_was_found(tmp_path):

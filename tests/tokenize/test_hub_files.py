@@ -92,6 +92,7 @@ def test_ids_with_dots_prepare_the_smallest_blend(hub, files, tmp_path, capsys, 
         ("https://huggingface.co/org/name/tree/refs/pr/7/sub", None, HubModel("org/name", "refs/pr/7", "sub")),
         ("https://huggingface.co/gpt2/tree/main", None, HubModel("gpt2", "main")),
         ("https://huggingface.co/gpt2", None, HubModel("gpt2", None)),
+        ("https://huggingface.co/org/name.git", None, HubModel("org/name", None)),
         (
             "https://hf.co/org/name/blob/v2/a/tokenizer.json?x=1#L1",
             None,
@@ -112,6 +113,7 @@ def test_ids_with_dots_prepare_the_smallest_blend(hub, files, tmp_path, capsys, 
         ("https://huggingface.co/datasets/org/name/tree/main", None, "is a dataset of the hub; give a model"),
         ("https://huggingface.co/spaces/org/name", None, "is a space of the hub; give a model"),
         ("https://huggingface.co/org/name/discussions/3", None, "write org/name"),
+        ("https://huggingface.co/collections/org/name-123", None, "is not the page of a model; give org/name"),
         ("https://huggingface.co/", None, "neither a path that exists nor a hub id"),
         ("https://github.com/org/name", None, "is not a page of the hub"),
         ("s3://bucket/tokenizer.json", None, "is not a page of the hub"),
@@ -204,6 +206,7 @@ CONDITIONS = {
     "an expired token": ("org/open", token(EXPIRED), "the hub rejected HF_TOKEN .*; renew it, or unset it"),
     "no such revision": ("org/open@v9", None, "it has no branch, tag or commit of that name; check the revision, or leave it out"),
     "nothing that is needed": ("org/empty", None, "it has none of the files that are needed; it has README.md$"),
+    "an adapter": ("org/adapter", None, "it has adapter_config.json; name the model that it was made from$"),
     "busy once": ("org/open", faulty("/api/*", 429, headers={"Retry-After": "7"}), None),
     "busy at a file": ("org/open", faulty("*/resolve/*", 503, times=2), None),
     "busy for ever": ("org/open", faulty("/api/*", 503, times=99), r"the hub failed \(.*503.*\); run the same command again$"),
@@ -229,6 +232,7 @@ def test_what_the_user_sees(hub, files, monkeypatch, setting, condition):
     for name, options in {"open": {}, "gated": {"gated": True}, "private": {"private": True}}.items():
         hub.model(f"org/{name}", files, members={MEMBER}, **options)
     hub.model("org/empty", {"README.md": "# Nothing"})
+    hub.model("org/adapter", {"adapter_config.json": "{}"})
     if happens:
         happens(hub, monkeypatch)
     began = time.monotonic()
