@@ -7,6 +7,7 @@ and 5xx) is asked again when its Retry-After says.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from json import JSONDecodeError
 from threading import Event, Thread
@@ -41,6 +42,10 @@ class HubUnreachableError(OSError):
     """The hub gave no answer, or HF_HUB_OFFLINE forbids to ask; the message says why, and the remedy."""
 
 
+class OtherKindError(OSError):
+    """The hub has no repository of that kind and name, but one of a different kind; the message says so."""
+
+
 def information(
     kind: Kind,
     repository: str,
@@ -53,11 +58,17 @@ def information(
     """What the hub's API says about a repository at a revision: its commit `sha`, the files as `siblings`, the card.
 
     `sizes` adds sizes and checksums of files. A busy hub is asked again after each of `waits`, and may take `seconds` for an
-    answer. Raises HubUnreachableError, and HfHubHTTPError (see `explained`).
+    answer. Raises HubUnreachableError, OtherKindError, and HfHubHTTPError (see `explained`).
     """
     at = f"/revision/{quote(revision, safe='')}" if revision else ""
     address = f"{endpoint()}/api/{kind}s/{repository}{at}" + ("?blobs=true" if sizes else "")
-    response = patiently(partial(_answer, address, Timeout(seconds, connect=SECONDS)), waits=waits)
+    try:
+        response = patiently(partial(_answer, address, Timeout(seconds, connect=SECONDS)), waits=waits)
+    except RepositoryNotFoundError as error:
+        other: Kind = "dataset" if kind == "model" else "model"
+        if _is_there(other, repository):
+            raise OtherKindError(f"it is a {other}, and a {kind} is needed; give the id of a {kind}") from error
+        raise
     try:
         return response.json()
     except JSONDecodeError as error:
@@ -65,6 +76,13 @@ def information(
             f"{endpoint()} doesn't answer as a hub; a proxy or a login page may be in between, so check HF_ENDPOINT and the "
             "network"
         ) from error
+
+
+def _is_there(kind: Kind, repository: str) -> bool:
+    with suppress(OSError):
+        _answer(f"{endpoint()}/api/{kind}s/{repository}", Timeout(SECONDS))
+        return True
+    return False
 
 
 def require_access(kind: Kind, repository: str) -> None:
@@ -122,7 +140,7 @@ def _reached(ask: Callable[[Traced], Answer]) -> Answer:
 def explained(error: OSError | HFValidationError, kind: Kind, where: str) -> InputError | RunError:
     """The error to raise for one of the hub or its cache, in a line that begins with `where`, with the cause and a remedy."""
     said = str(error).partition("\n")[0]
-    if isinstance(error, HubUnreachableError):
+    if isinstance(error, HubUnreachableError | OtherKindError):
         return InputError(f"{where}: {said}")
     if isinstance(error, HFValidationError):
         return InputError(f"{where}: not a valid name of a {kind}: {said}")

@@ -202,7 +202,10 @@ def require_stored(file: SourceFile, stream: BinaryIO, expected: str) -> None:
     name = file.uri.rpartition("/")[2]
     found = known_kind(stream.read(KIND_BYTES), name.rpartition(".")[0] if file.compression else name)
     if found and found[0].lower()[:2] != expected.lower()[:2]:  # bz2 is bzip2
-        raise InputError(f"{file.uri}: holds {found[0]}, not {expected}; {found[1]}")
+        is_packed_parquet = expected == "Parquet" and found[1].startswith(f"name it {name}.")
+        raise InputError(
+            f"{file.uri}: holds {found[0]}, not {expected}; {'unpack it' if is_packed_parquet else found[1]}"
+        )
 
 
 def known_kind(head: bytes, name: str) -> tuple[str, str] | None:

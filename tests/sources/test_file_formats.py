@@ -343,6 +343,8 @@ def test_text_that_is_something_else_is_refused_by_name(tmp_path, kind, ending):
         ),
         ("a.ndjson", b"\n<!DOCTYPE html><html></html>", "a page of HTML, not JSON Lines; fetch the file again"),
         ("a.parquet", POINTER, "a pointer of Git LFS, not Parquet; fetch its content: git lfs pull"),
+        ("a.parquet", gzip.compress(LINES), "gzip, not Parquet; unpack it"),
+        ("a.parquet", CONTENTS[".arrow"], "Arrow IPC, not Parquet; name it a.arrow"),
         ("a.arrow", POINTER, "a pointer of Git LFS, not arrow; fetch its content: git lfs pull"),
         ("a.jsonl.zst", POINTER, "a pointer of Git LFS, not zstd; fetch its content: git lfs pull"),
         ("a.jsonl.bz2", gzip.compress(LINES), "gzip, not bz2; name it a.jsonl.gz"),

@@ -411,8 +411,10 @@ def test_a_gated_repository_needs_a_token_that_was_let_in(hub, publish, monkeypa
         assert stream.read() == ROWS
 
 
-def test_an_unknown_repository_revision_or_name_is_refused_with_the_remedy(publish, monkeypatch):
+def test_an_unknown_repository_revision_or_name_is_refused_with_the_remedy(hub, publish, monkeypatch):
     publish("data/x.jsonl")
+    hub.model("org/model", {"config.json": "{}"})
+    assert "hf://org/model: it is a model, and a dataset is needed" in refusal("hf://org/model")
     assert "hf://org/nmae: no such dataset on the hub" in refusal("hf://org/nmae")
     monkeypatch.setenv("HF_TOKEN", "hf_member")
     assert "hf://org/nmae: no such dataset on the hub" in refusal("hf://org/nmae")

@@ -206,6 +206,7 @@ CONDITIONS = {
     "an expired token": ("org/open", token(EXPIRED), "the hub rejected HF_TOKEN .*; renew it, or unset it"),
     "no such revision": ("org/open@v9", None, "it has no branch, tag or commit of that name; check the revision, or leave it out"),
     "nothing that is needed": ("org/empty", None, "it has none of the files that are needed; it has README.md$"),
+    "a dataset": ("org/rows", None, "it is a dataset, and a model is needed; give the id of a model$"),
     "an adapter": ("org/adapter", None, "it has adapter_config.json; name the model that it was made from$"),
     "busy once": ("org/open", faulty("/api/*", 429, headers={"Retry-After": "7"}), None),
     "busy at a file": ("org/open", faulty("*/resolve/*", 503, times=2), None),
@@ -232,6 +233,7 @@ def test_what_the_user_sees(hub, files, monkeypatch, setting, condition):
     for name, options in {"open": {}, "gated": {"gated": True}, "private": {"private": True}}.items():
         hub.model(f"org/{name}", files, members={MEMBER}, **options)
     hub.model("org/empty", {"README.md": "# Nothing"})
+    hub.dataset("org/rows", {"a.jsonl": "{}"})
     hub.model("org/adapter", {"adapter_config.json": "{}"})
     if happens:
         happens(hub, monkeypatch)

@@ -161,6 +161,8 @@ def test_a_missing_or_damaged_file_is_named(small, tmp_path):
     shutil.copy(small / "tokenizer.json", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": ')
     assert str(tmp_path / "tokenizer_config.json") in refusal(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "[SEP]", "chat_template": [{"x": 1}]}')
+    assert load(tmp_path).chat_template is None
 
 
 def test_a_definition_that_hugging_face_cannot_read_is_refused(tmp_path):
