@@ -23,6 +23,7 @@ from tokenmill.tasks.shards.here import build_here, is_little
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.lock import turn_in
 from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.pool import run_here
 from tokenmill.tasks.shards.preparation import BuildShards, Needs, Step
 from tokenmill.tasks.shards.progress import say
 from tokenmill.tasks.shards.settings import ClusterSettings
@@ -66,7 +67,7 @@ def run_preparation(name: str, blend: Blend, output_dir: str, chosen: Mapping[st
 def run_order(output_dir: str, settings: "OrderSettings") -> dict[str, Any]:
     """Plan the order of a training, and return the artifact record: in this process if the data are small."""
     from tokenmill.tasks.train.order import artifact_record
-    from tokenmill.tasks.train.ordering import checked_data, is_little, make_order, run_here
+    from tokenmill.tasks.train.ordering import checked_data, is_little, make_order
 
     if settings.cluster == "local" and not is_shown():
         data = checked_data(output_dir, settings)

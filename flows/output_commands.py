@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.filesize import decimal
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.storage import join
+from tokenmill.tasks.strict import parse
 
+from .options import GIVEN
 from .terminal import Format, TextFormat, piped, print_json, terminal
 
 Prepared = Annotated[
@@ -19,21 +21,31 @@ Prepared = Annotated[
 ]
 
 
-def verify(output_dir: Prepared = None) -> dict[str, Any]:
+def verify(
+    output_dir: Prepared = None,
+    *,
+    workers: Annotated[
+        int | None, Parameter(help="Worker processes; by default one per core for more than 20 GB.")
+    ] = None,
+    scheduler: Annotated[str, Parameter(help="Dask scheduler address, or a YAML profile.")] = "local",
+) -> dict[str, Any]:
     """Check hashes, formats and counts of everything published, or that a model was trained on exactly the planned tokens.
 
     The next run of a preparation rebuilds damaged shards.
     """
     from tokenmill.tasks.nightly.versions import remedy_for
     from tokenmill.tasks.report.summary import counted
-    from tokenmill.tasks.report.verification import inspector_of, print_verification, verification_record, with_report
-    from tokenmill.tasks.shards.verify import verify as verify_output
+    from tokenmill.tasks.report.verification import print_verification, verification_record, verified
+    from tokenmill.tasks.shards.settings import ClusterSettings
     from tokenmill.tasks.train.job import is_training
 
     place = output_dir or piped("verify").path
+    settings = parse(ClusterSettings, {"workers": workers, "cluster": scheduler}, GIVEN)
     if is_training(place):
+        if settings != ClusterSettings():
+            raise InputError(f"{place}: a training is verified in one process; leave out --workers and --scheduler")
         return _proven(place)
-    verification = with_report(verify_output(place, inspector_of(place)), place)
+    verification = verified(place, settings)
     print_verification(verification, place, terminal)
     if verification.problems:
         raise RunError(f"{place}: {counted(len(verification.problems), 'problem')}; {remedy_for(place)}")

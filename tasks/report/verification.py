@@ -1,44 +1,74 @@
-"""Print a verification."""
+"""Verify a preparation with its page and cards, and print the verification."""
 
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 from tokenmill.tasks.shards.kinds import kind_of
 from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.shards.pool import RunAll
+from tokenmill.tasks.shards.preparation import Preparation
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.shards.verify import Inspect, Verification
+from tokenmill.tasks.shards.verify import Inspect, Verification, verify
 from tokenmill.tasks.storage import absolute
 
 from .summary import counted
 
 MOST_PROBLEMS = 50
 
-
-def inspector_of(output_dir: str) -> Inspect:
-    """The check of a preparation's shards beyond sizes and hashes, where this version knows the form of their files."""
-    manifest = read_manifest(absolute(output_dir))
-    kind = kind_of(manifest) if manifest else None
-
-    def inspect(store: Store, receipt: Receipt) -> list[str] | None:
-        if kind is None:
-            return []
-        known = kind.formats.get(receipt.identity["kind"], ())
-        return kind.inspect(store, receipt) if not kind.formats or receipt.identity["format_version"] in known else None
-
-    return inspect
+LITTLE_BYTES = 20_000_000_000
+"""Bytes that this process checks without workers: 7 s of work for token files in memory. Workers take 3 s to start."""
 
 
-def with_report(verification: Verification, output_dir: str) -> Verification:
-    """The verification of a folder, and of the figures on its page and cards if its data are intact."""
-    manifest = read_manifest(absolute(output_dir))
-    if verification.problems or manifest is None or kind_of(manifest) is None:
+def verified(output_dir: str, settings: ClusterSettings) -> Verification:
+    """Verify a folder, and the figures on its page and cards if its data are intact. Raises what `verify` does.
+
+    Workers check a large preparation, and any if the `settings` ask for them.
+    """
+    kind = _kind_in(output_dir)
+    with ExitStack() as stack:
+
+        def find_workers(size: int) -> RunAll | None:
+            if settings.cluster == "local" and not settings.workers and size < LITTLE_BYTES:
+                return None
+            from tokenmill.tasks.shards.workers import calls_on_workers
+
+            return stack.enter_context(calls_on_workers(settings, __name__))
+
+        verification = verify(output_dir, inspector_of(output_dir), find_workers)
+    if verification.problems or kind is None:
         return verification
     from .page import report_problems
 
     problems, unchecked = report_problems(output_dir)
     return replace(verification, problems=problems, unchecked=[*verification.unchecked, *unchecked])
+
+
+def inspector_of(output_dir: str) -> Inspect:
+    """The check of a preparation's shards beyond sizes and hashes, where this version knows the form of their files."""
+    kind = _kind_in(output_dir)
+    return partial(_inspect, kind.inspect, kind.formats) if kind else _nothing_to_inspect
+
+
+def _kind_in(output_dir: str) -> Preparation[Any, Any] | None:
+    manifest = read_manifest(absolute(output_dir))
+    return kind_of(manifest) if manifest else None
+
+
+def _inspect(
+    inspect: Inspect, formats: Mapping[str, Collection[int]], store: Store, receipt: Receipt
+) -> list[str] | None:
+    known = formats.get(receipt.identity["kind"], ())
+    return inspect(store, receipt) if not formats or receipt.identity["format_version"] in known else None
+
+
+def _nothing_to_inspect(_store: Store, _receipt: Receipt) -> list[str]:
+    return []
 
 
 def verification_record(verification: Verification, output_dir: str) -> dict[str, Any]:

@@ -5,14 +5,14 @@ The work is in a thread, so that Ctrl-C and progress need not wait for a shard; 
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from tokenmill.tasks.threads import cores
 
-from .build import Announce, BuildShard, build_batch, may_pass
+from .build import Announce, build_batch, may_pass
 from .plan import PlannedShard
 from .pool import Submitted, building_on
 from .preparation import Needs, Step
@@ -29,6 +29,9 @@ MOST_THREADS = 4
 
 RETRY_SECONDS = (2.0, 4.0, 8.0)
 """Average waits before a batch is tried again."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def is_little(step: Step, pending: Sequence[PlannedShard], needs: Needs) -> bool:
@@ -81,7 +84,7 @@ class _Here:
         *,
         rebuild: bool,
     ) -> None:
-        build_patiently(batch, store, step.building(arguments), self._announce, rebuild=rebuild)
+        patiently(build_batch, batch, store, step.building(arguments), self._announce, rebuild=rebuild)
 
     def watch(self) -> Callable[[], None]:
         return lambda: None
@@ -92,20 +95,16 @@ class _Here:
     def log(self, sentence: str) -> None: ...
 
 
-def build_patiently(
-    batch: Iterable[Mapping[str, Any]], store: Store, build: BuildShard, announce: Announce, *, rebuild: bool
-) -> None:
-    """Build a batch as `build_batch` does, and try again after errors that may pass."""
+def patiently(work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+    """The result of a call that is tried again after errors that may pass."""
     for seconds in RETRY_SECONDS:
         try:
-            build_batch(batch, store, build, announce, rebuild=rebuild)
+            return work(*arguments, **keywords)
         except OSError as error:
             if not may_pass(error):
                 raise
             time.sleep(seconds * random.uniform(0.5, 1.5))  # noqa: S311 - so that workers do not try again all at once
-        else:
-            return
-    build_batch(batch, store, build, announce, rebuild=rebuild)
+    return work(*arguments, **keywords)
 
 
 def failure_of(future: Any) -> str | None:  # noqa: ANN401 - of Dask or concurrent.futures
@@ -120,7 +119,7 @@ def in_words(error: BaseException) -> str:
     if type(error).__name__ == "KilledWorker":  # Dask is not imported here
         found = cast("Any", error)
         words = (
-            f"{found.allowed_failures + 1} workers in a row ended while they built it, the last at {found.last_worker.address}; "
+            f"{found.allowed_failures + 1} workers in a row ended while they worked on it, the last at {found.last_worker.address}; "
             "its log shows why: too little memory, a library that crashed, or no tokenmill there"
         )
     return f"{type(error).__name__}: {words}"

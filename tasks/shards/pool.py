@@ -132,6 +132,19 @@ def failures_of(
     return [f"{noun} {number}: {failure}" for number, failure in enumerate(found, 1) if failure]
 
 
+def require_done(submitted: Sequence[Submitted], name: str, check: Callable[[], None]) -> None:
+    """Wait for tasks of a name as `failures_of` does. Raises RunError if any failed."""
+    if failures := failures_of(submitted, name, check):
+        raise RunError(
+            f"{len(failures)} of {len(submitted)} tasks failed: {some(failures)}; fix the cause and run again"
+        )
+
+
+def run_here(_name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """See RunAll: calls in this process, one after the other."""
+    return [function(**call) for call in calls]
+
+
 def some(failures: Sequence[str]) -> str:
     """The first failures, as many as fit in a message."""
     return "; ".join(failures[:MOST_REPORTED])

@@ -38,7 +38,7 @@ from .code import require_same_here
 from .here import in_words
 from .input_checks import data_sets
 from .plan import PlannedShard
-from .pool import RunAll, Submitted, building_on, failures_of, some
+from .pool import RunAll, Submitted, building_on, require_done
 from .preparation import BuildShards, Needs, Step
 from .progress import say
 from .runner import task_runner
@@ -226,10 +226,7 @@ def function_workers(settings: ClusterSettings) -> Generator[RunAll]:
             called = _retried(name)(function)
             futures = [runner.submit(called, dict(call)) for call in calls]
             check = ClusterWatch(client, {}, bool(runner.adapt_kwargs), tell, settings.cluster_timeout).check
-            if failures := failures_of([*map(_submitted, futures)], name, check):
-                raise RunError(
-                    f"{len(failures)} of {len(calls)} tasks failed: {some(failures)}; fix the cause and run again"
-                )
+            require_done([*map(_submitted, futures)], name, check)
             return [future.result() for future in futures]
 
         yield run_all

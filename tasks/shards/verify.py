@@ -2,22 +2,27 @@
 
 Hashing (xxh3_128) runs at disk speed. A shard that fails loses its receipt, so the next run of the same preparation rebuilds
 only that shard. The files of other format versions are not inspected: their hashes and counts are compared.
+
+Workers check batches of shards, and only report: this process withdraws the receipts when all have answered.
 """
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from itertools import accumulate, chain, groupby
+from typing import Any, TypeVar
 
 from tokenmill.tasks.storage import is_local
 from tokenmill.tasks.threads import in_threads
 
 from .join import Extent
+from .pool import RunAll, run_here
 from .publish import Joined, Output
 from .published import (
     THREADS,
+    Publication,
     PublishedFile,
     changed_extents,
     content_problem,
@@ -27,6 +32,7 @@ from .published import (
     problems_in,
     published_files,
     read_publication,
+    recorded_outputs,
     size_problem,
 )
 from .receipt import RECEIPT, InvalidReceiptError, Receipt
@@ -37,6 +43,24 @@ Inspect = Callable[[Store, Receipt], list[str] | None]
 
 FindJoined = Callable[[], Mapping[str, Extent]]
 """Find the outputs that are in prefixes: see `Store.joined`."""
+
+FindWorkers = Callable[[int], RunAll | None]
+"""Find the workers that check so many bytes; None for this process."""
+
+Shard = tuple[Store, Mapping[str, Any], frozenset[str]]
+"""The store of a shard, its entry in the manifest, and the names of its outputs that are in published prefixes."""
+
+OPEN_BYTES = 1_000_000
+"""Bytes that are read while the files of a shard are opened."""
+
+WORKER_THREADS = 2
+"""Shards that a worker, which has one core, checks at once: some kinds hold a whole one in memory."""
+
+BATCH_BYTES = 256_000_000
+MOST_BATCHES = 10_000
+"""A task on Dask costs a millisecond, so larger outputs have larger batches."""
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +94,26 @@ class _Checked:
     unjudged: str | None = None
 
 
-def verify(output_dir: str, inspect: Inspect) -> Verification:
+def verify(output_dir: str, inspect: Inspect, find_workers: FindWorkers = lambda _: None) -> Verification:
     """Verify a published preparation and withdraw the receipts of damaged shards.
 
-    Raises InputError if the manifest is missing or damaged, or names no store.
+    Raises InputError if the manifest is missing or damaged, or names no store, and RunError if the workers fail.
     """
     publication = read_publication(output_dir)
-    entries = list({entry["key"]: (store, entry) for store, entry in publication.entries}.values())
-    members = frozenset(name for _, entry in entries for name in entry["source"].get("members", ()))
-    joined = cache(publication.store.joined)  # reads the receipts of all prefixes
-    checked = list(in_threads(lambda each: _check_shard(*each, members, joined, inspect), entries, THREADS))
-    for place in {place for shard in checked for place in shard.remove}:
-        remove_file(place)
+    shards, sizes = _shards(publication)
+    run_all = find_workers(sum(sizes))
+    common = {"inspect": inspect, "threads": WORKER_THREADS if run_all else THREADS}
+    calls = [{"shards": batch, **common} for batch in _batches(shards, sizes, run_all)]
+    checked = list(chain.from_iterable((run_all or run_here)("verify-shards", check_shards, calls)))
     published = published_files(publication, {shard.key: shard.outputs for shard in checked})
     problems = [problem for shard in checked for problem in shard.problems]
-    problems += problems_in((file for file in published if not _was_read(file)), content_problem)
+    copies = [file for file in published if not _was_read(file)]
+    batches = _batches(copies, [file.recorded.size for file in copies], run_all)
+    calls = [{"files": batch, "check": content_problem} for batch in batches]
+    problems += chain.from_iterable((run_all or run_here)("verify-copies", problems_in, calls))
     problems += [f"{place}: planned, but missing from this partial output" for place in publication.manifest["missing"]]
+    for place in {place for shard in checked for place in shard.remove}:
+        remove_file(place)
     files, size = sum(shard.files for shard in checked), sum(shard.size for shard in checked)
     withdrawn = list(dict.fromkeys(key for shard in checked for key in shard.damaged))
     formats = Counter(shard.unjudged for shard in checked if shard.unjudged)
@@ -95,6 +123,36 @@ def verify(output_dir: str, inspect: Inspect) -> Verification:
         for name, count in formats.items()
     ]
     return Verification(len(checked), files, size, problems, withdrawn, unchecked)
+
+
+def _shards(publication: Publication) -> tuple[list[Shard], list[int]]:
+    """The shards of a publication, each once, and what each costs in bytes; outputs in a prefix count with the prefix."""
+    entries = {entry["key"]: (store, entry) for store, entry in publication.entries}
+    joined: defaultdict[str, set[str]] = defaultdict(set)
+    for _, entry in entries.values():
+        for name in entry["source"].get("members", ()):
+            key, _, path = name.partition("/")
+            joined[key].add(path)
+    outputs = recorded_outputs(publication)
+    shards = [(store, entry, frozenset(joined.get(key, ()))) for key, (store, entry) in entries.items()]
+    sizes = [
+        OPEN_BYTES + sum(output.size for output in outputs[entry["key"]] or () if output.path not in members)
+        for _, entry, members in shards
+    ]
+    return shards, sizes
+
+
+def _batches(items: Sequence[Item], sizes: Sequence[int], run_all: RunAll | None) -> list[list[Item]]:
+    """The items, in order, in batches for workers; a single one for this process."""
+    most = max(BATCH_BYTES, sum(sizes) // MOST_BATCHES) if run_all else sum(sizes) + 1
+    numbered = zip(accumulate(sizes), items, strict=True)
+    return [[item for _, item in batch] for _, batch in groupby(numbered, lambda each: each[0] // most)]
+
+
+def check_shards(shards: Sequence[Shard], inspect: Inspect, threads: int) -> list[_Checked]:
+    """Check shards in so many threads."""
+    joined = cache(shards[0][0].joined)  # reads the receipts of all prefixes
+    return list(in_threads(lambda shard: _check_shard(*shard, joined, inspect), shards, threads))
 
 
 def _check_shard(
@@ -114,7 +172,7 @@ def _check_shard(
         return _check_prefix(store, entry, receipt, inspect)
     outputs = [
         output for output in receipt.outputs
-        if f"{key}/{output.path}" not in members or size_of(store.path(key, output.path)) is not None
+        if output.path not in members or size_of(store.path(key, output.path)) is not None
     ]  # fmt: skip
     problems = [problem for output in outputs if (problem := _output_problem(store, key, output, joined))]
     problems += [

@@ -13,7 +13,7 @@ from uuid import uuid4
 from distributed import Client
 from distributed import Future as DaskFuture
 
-from .build import Announce
+from .build import Announce, build_batch
 from .cluster import (
     asking_for,
     grow,
@@ -27,11 +27,12 @@ from .cluster import (
     started,
     workers_built_with,
 )
-from .code import require_same_here, require_same_there
-from .here import build_patiently, failure_of
-from .pool import Submitted, building_on
+from .code import built_with, require_same_here, require_same_there
+from .here import failure_of, patiently
+from .pool import RunAll, Submitted, building_on, require_done
 from .preparation import BuildShards, Needs, Step
 from .progress import say
+from .settings import ClusterSettings
 from .store import Store
 from .wait import ClusterWatch
 from .worker import announce
@@ -96,7 +97,7 @@ def _build_batch(
     rebuild: bool,
 ) -> None:
     require_same_here(step.build.__module__, store.built_with)
-    build_patiently(batch, store, step.building(arguments), partial(announce, topic), rebuild=rebuild)
+    patiently(build_batch, batch, store, step.building(arguments), partial(announce, topic), rebuild=rebuild)
 
 
 @contextmanager
@@ -130,6 +131,54 @@ def standing_workers(address: str, needs: Needs, timeout: float | None) -> Gener
             return WorkerPool(clients[0], needs.resources, timeout=timeout)
 
         yield building_on(pool, needs.libraries)
+
+
+@contextmanager
+def calls_on_workers(settings: ClusterSettings, module: str) -> Generator[RunAll]:
+    """A context that calls functions on one cluster, which starts with the first call, without Prefect's tasks.
+
+    Workers need the same code as this process of the packages that `module` is made of.
+    """
+    pools: list[WorkerPool] = []
+    with ExitStack() as stack:
+
+        def run_all(name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+            if calls and not pools:
+                pools.append(stack.enter_context(started(_pool(settings, len(calls)))))
+            return [result for pool in pools for result in _results(pool, module, name, function, calls)]
+
+        yield run_all
+
+
+def _results(
+    pool: WorkerPool, module: str, name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]
+) -> list[Any]:
+    client, planned = pool.client, built_with(module, ())
+    require_tokenmill(client)
+    require_same_there(planned, workers_built_with(client, module, planned))
+    futures: list[DaskFuture[Any]] = [
+        client.submit(_call, module, planned, function, call, pure=False) for call in calls
+    ]
+    require_done([Submitted(future, partial(failure_of, future)) for future in futures], name, pool.watch())
+    return cast("list[Any]", client.gather(futures))
+
+
+def _call(module: str, planned: Mapping[str, str], function: Callable[..., Any], call: Mapping[str, Any]) -> object:
+    require_same_here(module, planned)
+    return patiently(function, **call)
+
+
+@contextmanager
+def _pool(settings: ClusterSettings, calls: int) -> Generator[WorkerPool]:
+    """The workers of a `cluster` setting; Prefect's task runner reaches or starts those that aren't local."""
+    if settings.cluster == "local":
+        with _cluster(local_size(calls, settings.workers), {}) as client:
+            yield WorkerPool(client, {})
+        return
+    from .runner import task_runner  # noqa: PLC0415 - imports Prefect
+
+    with task_runner(settings.cluster, settings.workers, {}) as runner:
+        yield WorkerPool(runner.client, {}, adaptive=bool(runner.adapt_kwargs), timeout=settings.cluster_timeout)
 
 
 @contextmanager

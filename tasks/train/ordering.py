@@ -3,8 +3,7 @@
 build the indices of prefixes ─► build those of the blend ─► digest what steps read, count what is read ─► publish
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from tokenmill.tasks.blend.models import Split
 from tokenmill.tasks.errors import InputError
@@ -54,11 +53,6 @@ def is_little(data: TrainData, settings: OrderSettings) -> bool:
     """Whether this process makes the order: the data are small, and no number of workers is asked for."""
     tokens = sum(source.tokens for source in data.sources)
     return not settings.workers and max(tokens, settings.sizes[0] * settings.sequence_length) < LITTLE_TOKENS
-
-
-def run_here(_name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """See RunAll."""
-    return [function(**call) for call in calls]
 
 
 def make_order(data: TrainData, settings: OrderSettings, run_all: RunAll) -> Order:

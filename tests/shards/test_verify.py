@@ -2,21 +2,30 @@
 
 import json
 import os
+import signal
 from dataclasses import asdict
 
 import fsspec
 import pytest
+from dask import config as dask_config
+from distributed import LocalCluster
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.report.verification import verified
 from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.shards import verify as verification_of_shards
+from tokenmill.tasks.shards import workers
 from tokenmill.tasks.shards.identity import shard_key
+from tokenmill.tasks.shards.pool import run_here
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.shards.workers import calls_on_workers
 from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
 from tests.preparing import blend_of, prepare, tree, write_lines
-from tests.shards.damage import DAMAGES, flip, proofs
+from tests.shards.damage import DAMAGES, flip, proofs, replaced, truncate
 
 TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" for number in range(120)]
 
@@ -116,6 +125,98 @@ def test_a_shard_that_fails_loses_its_receipt_and_no_other_does(prepared):
     assert any("receipt.json: missing" in problem for problem in check(out).problems)
     again()
     assert check(out).problems == []
+
+
+@pytest.fixture
+def damaged(prepared, tmp_path, monkeypatch):
+    """The preparation, its damaged files, and a function that undoes what a verification removes."""
+    out, again, whole = prepared
+    monkeypatch.setattr(verification_of_shards, "BATCH_BYTES", 1)
+    shard, other, *_ = sorted((out / "shards/pretrain").iterdir())
+    flipped = [next((out / "shards/prefix").glob(f"*/{name}")) for name in ("train.bin", "valid.idx")]
+    truncated, missing, copy = shard / "receipt.json", other / "receipt.json", next((out / "train").glob("*.idx"))
+    for path in flipped:
+        flip(path, 40)
+    truncate(truncated, 50)
+    missing.unlink()
+    replaced(copy, copy.read_bytes()[:-1] + b"\xfe")
+    kept = {tmp_path / str(number): path for number, path in enumerate(proofs(out))}
+    for link, path in kept.items():
+        link.hardlink_to(path)
+
+    def damage_again():
+        for link, path in kept.items():
+            if not path.exists():
+                path.hardlink_to(link)
+
+    yield out, [*flipped, truncated, missing, copy], damage_again
+    check(out)
+    again()
+    assert tree(out) == whole
+
+
+def local(**options):
+    return LocalCluster(**options, threads_per_worker=1, dashboard_address=None, host="127.0.0.1")
+
+
+@pytest.mark.slow
+def test_workers_find_the_same_problems_in_the_same_order(damaged, tmp_path):
+    out, paths, damage_again = damaged
+    (tmp_path / "profile.yaml").write_text(
+        "cluster_class: distributed.LocalCluster\ncluster_kwargs: {n_workers: 1, dashboard_address: ':0'}\n"
+    )
+    expected = check(out)
+    assert [path for path in paths if not any(str(path) in problem for problem in expected.problems)] == []
+    removed = set(proofs(out))
+    with local(n_workers=2, processes=False, protocol="tcp") as standing:
+        for settings in (
+            {"workers": 1}, {"workers": 2}, {"cluster": standing.scheduler_address}, {"cluster": str(tmp_path / "profile.yaml")},
+        ):  # fmt: skip
+            damage_again()
+            assert verified(str(out), ClusterSettings(**settings)) == expected, settings
+            assert set(proofs(out)) == removed
+
+
+def test_nothing_is_withdrawn_before_all_have_answered(damaged):
+    out, *_ = damaged
+    before = proofs(out)
+
+    def run_all(name, function, calls):
+        if name == "verify-copies":
+            raise RunError("lost")
+        return run_here(name, function, calls)
+
+    with pytest.raises(RunError, match="lost"):
+        verify(str(out), inspect_pretrain_shard, lambda _: run_all)
+    assert proofs(out) == before
+
+
+def end_the_worker(_store, _receipt):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_lost_workers_and_workers_of_other_code_withdraw_nothing(damaged, monkeypatch):
+    out, *_ = damaged
+    before = proofs(out)
+    monkeypatch.setattr(verification_of_shards, "BATCH_BYTES", 1 << 30)
+    with dask_config.set({"distributed.scheduler.allowed-failures": 0}), local(n_workers=1) as standing:
+        settings = ClusterSettings(cluster=standing.scheduler_address)
+        with monkeypatch.context() as patch:
+            patch.setattr(workers, "built_with", lambda *_: {"tokenmill": "0.0.1+1234abcd"})
+            with pytest.raises(InputError, match=r"1 of 1 workers, on \S+, would build other data: tokenmill"):
+                verified(str(out), settings)
+        with (
+            calls_on_workers(settings, __name__) as run_all,
+            pytest.raises(RunError, match=r"tasks failed: verify-shards .*: KilledWorker: 1 workers in a row ended"),
+        ):
+            verify(str(out), end_the_worker, lambda _: run_all)
+    assert proofs(out) == before
+
+
+def test_a_worker_that_comes_later_with_other_code_checks_nothing():
+    with pytest.raises(RunError, match=r"this worker would build other data: tokenmill \S+ \(in the run 0\.0\.1\)"):
+        workers._call(__name__, {"tokenmill": "0.0.1"}, print, {})  # noqa: SLF001 - what a worker is sent
 
 
 def test_a_folder_without_a_manifest_is_a_wrong_call(tmp_path):

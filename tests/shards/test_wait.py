@@ -94,7 +94,7 @@ def test_workers_that_end_in_a_row_are_no_words_of_dask():
     killed = Future()
     killed.set_exception(KilledWorker("key", SimpleNamespace(address="tcp://10.0.0.7:1"), 3))
     assert re.match(
-        "KilledWorker: 4 workers in a row ended while they built it, the last at tcp://10.0.0.7:1; its log",
+        "KilledWorker: 4 workers in a row ended while they worked on it, the last at tcp://10.0.0.7:1; its log",
         failure_of(killed),
     )
 
