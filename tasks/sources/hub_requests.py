@@ -143,10 +143,14 @@ class HubStream(AbstractBufferedFile):
     def _asked(self, part: str) -> Response:
         """The answer to one request for a part of the file, two if its place has changed."""
         if place := PLACES.get(self.path):
-            response = get_session().get(place, headers={"Range": part}, timeout=TIMEOUT)
-            if response.status_code not in EXPIRED:
-                hf_raise_for_status(response)
-                return response
+            try:
+                response = get_session().get(place, headers={"Range": part}, timeout=TIMEOUT)
+            except TransportError:  # a server that is gone may have a successor, which the hub knows
+                PLACES.pop(self.path, None)
+            else:
+                if response.status_code not in EXPIRED:
+                    hf_raise_for_status(response)
+                    return response
         response = get_session().get(self._url, headers={"Range": part, **build_hf_headers()}, timeout=TIMEOUT)
         hf_raise_for_status(response)
         if urlsplit(str(response.url)).netloc != urlsplit(self._url).netloc:
