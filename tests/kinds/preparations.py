@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tokenmill.tasks.dedup import rounds
+from tokenmill.tasks.threads import cores
 
 from tests.building import build_here, plan_here, prepare_here
 from tests.dedup.test_near import edited, prose
@@ -263,7 +264,8 @@ class Scoring(Embedding):
     def write(self):
         source, settings = super().write()
         settings.pop("dimensions")
-        return source, {**settings, "model": harmony_model(self.folder / "model")}
+        # A thread for each worker, as workers of Dask have: the last digit of a sum depends on the number of threads.
+        return source, {**settings, "model": harmony_model(self.folder / "model"), "workers": cores()}
 
 
 PREPARATIONS = {
