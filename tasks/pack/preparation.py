@@ -22,7 +22,6 @@ from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.programs import ProgramError
 from tokenmill.tasks.chat.sequences import SplitTurns
 from tokenmill.tasks.chat.shapes import given_of, shape_name
-from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.manifest import WHOLE, Finished
 from tokenmill.tasks.shards.plan import PlannedShard
@@ -34,7 +33,6 @@ from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import PACKS, Store
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_records
-from tokenmill.tasks.sources.forms import Form
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.tokenize.gate import Gate, Verdict, gate_notes
@@ -122,8 +120,7 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
         verdicts[f"{split}/{source.name}"] = verdict
         return [_recipe(source, split, settings, vocabulary, chat_of(source).template, verdict)] * len(slices)
 
-    form: Form | None = "conversations" if isinstance(checked.format.template, ChatTemplate) else None
-    plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes, form=form)
+    plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes, form="conversations")
     notes = commit_notes(settings.tokenizer, vocabulary) | gate_notes(verdicts)
     return Planned(blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), notes)
 

@@ -109,6 +109,10 @@ def with_keys(blend: Blend, named: object, keys: Mapping[str, Any]) -> Blend:
     return parse(Blend, {"datasets": [{**source.model_dump(exclude_unset=True), **keys}]}, "settings")
 
 
+HARMONY_TEXT = "<|start|>"
+"""How a text begins that is a conversation, for those who read it so."""
+
+
 def require_form(source: DataSource, form: Form | None, part: Slice) -> None:
     """Raises InputError if the first rows of a slice of a local data set all have the other form, unless fields are named."""
     named = form == "conversations" and (source.messages_field or source.named_fields)
@@ -135,6 +139,8 @@ def _form(record: Record, source: DataSource) -> Form | None:
     text: Any = record
     for key in source.text_field.split("."):
         text = text.get(key) if isinstance(text, dict) else None
+    if isinstance(text, str) and text.startswith(HARMONY_TEXT):
+        return None
     turns = any(isinstance(record.get(name), list) for name in TURNS)
     if isinstance(text, str) == turns or not QUESTIONS.isdisjoint(record):
         return None
