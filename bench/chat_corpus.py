@@ -1,4 +1,4 @@
-"""The conversations that are measured on: the corpus' text, cut into messages as long as those of chat data sets.
+"""The conversations that are measured on: the corpus' text, cut into messages as long as those of chat datasets.
 
 Lengths of messages are lognormal (median 900 characters, sigma 0.9; 1,350 on average). A conversation has one to six
 user turns, four in five of them one to three, and three in ten have a system message. `reasoning` gives every message
@@ -97,7 +97,7 @@ class Writer:
         return self.tape.take(self._size())
 
     def conversations(self) -> Iterator[bytes]:
-        """Conversations like those of chat data sets, until the text ends."""
+        """Conversations like those of chat datasets, until the text ends."""
         with suppress(EOFError):
             while True:
                 (turns,) = self.random.choices(TURNS, TURN_WEIGHTS)

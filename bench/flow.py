@@ -35,7 +35,7 @@ def environment(bench: Bench) -> dict[str, str]:
 
 
 def write_blend(path: Path, source: Path | str) -> Path:
-    """A blend of one data set."""
+    """A blend of one dataset."""
     path.write_text(json.dumps({"datasets": [{"name": "benchmark", "path": str(source)}]}), encoding="utf-8")
     return path
 

@@ -24,7 +24,7 @@ WHOLE = 1 << 40
 
 
 def plan(source: str, tokenizer: str, out: str, shard_size: int) -> PretrainPlan:
-    """The plan for one data set that is all training data."""
+    """The plan for one dataset that is all training data."""
     settings = PretrainSettings(tokenizer=TokenizerSettings(model=tokenizer), shard_size=shard_size)
     return plan_pretrain(Blend(train=[DataSource(name="benchmark", path=source)]), settings, out)
 

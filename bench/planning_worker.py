@@ -33,7 +33,7 @@ LENGTHS = np.array([4, 5, 6], np.int32)
 
 
 def plan(source: str, tokenizer: str, out: str) -> PretrainPlan:
-    """The plan of one data set that is all training data, a shard a file."""
+    """The plan of one dataset that is all training data, a shard a file."""
     settings = PretrainSettings(tokenizer=TokenizerSettings(model=tokenizer), shard_size=synthetic_store.OBJECT_BYTES)
     return plan_pretrain(Blend(train=[DataSource(name="synthetic", path=source)]), settings, out)
 

@@ -24,7 +24,7 @@ from bench.rl_corpus import TABLE
 
 
 def plan(source: str, out: str, table: str | None) -> RlPlan:
-    """The plan for one data set."""
+    """The plan for one dataset."""
     resolve: dict[str, Any] = {"resolve_placeholders": {TABLE: {"path": table, "style": "dapo"}}}
     transforms = [resolve] if table else []
     settings = RlSettings(target="nemo_gym" if table else "none")

@@ -29,7 +29,7 @@ PACK_SIZE = SftSettings().pack_size
 
 
 def plan(source: str, tokenizer: str, out: str, pack_size: int) -> SftPlan:
-    """The plan for one data set that is all training data."""
+    """The plan for one dataset that is all training data."""
     settings = SftSettings(tokenizer=TokenizerSource(model=tokenizer), chat_template="nano3", pack_size=pack_size)
     return plan_sft(Blend(train=[DataSource(name="benchmark", path=source)]), settings, out)
 

@@ -24,8 +24,8 @@ class CommonOptions:
     """Options of every preparation."""
 
     config: Annotated[Path | None, Parameter(help="YAML file with settings.")] = None
-    scale: Annotated[Scale | None, Parameter(help="Leading share of each data set.")] = None
-    sample: Annotated[int | None, Parameter(help="Leading rows of each data set.")] = None
+    scale: Annotated[Scale | None, Parameter(help="Leading share of each dataset.")] = None
+    sample: Annotated[int | None, Parameter(help="Leading rows of each dataset.")] = None
     force: Annotated[bool | None, Parameter(negative="", help="Build every shard again.")] = None
     workers: Annotated[int | None, Parameter(help="Worker processes.")] = None
     scheduler: Annotated[str | None, Parameter(help="Dask scheduler address, or a YAML profile.")] = None

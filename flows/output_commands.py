@@ -64,7 +64,7 @@ def view(
     output_dir: Prepared = None,
     *,
     doc: Annotated[str | None, Parameter(help="Show one document, by the id that this command prints.")] = None,
-    dataset: Annotated[str | None, Parameter(help="Only this data set.")] = None,
+    dataset: Annotated[str | None, Parameter(help="Only this dataset.")] = None,
     rows: Annotated[int, Parameter(help="Number of packs or documents.")] = 1,
     random: Annotated[bool, Parameter(negative="", help="Choose at random instead of taking the first.")] = False,
     seed: Annotated[int, Parameter(help="Seed of the random choice.")] = 42,
@@ -168,7 +168,7 @@ def diff(
 
 def push(
     output_dir: Annotated[str, Parameter(help="Output folder of a preparation.")],
-    repository: Annotated[str, Parameter(help="Data set repository on the hub, as ORG/NAME; created if missing.")],
+    repository: Annotated[str, Parameter(help="Dataset repository on the hub, as ORG/NAME; created if missing.")],
     *,
     public: Annotated[
         bool, Parameter(negative="", help="Create or update a public repository; without this, it must be private.")
@@ -211,7 +211,7 @@ def lineage(
         str | None, Parameter(help="Output folder or art:// name; read from stdin when a command is piped in.")
     ] = None,
 ) -> dict[str, Any]:
-    """Show what an output was made from, down to its data sets."""
+    """Show what an output was made from, down to its datasets."""
     from tokenmill.tasks.report.registry import lineage as trace
     from tokenmill.tasks.report.registry import print_lineage
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tokenmill.tasks.shards.settings import PreparationSettings
 
 BlendPath = Annotated[
-    str, Parameter(help="Path or URI of a blend, or of a file of rows, which is taken as a blend of one data set.")
+    str, Parameter(help="Path or URI of a blend, or of a file of rows, which is taken as a blend of one dataset.")
 ]
 
 
@@ -38,7 +38,7 @@ def plan(
     options: CommonOptions | None = None,
 ) -> None:
     """Dry run: shards, bytes, estimated tokens and epochs, which shards are cached and why others are not; what a run makes of
-    the first rows of each data set.
+    the first rows of each dataset.
     """
     chosen = preparation(kind)
     asked, settings = _read(chosen, blend, options, overrides)
@@ -65,7 +65,7 @@ def mix(
     format: Format = "table",  # noqa: A002 - the name of the option
     options: CommonOptions | None = None,
 ) -> None:
-    """Solve the budget of a blend: tokens, share and epochs of each data set and phase, and the limits that bind."""
+    """Solve the budget of a blend: tokens, share and epochs of each dataset and phase, and the limits that bind."""
     from tokenmill.tasks.blend.mix import solve
     from tokenmill.tasks.report.mix import last_steps, megatron_flags, mix_record, print_mix, write_mix
     from tokenmill.tasks.report.plan import training_tokens
@@ -98,7 +98,7 @@ def compare_tokenizers(
     *tokenizers: Annotated[
         str, Parameter(help="Hub ids, folders, files of tokenizers, or names of tiktoken encodings.")
     ],
-    sample: Annotated[int, Parameter(help="Leading rows of each data set.", validator=Number(gte=1))] = 1_000,
+    sample: Annotated[int, Parameter(help="Leading rows of each dataset.", validator=Number(gte=1))] = 1_000,
     html: Annotated[str | None, Parameter(help="Also write a page with bars to this path.")] = None,
     format: Format = "table",  # noqa: A002 - the name of the option
 ) -> None:

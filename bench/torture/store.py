@@ -1,9 +1,9 @@
 """One store, many writers: preparations, nights, pruning and plans at once, under faults; `--count` is in seconds.
 
-Eight loops prepare blends of pretraining and RL that share data sets, into folders of their own and one store. Beside
+Eight loops prepare blends of pretraining and RL that share datasets, into folders of their own and one store. Beside
 them one loop runs nights, one prunes, one plans. Where root may, half of them are on another host (a network namespace).
-Data sets come in generations, a new one every few seconds, so that all build the same new shards at the same moment.
-Some data sets are others that grew, and prefixes are small, so that the same shards are joined into different prefixes.
+Datasets come in generations, a new one every few seconds, so that all build the same new shards at the same moment.
+Some datasets are others that grew, and prefixes are small, so that the same shards are joined into different prefixes.
 Every preparation is a process, and two in three meet a fault: SIGKILL at any moment, or one file operation that fails.
 What is unreferenced is pruned after seconds rather than days.
 
@@ -79,7 +79,7 @@ ERRORS = {"a full disk": errno.ENOSPC, "an input/output error": errno.EIO}
 
 @dataclass(frozen=True)
 class Work:
-    """A preparation: its kind, the data sets of its blend, and its settings besides the store."""
+    """A preparation: its kind, the datasets of its blend, and its settings besides the store."""
 
     kind: str
     paths: tuple[str, ...]
@@ -105,7 +105,7 @@ class Place:
         return time.monotonic() > self.began + self.seconds
 
     def generation(self) -> int:
-        """The number of the latest data sets."""
+        """The number of the latest datasets."""
         return int((time.monotonic() - self.began) / GENERATION_SECONDS)
 
     def work(self, generation: int, number: int) -> Work:
@@ -146,7 +146,7 @@ WORKS: Sequence[tuple[str, tuple[str, ...], dict[str, Any]]] = (
     ("rl", ("sums", "questions"), {}),
     ("rl", ("sums",), {}),
 )
-"""Kinds, data sets and settings of the preparations of a generation."""
+"""Kinds, datasets and settings of the preparations of a generation."""
 
 OUTPUTS = PREPARERS * len({kind for kind, *_ in WORKS}) + 1
 """The folders that are published to: for each preparer one of each kind, and the one that is planned. Then pruning begins."""

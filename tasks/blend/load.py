@@ -86,7 +86,7 @@ def _read_json(place: str) -> object:
     except json.JSONDecodeError as error:
         raise InputError(f"{place}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
     except RecursionError as error:
-        raise InputError(f"{place}: nested too deeply; a blend is an object with lists of data sets") from error
+        raise InputError(f"{place}: nested too deeply; a blend is an object with lists of datasets") from error
 
 
 def _no_duplicates(place: str, pairs: list[tuple[str, object]]) -> dict[str, object]:

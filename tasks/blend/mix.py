@@ -1,11 +1,11 @@
-"""Solve a budget: how many tokens of each data set a training reads, in each phase.
+"""Solve a budget: how many tokens of each dataset a training reads, in each phase.
 
     weights (x tokens^temperature) ─► limits: tokens, shares, epochs, phases ─► the closest mix within all of them
 
-Closest means least Kullback-Leibler divergence from the weights: a data set at its cap leaves its tokens to the others, in
+Closest means least Kullback-Leibler divergence from the weights: a dataset at its cap leaves its tokens to the others, in
 proportion to their weights. Each limit bounds a sum of tokens, or makes one sum a share of another, so the closest mix that
 keeps a single limit is a multiplication. Going round the limits until nothing changes finds the closest mix that keeps all
-(L. M. Bregman, 1967; with equalities alone this is iterative proportional fitting, Deming and Stephan, 1940). Thirty data sets in
+(L. M. Bregman, 1967; with equalities alone this is iterative proportional fitting, Deming and Stephan, 1940). Thirty datasets in
 three phases take some 10 ms. Limits that exclude each other never settle: then the factors of one round are a certificate (Farkas)
 that names the limits in conflict and, if the total is at fault, the nearest total that fits.
 
@@ -37,7 +37,7 @@ NEGLIGIBLE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class PhaseMix:
-    """The tokens to read of each data set in a phase; those of 0 tokens are left out."""
+    """The tokens to read of each dataset in a phase; those of 0 tokens are left out."""
 
     name: str
     drawn: Mapping[str, float]
@@ -50,7 +50,7 @@ class PhaseMix:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A solved budget. `held` are the tokens that there are, `binding` the limits that hold a data set back or up."""
+    """A solved budget. `held` are the tokens that there are, `binding` the limits that hold a dataset back or up."""
 
     phases: Sequence[PhaseMix]
     held: Mapping[str, int]
@@ -62,7 +62,7 @@ class Mix:
         return math.fsum(phase.tokens for phase in self.phases)
 
     def drawn(self, name: str) -> float:
-        """The tokens to read of a data set."""
+        """The tokens to read of a dataset."""
         return math.fsum(phase.drawn.get(name, 0.0) for phase in self.phases)
 
 
@@ -70,7 +70,7 @@ class Mix:
 class _Limit:
     """Bounds on the sum of some tokens (`inside`, places in the flat array), or with `share` its share of itself and `rest`.
 
-    Bounds that are a part of the total scale with it. `names` are the data sets that it is about.
+    Bounds that are a part of the total scale with it. `names` are the datasets that it is about.
     """
 
     reason: str
@@ -88,9 +88,9 @@ class _Limit:
 
 
 def solve(blend: Blend, held: Mapping[str, int], tokens: int | None = None) -> Mix:
-    """The mix of the training data of a blend, given the tokens that each data set holds.
+    """The mix of the training data of a blend, given the tokens that each dataset holds.
 
-    `tokens` replaces the blend's own total; without any, the total is what the data sets hold. Raises InputError for a budget that
+    `tokens` replaces the blend's own total; without any, the total is what the datasets hold. Raises InputError for a budget that
     cannot be kept: it names the limits in conflict and the nearest total that fits.
     """
     sources = [source for source in blend.training() if held.get(source.name, 0) or _required(source)]
@@ -135,7 +135,7 @@ def _check_held(sources: Sequence[DataSource], held: Mapping[str, int]) -> None:
     for source in sources:
         if not held.get(source.name):
             raise InputError(
-                f"data set {source.name!r}: has no tokens; remove its share, tokens and min_epochs, or give it data"
+                f"dataset {source.name!r}: has no tokens; remove its share, tokens and min_epochs, or give it data"
             )
 
 
@@ -173,7 +173,7 @@ def _stairs(
 def _weights(
     blend: Blend, sources: Sequence[DataSource], held: Mapping[str, int], phases: Sequence[Phase]
 ) -> np.ndarray:
-    """The weights that the mix stays close to ([phases, data sets]); 0 for data sets that shares leave nothing."""
+    """The weights that the mix stays close to ([phases, datasets]); 0 for datasets that shares leave nothing."""
     power = blend.temperature or 0.0
     plain = [source.weight * held[source.name] ** power for source in sources]
     rows = np.tile(plain, (len(phases), 1))
@@ -206,13 +206,13 @@ def _exclude(
         row[whole & ~named] = 0.0
     elif not row[whole & ~named].any():
         raise InputError(
-            f"shares {where}: {', '.join(own)} add up to {given:.4g}, and no other data set with a weight is there for the rest; "
+            f"shares {where}: {', '.join(own)} add up to {given:.4g}, and no other dataset with a weight is there for the rest; "
             "make them add up to 1"
         )
 
 
 def _shares(blend: Blend, sources: Sequence[DataSource], phase: Phase) -> dict[str, tuple[float, str]]:
-    """The shares of data sets and groups in a phase, each with the group that it is a share of, empty for the whole phase.
+    """The shares of datasets and groups in a phase, each with the group that it is a share of, empty for the whole phase.
 
     A mix replaces the shares of the whole.
     """
@@ -234,12 +234,12 @@ def _group(sources: Sequence[DataSource], name: str) -> str:
 
 
 def _parent(sources: Sequence[DataSource], name: str) -> str:
-    """The group that a data set or group is in; empty for the whole."""
+    """The group that a dataset or group is in; empty for the whole."""
     return name.rpartition("/")[0] if name in _groups(sources) else _group(sources, name)
 
 
 def _inside(sources: Sequence[DataSource], name: str) -> np.ndarray:
-    """The numbers of the data sets in a group, or of the data set with this name; of all for an empty name."""
+    """The numbers of the datasets in a group, or of the dataset with this name; of all for an empty name."""
     return np.array(
         [
             number for number, source in enumerate(sources)
@@ -293,7 +293,7 @@ def _settled(limits: Sequence[_Limit], weights: np.ndarray, total: float) -> tup
     """The closest tokens within all limits, and the logarithm of each limit's factor. Raises InputError if there are none."""
     for limit in limits:
         if (limit.low or limit.rest is not None) and not weights[limit.inside].any():
-            raise InputError(f"{limit.reason}: every weight there is 0; give a data set a weight above 0")
+            raise InputError(f"{limit.reason}: every weight there is 0; give a dataset a weight above 0")
     found, factors, steps = _settle(limits, weights, total)
     if steps is None:
         return found, factors
@@ -389,7 +389,7 @@ def _refusal(binding: Sequence[_Limit], total: float, nearest: float | None) -> 
 
 
 def _binding(limits: Sequence[_Limit], factors: np.ndarray) -> dict[str, list[str]]:
-    """The limits of data sets that hold them back or up, by name."""
+    """The limits of datasets that hold them back or up, by name."""
     found: dict[str, dict[str, None]] = {}
     for limit, factor in zip(limits, factors.tolist(), strict=True):
         if len(limit.names) == 1 and abs(factor) > NEGLIGIBLE:

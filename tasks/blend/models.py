@@ -1,6 +1,6 @@
 """The blend: typed, frozen, and fully checked before any data is read.
 
-Data set names become folder names, so they must be safe path segments: ASCII letters, digits, `.`, `_` and `-`, at most
+Dataset names become folder names, so they must be safe path segments: ASCII letters, digits, `.`, `_` and `-`, at most
 128 characters, not `..`, not reserved by Windows, and unique regardless of case (file systems may ignore case).
 """
 
@@ -108,7 +108,7 @@ class Fields(Strict, frozen=True):
 
 
 class DataSource(Strict, frozen=True):
-    """One data set of a blend: the place of its rows, and its weight."""
+    """One dataset of a blend: the place of its rows, and its weight."""
 
     name: Name = Field(description="Unique name; becomes part of file names.")
     path: str = Field(
@@ -119,9 +119,9 @@ class DataSource(Strict, frozen=True):
     weight: float = Field(
         default=1.0, ge=0, strict=True, description="Relative share of training tokens; with 0, prepared but not used."
     )
-    split: str | None = Field(default=None, description="Split of the data set.")
+    split: str | None = Field(default=None, description="Split of the dataset.")
     subset: str | None = Field(
-        default=None, description="Configuration of a Hugging Face data set, or a folder of any other."
+        default=None, description="Configuration of a Hugging Face dataset, or a folder of any other."
     )
     text_field: str = Field(
         default="text", min_length=1, description="Field that holds the text; dots separate nested keys."
@@ -129,7 +129,7 @@ class DataSource(Strict, frozen=True):
     document_per: Literal["file", "line"] = Field(
         default="file", description="A document of .txt files: a whole file, or a line."
     )
-    revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face data set.")
+    revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face dataset.")
     messages_field: str | None = Field(
         default=None, min_length=1, description="Field that holds the messages; detected if omitted."
     )
@@ -159,15 +159,15 @@ class DataSource(Strict, frozen=True):
     max_epochs: float | None = Field(default=None, gt=0, description="Read it at most this often.")
     group: Group | None = Field(default=None, description="Group that it is in; 'code/python' is in 'code'.")
     license: str | None = Field(
-        default=None, min_length=1, description="Licence of the data set, for its card; best an SPDX identifier."
+        default=None, min_length=1, description="Licence of the dataset, for its card; best an SPDX identifier."
     )
     languages: list[str] | None = Field(
         default=None,
         min_length=1,
-        description="Languages of the data set, for its card, as codes of BCP 47; never guessed.",
+        description="Languages of the dataset, for its card, as codes of BCP 47; never guessed.",
     )
-    domain: str | None = Field(default=None, min_length=1, description="What the data set is about, for its report.")
-    fim: Fim | None = Field(default=None, description="Fill in the middle for this data set, instead of the setting.")
+    domain: str | None = Field(default=None, min_length=1, description="What the dataset is about, for its report.")
+    fim: Fim | None = Field(default=None, description="Fill in the middle for this dataset, instead of the setting.")
     transforms: list[TransformSpec] = Field(
         default=[], description="Transforms of each row for reinforcement learning, in order."
     )
@@ -236,7 +236,7 @@ class Phase(Strict, frozen=True):
     mix: dict[str, Share] | None = Field(
         default=None,
         min_length=1,
-        description="Shares of data sets and groups in this phase; the others share the rest.",
+        description="Shares of datasets and groups in this phase; the others share the rest.",
     )
     ramp: int | None = Field(
         default=None,
@@ -257,9 +257,9 @@ class Phase(Strict, frozen=True):
 
 
 class Blend(Strict, frozen=True):
-    """Data sets and weights: either one flat list, `datasets`, or a list per split.
+    """Datasets and weights: either one flat list, `datasets`, or a list per split.
 
-    Budgets say how many tokens of each data set of the training data are read, and when; `blend.mix` solves them.
+    Budgets say how many tokens of each dataset of the training data are read, and when; `blend.mix` solves them.
     """
 
     datasets: list[DataSource] | None = Field(default=None, description="Flat blend; valid and test are held out.")
@@ -268,7 +268,7 @@ class Blend(Strict, frozen=True):
     test: list[DataSource] | None = Field(default=None, description="Per-split blend: test data.")
     tokens: int | None = Field(default=None, ge=1, description="Tokens to train on; default: as many as there are.")
     temperature: float | None = Field(
-        default=None, ge=0, le=1, description="Multiply each weight by the data set's tokens to this power."
+        default=None, ge=0, le=1, description="Multiply each weight by the dataset's tokens to this power."
     )
     groups: dict[Group, Share] | None = Field(
         default=None, description="Share of each group in all tokens; of 'code/python' in those of 'code'."
@@ -282,11 +282,11 @@ class Blend(Strict, frozen=True):
             raise ValueError(f"'datasets' and {named[0]!r} cannot be mixed; keep one of the two")
         parts = self.parts()
         if not any(parts.values()):
-            raise ValueError("the blend is empty; list at least one data set under 'datasets' or 'train'")
+            raise ValueError("the blend is empty; list at least one dataset under 'datasets' or 'train'")
         for split, sources in parts.items():
             _check_unique(split, sources)
             if sources and not any(source.weight for source in sources):
-                raise ValueError(f"every weight in {split!r} is 0; give at least one data set a weight above 0")
+                raise ValueError(f"every weight in {split!r} is 0; give at least one dataset a weight above 0")
         _check_held_out(self)
         _check_names(self)
         _check_phases(self)
@@ -299,7 +299,7 @@ class Blend(Strict, frozen=True):
         return {split: sources for split in SPLITS if (sources := getattr(self, split)) is not None}
 
     def training(self) -> list[DataSource]:
-        """The data sets to train on."""
+        """The datasets to train on."""
         return self.parts().get("datasets") or self.parts().get("train") or []
 
     @property
@@ -316,7 +316,7 @@ class Blend(Strict, frozen=True):
 
 
 def listed_sources(blend: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The data sets of a blend in JSON, by `datasets` or split."""
+    """The datasets of a blend in JSON, by `datasets` or split."""
     return {part: blend[part] for part in ("datasets", *SPLITS) if blend.get(part)}
 
 
@@ -336,23 +336,21 @@ def _check_held_out(blend: Blend) -> None:
 
 
 def _check_names(blend: Blend) -> None:
-    """Every name in groups and mixes must be that of a data set or group, and of only one."""
+    """Every name in groups and mixes must be that of a dataset or group, and of only one."""
     sources = blend.training()
     paths = [source.group.split("/") for source in sources if source.group]
     groups = {"/".join(path[:depth]) for path in paths for depth in range(1, len(path) + 1)}
     names = {source.name for source in sources}
     if both := sorted(groups & names):
-        raise ValueError(f"{both[0]!r} is a data set and a group; rename one of the two")
+        raise ValueError(f"{both[0]!r} is a dataset and a group; rename one of the two")
     for name in blend.groups or {}:
         if name not in groups:
-            raise ValueError(f"groups: no data set is in {name!r}; {nearest(name, groups)}")
+            raise ValueError(f"groups: no dataset is in {name!r}; {nearest(name, groups)}")
     for phase in blend.phases or []:
         _check_apart(phase, {source.name: source.group or "" for source in sources})
         for name in phase.mix or {}:
             if name not in groups | names:
-                raise ValueError(
-                    f"phase {phase.name!r}: no data set or group {name!r}; {nearest(name, groups | names)}"
-                )
+                raise ValueError(f"phase {phase.name!r}: no dataset or group {name!r}; {nearest(name, groups | names)}")
 
 
 def _check_apart(phase: Phase, groups: Mapping[str, str]) -> None:

@@ -266,7 +266,7 @@ def parse_predicate(text: str, where: str = "predicate") -> Predicate:
 
 @lru_cache
 def where_of(text: str) -> Predicate:
-    """The parsed `where` of a data set."""
+    """The parsed `where` of a dataset."""
     return parse_predicate(text, "where")
 
 

@@ -101,7 +101,7 @@ PROBES: dict[str, Conversation] = {
     "an answer first": Conversation([_says("Ask me."), _user("Why?"), _says("So.")], []),
     "two questions in a row": Conversation([_user("First?"), _user("Second?"), _says("Both.")], []),
 }  # fmt: skip
-"""Every shape of conversation in data sets; a template may reject some."""
+"""Every shape of conversation in datasets; a template may reject some."""
 
 THINKING: Sequence[Mapping[str, Any]] = (
     {}, {"enable_thinking": True}, {"enable_thinking": False}, {"thinking": True}, {"thinking": False},

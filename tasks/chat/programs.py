@@ -1,7 +1,7 @@
 """Programs: what a conversation of a known shape becomes, learned once and then filled with its texts.
 
 The *shape* of a conversation is all of it but its texts: the keys and roles of every message, which texts are empty, the names
-and nesting of arguments, and the tools. Most plain conversations of a data set have one of a few dozen shapes. When a shape comes up
+and nesting of arguments, and the tools. Most plain conversations of a dataset have one of a few dozen shapes. When a shape comes up
 for the fourth time, its conversation is rendered with unknown contents (`symbolic`). If the template takes the same path for all
 contents, the resulting pieces with holes are the *program* of the shape: to fill it takes 2 µs per message, and to render takes
 45. Long conversations with tool calls hardly ever share a shape; they are rendered as before.

@@ -7,7 +7,7 @@ phrases of 13 characters.
 An evaluation row shorter than 13 words is searched for as a whole. Rows shorter than three words say nothing about a document's
 origin; they are skipped and counted.
 
-Evaluations are a blend with a text field per data set, usually a few megabytes. An unreadable row is an error, because skipping
+Evaluations are a blend with a text field per dataset, usually a few megabytes. An unreadable row is an error, because skipping
 it would hide contamination.
 
 Evaluation runs are sorted 64-bit hashes in memory, 24 bytes each, behind a table that rejects nearly all other hashes.
@@ -260,7 +260,7 @@ def find_evaluations(blend: Blend | str | None) -> tuple[EvaluationFile, ...]:
     ]
     names = [file.name for file in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"evaluations: two files are called {twice!r}; list each as a separate data set")
+        raise InputError(f"evaluations: two files are called {twice!r}; list each as a separate dataset")
     return tuple(found)
 
 
@@ -277,7 +277,7 @@ def _files(name: str, source: DataSource) -> list[EvaluationFile]:
     slices = ContentIndex().identify(slices, fields, "content")
     if not slices:
         raise InputError(
-            f"evaluations: data set {source.name!r}: {source.path} holds no rows; fix the path or remove the data set"
+            f"evaluations: dataset {source.name!r}: {source.path} holds no rows; fix the path or remove the dataset"
         )
     return [
         EvaluationFile(f"{name}/{name_within(source.path, part.file.uri)}", source.text_field, part) for part in slices

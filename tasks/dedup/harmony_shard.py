@@ -2,7 +2,7 @@
 
 Rows stay as normalized. Added columns are the outcome (`dedup_outcome`), the row kept instead (`dup_of`, a `row_id`), and the
 similarity of the two (`dup_jaccard`). A shard's identity is that of the normalized shard plus the decisions about its rows, so
-unchanged decisions rebuild nothing, whatever changes in other data sets. Rows stay in Arrow, so this costs no more than
+unchanged decisions rebuild nothing, whatever changes in other datasets. Rows stay in Arrow, so this costs no more than
 rewriting the Parquet file.
 """
 

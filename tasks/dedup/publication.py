@@ -1,10 +1,10 @@
-"""Publish rows that stay as they were: a folder per data set, in its original file format.
+"""Publish rows that stay as they were: a folder per dataset, in its original file format.
 
-    OUT/data/<data set>/part-00000-1a2b3c4d.jsonl   the shards' files (hard links on a local disk), or .parquet
+    OUT/data/<dataset>/part-00000-1a2b3c4d.jsonl   the shards' files (hard links on a local disk), or .parquet
     OUT/edges.parquet, OUT/hits.parquet             from deduplication: dropped and kept documents, runs shared with evaluations
     OUT/blend.json                                  the output as a blend, with what the input says of weights, budget, fields and `fim`
 
-If the blend lists splits, data sets have folders within their split's. A name ends in the first digits of its shard's key,
+If the blend lists splits, datasets have folders within their split's. A name ends in the first digits of its shard's key,
 so that a path never refers to different data later.
 """
 
@@ -29,7 +29,7 @@ KEPT = {
     *("weight", "text_field", "share", "tokens", "min_epochs", "max_epochs", "group"),
     *("fim", "license", "languages", "domain"),
 }
-"""What the output's blend says of a data set as the input's does."""
+"""What the output's blend says of a dataset as the input's does."""
 
 PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.(jsonl|parquet)")
 
@@ -43,7 +43,7 @@ class RowsLayout:
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
-        """The files of each data set."""
+        """The files of each dataset."""
         folders = [_folder(split, source.name) for split, listed in self.blend.parts().items() for source in listed]
         return dict.fromkeys(folders, PART)
 
@@ -64,7 +64,7 @@ class RowsLayout:
         return Published(names, self._blend(output_dir, numbers), [output for _, output in self.files])
 
     def _blend(self, output_dir: str, numbers: Mapping[str, int]) -> bytes:
-        """The output as a blend, without empty data sets."""
+        """The output as a blend, without empty datasets."""
         parts = {
             split: [_source(output_dir, split, source) for source in listed if numbers[_folder(split, source.name)]]
             for split, listed in self.blend.parts().items()

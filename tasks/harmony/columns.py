@@ -1,6 +1,6 @@
 """Columns of normalized rows, in their order, and the metadata of a source's records.
 
-The first 30 columns have the names and types of existing Harmony data sets, so that their readers work here too. Every column
+The first 30 columns have the names and types of existing Harmony datasets, so that their readers work here too. Every column
 may be null. `id` identifies the text: equal texts have equal ids. `row_id` identifies the row. Rows with the same prompt share
 a `prompt_id`.
 
@@ -65,7 +65,7 @@ FIRST = pa.schema([
     ("meta_correctness_high_with_tool", NUMBER),
     ("meta_correctness_high_no_tool", NUMBER),
 ])  # fmt: skip
-"""The columns that every Harmony data set has. `stats_char_len` counts characters, not bytes."""
+"""The columns that every Harmony dataset has. `stats_char_len` counts characters, not bytes."""
 
 MORE = pa.schema([
     ("stats_token_len", COUNT),
@@ -113,7 +113,7 @@ DOMAINS = (
     ("instruction-following", "chat_if"),
     ("math", "math"),
 )
-"""Part of a data set's name, and its domain; the first match applies."""
+"""Part of a dataset's name, and its domain; the first match applies."""
 
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high")
 
@@ -212,7 +212,7 @@ def _fields(message: HarmonyMessage) -> dict[str, Any]:
 
 
 def domain_of(dataset: str) -> str | None:
-    """The domain of a data set, by its name."""
+    """The domain of a dataset, by its name."""
     name = dataset.lower()
     return next((domain for part, domain in DOMAINS if part in name), None)
 

@@ -1,6 +1,6 @@
 """Converters: one function for each source of chat data, from a record to a conversation.
 
-NVIDIA's data sets on the hub that are recognized by name:
+NVIDIA's datasets on the hub that are recognized by name:
 
     Nemotron-Math-v2                        competition problems, with and without Python; the effort is the split's
     Nemotron-Math-Proofs-v1                 problems, their statements in Lean 4, and proofs of two in three rows
@@ -235,7 +235,7 @@ def _harmony_text(record: Record, field: str) -> Composed | Rejected:
     """Harmony text under `field`, if the strict grammar accepts it.
 
     Headers in the order that models use are rewritten in canonical form; nothing else changes. Texts that declare no tools
-    may call any, because public data sets of this kind omit declarations.
+    may call any, because public datasets of this kind omit declarations.
     """
     found = harmony_text(record, field)
     if isinstance(found, Rejected):

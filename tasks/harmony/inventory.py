@@ -1,4 +1,4 @@
-"""The inventory and the card of a normalized data set: fields of the sources, columns of the rows, licences, counts.
+"""The inventory and the card of a normalized dataset: fields of the sources, columns of the rows, licences, counts.
 
 Records are counted by field names and types, which takes half a µs per record and per message. Counts are trees in plain JSON.
 Receipts hold them as facts, and they can be added in any order. The card's licence is the strictest licence of any row, because
@@ -131,7 +131,7 @@ def merged(one: Counts, other: Counts) -> Counts:
 
 
 def inventory(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
-    """Per data set and split: rows in and out, drops, tokens, fields of the sources, columns and lengths of the rows.
+    """Per dataset and split: rows in and out, drops, tokens, fields of the sources, columns and lengths of the rows.
 
     `metadata` is the share of rows with a value, per metadata column. Names and lengths are in sorted order.
     """
@@ -173,7 +173,7 @@ def coverage_markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
         (dataset, split, summary["rows_in"], summary["rows_out"], sum(summary["drops"].values()), summary["tokens"])
         for dataset, split, summary in splits
     ]
-    lines = ["# Coverage", "", *markdown_table(("data set", "split", "rows in", "rows out", "dropped", "tokens"), rows)]
+    lines = ["# Coverage", "", *markdown_table(("dataset", "split", "rows in", "rows out", "dropped", "tokens"), rows)]
     for dataset, split, summary in splits:
         lines += [f"## {dataset}, {split}", "", *_details(summary)]
     return "\n".join(lines)
@@ -276,7 +276,7 @@ def card(contents: Contents, folders: Sequence[str] = ()) -> str:
         ),
         "",
         *markdown_table(("split", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.splits.items()]),
-        *markdown_table(("data set", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.sources.items()]),
+        *markdown_table(("dataset", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.sources.items()]),
         *markdown_table(("licence of rows", "rows"), sorted(contents.licences.items())),
         *markdown_table(("left out because", "rows"), sorted(contents.drops.items())),
         "Made from:",

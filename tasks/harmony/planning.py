@@ -62,13 +62,13 @@ def require_choices(blend: Blend, settings: HarmonySettings) -> None:
             require_no(source, ["transforms", "fim", "template_variables"], "Harmony")
             if source.converter is not None and source.converter not in CONVERTERS:
                 raise InputError(
-                    f"data set {source.name!r}: there is no converter {source.converter!r}; "
+                    f"dataset {source.name!r}: there is no converter {source.converter!r}; "
                     f"{nearest(source.converter, CONVERTERS)}"
                 )
 
 
 def _with_converters(blend: Blend, settings: HarmonySettings) -> Blend:
-    """The blend with a converter set for every data set; a data set of proofs becomes two if they are read in two ways."""
+    """The blend with a converter set for every dataset; a dataset of proofs becomes two if they are read in two ways."""
     parts = {
         split: [each for source in sources for each in _converted(source, settings)]
         for split, sources in blend.parts().items()

@@ -51,7 +51,7 @@ class HarmonySettings(PreparationSettings, frozen=True):
 class HarmonyRecipe:
     """Every choice that can change a byte of a shard.
 
-    `dataset`, `split` and `file` are columns; `file` is a path within the data set; for a slice after the first, it ends in the
+    `dataset`, `split` and `file` are columns; `file` is a path within the dataset; for a slice after the first, it ends in the
     offset at which row numbers start. `blend_split` is None in a flat blend. `policy` is the composition policy.
     """
 

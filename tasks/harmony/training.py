@@ -81,7 +81,7 @@ class HarmonyTemplate:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyRows:
-    """Reads the rows of a data set for Harmony."""
+    """Reads the rows of a dataset for Harmony."""
 
     template: HarmonyTemplate
     renderer: HarmonyRenderer

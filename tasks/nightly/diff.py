@@ -51,7 +51,7 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 @dataclass
 class Finding:
-    """Documents of one data set and class with one reason: how many, and the source rows of the first as FILE:LINE."""
+    """Documents of one dataset and class with one reason: how many, and the source rows of the first as FILE:LINE."""
 
     dataset: str
     what: Class
@@ -62,7 +62,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Difference:
-    """How B differs from A: what changed in blend, settings and sources, and every document by data set, class and reason."""
+    """How B differs from A: what changed in blend, settings and sources, and every document by dataset, class and reason."""
 
     before: str
     after: str
@@ -101,7 +101,7 @@ class Side:
 
     @cached_property
     def units(self) -> Mapping[str, Sequence[Unit]]:
-        """The slices of each data set (`split/name`), in order."""
+        """The slices of each dataset (`split/name`), in order."""
         found: defaultdict[str, list[Unit]] = defaultdict(list)
         entries = self.prepared.entries
         for shard, (entry, origins) in enumerate(zip(entries, origins_in(entries), strict=True)):
@@ -159,9 +159,9 @@ def diff(before: str, after: str) -> Difference:
     for old, new in same:
         books.compare(old, new)
     for old in a.units.keys() - {old for old, _ in same}:
-        books.alone(old, _rows(a.units[old]), "gone", "the data set is gone")
+        books.alone(old, _rows(a.units[old]), "gone", "the dataset is gone")
     for new in b.units.keys() - {new for _, new in same}:
-        books.alone(new, _rows(b.units[new]), "new", "the data set is new")
+        books.alone(new, _rows(b.units[new]), "new", "the dataset is new")
     changed = manifest_changes(a.prepared.manifest, b.prepared.manifest, dict(same))
     found = Difference(a.prepared.path, b.prepared.path, changed, books.findings, (a.documents, b.documents))
     _require_sums(found)
@@ -179,7 +179,7 @@ def _require_sums(found: Difference) -> None:
 
 
 def _data_sets(a: Side, b: Side) -> list[tuple[str, str]]:
-    """The data sets in both: those of the same name, then renamed ones, which share content."""
+    """The datasets in both: those of the same name, then renamed ones, which share content."""
     same = [(name, name) for name in a.units if name in b.units]
     old = [name for name in a.units if name not in b.units]
     new = [name for name in b.units if name not in a.units]
@@ -225,7 +225,7 @@ def _occurrences(numbers: np.ndarray) -> np.ndarray:
 
 
 class Books:
-    """Counts every document by data set, class and reason."""
+    """Counts every document by dataset, class and reason."""
 
     def __init__(self, a: Side, b: Side) -> None:
         self._a, self._b = a, b
@@ -233,12 +233,12 @@ class Books:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was counted, by data set, in the order of the classes, the most frequent reasons first."""
+        """What was counted, by dataset, in the order of the classes, the most frequent reasons first."""
         order = {what: number for number, what in enumerate(CLASSES)}
         return sorted(self._found.values(), key=lambda each: (each.dataset, order[each.what], -each.documents))
 
     def compare(self, old: str, new: str) -> None:
-        """Account for every document of a data set in both."""
+        """Account for every document of a dataset in both."""
         a, b = self._a.units[old], self._b.units[new]
         contents: dict[tuple[Any, ...], int] = {}
         keys = [

@@ -11,7 +11,7 @@ from tokenmill.tasks.storage import absolute
 
 from .diff import CLASSES, Difference, Finding
 
-COLUMNS = ("data set", "documents", "class", "reason", "for example")
+COLUMNS = ("dataset", "documents", "class", "reason", "for example")
 
 PAGE = "diff.html"
 
@@ -25,7 +25,7 @@ def sentence(found: Difference) -> str:
 
 
 def print_difference(found: Difference, console: Console, *, table: bool = True) -> None:
-    """Print what changed, then the documents by data set, class and reason, in a table or a line each."""
+    """Print what changed, then the documents by dataset, class and reason, in a table or a line each."""
     console.print(
         rich.text.Text(f"{visible_line(found.before)} -> {visible_line(found.after)}", "bold", overflow="fold")
     )
@@ -57,7 +57,7 @@ def publish_difference(found: Difference, place: str) -> Output:
     ]
     parts = [
         Text(sentence(found)),
-        Items(found.changes or ["nothing changed in settings, data sets or files"]),
+        Items(found.changes or ["nothing changed in settings, datasets or files"]),
         Table("Every document", COLUMNS, counted),
     ]
     body = "".join(part.html() for part in parts)

@@ -1,4 +1,4 @@
-"""Why the next version of a blend differs from the last: settings and data sets field by field, files one by one.
+"""Why the next version of a blend differs from the last: settings and datasets field by field, files one by one.
 
     settings: pack_size 4096 -> 8192
     web: weight 1.0 -> 2.0
@@ -39,7 +39,7 @@ class _File:
 
 
 Files = Mapping[str, Mapping[str, _File]]
-"""Files by data set (`split/name`) and URI."""
+"""Files by dataset (`split/name`) and URI."""
 
 
 def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str]:
@@ -62,13 +62,13 @@ def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str
         gone = len(changed - keys.keys())
         return [f"shards: {len(added)} new, {len(changed) - gone} changed, {gone} gone"]
     reordered = list(_sources(manifest["blend"])) != list(_sources(blend))
-    return found or (["the data sets stand in another order"] if reordered else [])
+    return found or (["the datasets stand in another order"] if reordered else [])
 
 
 def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any], renamed: Mapping[str, str]) -> list[str]:
-    """What changed from one publication to another in settings, data sets, files and tokenizer.
+    """What changed from one publication to another in settings, datasets, files and tokenizer.
 
-    `renamed` has the new name of each data set (`split/name`) that both have.
+    `renamed` has the new name of each dataset (`split/name`) that both have.
     """
     names = {old: new for old, new in renamed.items() if old != new}
     old = {
@@ -98,7 +98,7 @@ def file_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[st
 def new_data_sets(blend: Blend) -> list[str]:
     """The reason for a first version."""
     count = sum(len(sources) for sources in blend.parts().values())
-    return [f"nothing was published before; data sets: {count}"]
+    return [f"nothing was published before; datasets: {count}"]
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401 - JSON of any shape
@@ -116,7 +116,7 @@ def _sources(blend: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _budget(blend: Mapping[str, Any]) -> dict[str, Any]:
-    """What a blend says of all data sets together."""
+    """What a blend says of all datasets together."""
     return {name: value for name, value in blend.items() if name not in ("datasets", *SPLITS)}
 
 
@@ -124,9 +124,9 @@ def _data_set_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> It
     old, new = _sources(before), _sources(after)
     for name in [*old, *(name for name in new if name not in old)]:
         if name not in new:
-            yield f"{_label(name)}: the data set is gone"
+            yield f"{_label(name)}: the dataset is gone"
         elif name not in old:
-            yield f"{_label(name)}: the data set is new"
+            yield f"{_label(name)}: the dataset is new"
         else:
             yield from _fields(_label(name), old[name], new[name])
 
@@ -168,7 +168,7 @@ def _files(slices: Iterable[tuple[str, str, int, int, str, str]]) -> Files:
 
 
 def _file_changes(before: Files, after: Files) -> Iterator[str]:
-    """The new, grown, shrunk, changed and removed files of each data set in both versions."""
+    """The new, grown, shrunk, changed and removed files of each dataset in both versions."""
     for dataset in after:
         if dataset not in before:
             continue

@@ -1,4 +1,4 @@
-"""Chat formats: a Jinja template or Harmony turns the rows of a data set into sequences."""
+"""Chat formats: a Jinja template or Harmony turns the rows of a dataset into sequences."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ Template = ChatTemplate | HarmonyTemplate
 
 
 class Rows(Protocol[Read]):
-    """Reads the rows of a data set in a format."""
+    """Reads the rows of a dataset in a format."""
 
     @property
     def fields(self) -> Sequence[str]:
@@ -74,7 +74,7 @@ MOST_VARIANTS = 256
 
 @dataclass(frozen=True, slots=True)
 class ChatRows:
-    """Reads the rows of a data set for a Jinja template; rows with variables of their own have a maker of their own."""
+    """Reads the rows of a dataset for a Jinja template; rows with variables of their own have a maker of their own."""
 
     vocabulary: Vocabulary
     split_turns: SplitTurns
@@ -158,7 +158,7 @@ def without_programs(rows: Rows[Any]) -> Rows[Any]:
 class Format:
     """A template for a vocabulary and a loss policy, with the control tokens that it writes.
 
-    `rows` takes the fields of messages, tools and other parts, and reads the rows of a data set.
+    `rows` takes the fields of messages, tools and other parts, and reads the rows of a dataset.
     """
 
     template: Template

@@ -1,7 +1,7 @@
 """Packs: the second round of an SFT preparation, which lays out the sequences of many shards.
 
-A data set in a split is packed in groups of consecutive shards, in plan order, of at most `GROUP_TOKENS` tokens or
-`GROUP_PACKS` packs, whichever is more. So memory does not grow with the data set, workers pack groups side by side, and a
+A dataset in a split is packed in groups of consecutive shards, in plan order, of at most `GROUP_TOKENS` tokens or
+`GROUP_PACKS` packs, whichever is more. So memory does not grow with the dataset, workers pack groups side by side, and a
 group becomes one Parquet file of about 130 MB. A shard that is larger is a group by itself. Fill of packs of 4096 and of 294,912
 tokens (lognormal lengths, medians 512 and 2000), laid out over all 400,000 sequences, in groups, and for parts of 600,000 tokens,
 such as those that a shard of 256 MB holds out, each alone and in groups:
@@ -12,7 +12,7 @@ such as those that a shard of 256 MB holds out, each alone and in groups:
 
 Packs are a shard of their own kind, `STORE/packs/<key>/`, and their key is the hash of their members and of the settings of
 packing. Another pack size reads and packs the stored sequences again, and renders and encodes nothing: some 30 M tokens per second
-and core, most of it for Parquet. A data set that grows packs only its last group again. The sequences are kept.
+and core, most of it for Parquet. A dataset that grows packs only its last group again. The sequences are kept.
 """
 
 from collections.abc import Sequence
@@ -163,7 +163,7 @@ def cut_to(sequences: StoredSequences, most: int) -> StoredSequences:
 
 
 def _metadata(key: str, member: Member, recipe: PackRecipe) -> dict[str, Any]:
-    """How a file was built; all members have the recipe of their data set."""
+    """How a file was built; all members have the recipe of their dataset."""
     made = member.receipt.identity["recipe"]
     return {
         "format": FORMAT, "version": 1, "key": key, "part": member.part, "pack_size": recipe.pack_size,

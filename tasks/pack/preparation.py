@@ -4,7 +4,7 @@
 
 Sequences are stored once; packs are made of them in a second round (`packs`), so that settings of packing change nothing before.
 Planning checks template and tokenizer (`tasks.chat.check`, for Harmony `tasks.harmony.training`), and reads a sample of the
-text of each data set for the exactness gate.
+text of each dataset for the exactness gate.
 """
 
 import logging
@@ -64,7 +64,7 @@ FORMAT_VERSION = 11
 
 @dataclass(frozen=True)
 class SftFound:
-    """The vocabulary, the checked template, the gate's verdict on each data set (by `split/name`), and how to pack."""
+    """The vocabulary, the checked template, the gate's verdict on each dataset (by `split/name`), and how to pack."""
 
     vocabulary: Vocabulary
     checked: CheckedFormat

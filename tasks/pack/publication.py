@@ -1,6 +1,6 @@
 """Publication of packs: a folder of Parquet files per split, which trainers read directly.
 
-OUT/splits/train|valid|test/000000__<data set>__1a2b3c4d.parquet the files of packs (hard links on a local disk)
+OUT/splits/train|valid|test/000000__<dataset>__1a2b3c4d.parquet the files of packs (hard links on a local disk)
 OUT/splits/packing_train|valid|test.json maximum length and number of sequences
 
 Trainers read the files of a folder in the order of their names, so the numbers put them in a seeded order that mixes the data
@@ -52,7 +52,7 @@ class _File:
 
 
 _Held = dict[DataSet, list[_File]]
-"""The files of each data set in a split, each once."""
+"""The files of each dataset in a split, each once."""
 
 _Folder = dict[str, _File]
 """The files that a split's folder will hold, in order, by path in the output folder."""

@@ -1,8 +1,8 @@
 """Sampling: which files of packs to publish, how often, and which only in part.
 
 A trainer reads every file in a folder once per epoch, so the weights of a blend are realised by the contents of the folder.
-Shares are counted in tokens. `down` repeats nothing: the data set with the fewest tokens for its weight is used whole, the
-others in part. `up` omits nothing: the data set with the most tokens for its weight is used once, the others more often. `none`
+Shares are counted in tokens. `down` repeats nothing: the dataset with the fewest tokens for its weight is used whole, the
+others in part. `up` omits nothing: the dataset with the most tokens for its weight is used once, the others more often. `none`
 publishes every file once. A share is made of whole files and the leading packs of one more, so it is off by at most half a
 pack: 2 % of 25 packs, 0.002 % of a hundred million tokens in packs of 4096.
 """
@@ -32,12 +32,12 @@ class PackedFile:
 
 
 Held = Mapping[DataSet, Sequence[PackedFile]]
-"""The files of each data set in one split."""
+"""The files of each dataset in one split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A draw from one data set: `copies` of each file, and the leading packs of file number `cut` that come closest to
+    """A draw from one dataset: `copies` of each file, and the leading packs of file number `cut` that come closest to
     `rest` tokens, if `rest` is not 0.
     """
 
@@ -47,12 +47,12 @@ class Draw:
 
 
 def order(key: str, copy: int, seed: int) -> int:
-    """The sort key of a copy of a file: a hash, so that data sets mix."""
+    """The sort key of a copy of a file: a hash, so that datasets mix."""
     return xxh3_64_intdigest(f"{key}/{copy}".encode(), seed)
 
 
 def draw(held: Held, weights: Weights, sampling: Sampling, seed: int, wanted: int | None = None) -> dict[DataSet, Draw]:
-    """Draw from each data set of a split that has a weight and tokens; `wanted` tokens in all, if that is not None."""
+    """Draw from each dataset of a split that has a weight and tokens; `wanted` tokens in all, if that is not None."""
     shares = wanted_shares(held, weights)
     if sampling == "none":
         return {dataset: Draw((1,) * len(held[dataset])) for dataset in shares}
@@ -62,7 +62,7 @@ def draw(held: Held, weights: Weights, sampling: Sampling, seed: int, wanted: in
 
 
 def wanted_shares(held: Held, weights: Weights) -> dict[DataSet, float]:
-    """The wanted share of tokens of each data set that has any."""
+    """The wanted share of tokens of each dataset that has any."""
     present = {dataset: weights[dataset] for dataset, files in held.items() if weights[dataset] and _tokens(files)}
     return {dataset: weight / sum(present.values()) for dataset, weight in present.items()}
 
@@ -86,7 +86,7 @@ def _take(files: Sequence[PackedFile], tokens: int, seed: int) -> Draw:
 
 
 def account(held: Held, weights: Weights, taken: Mapping[DataSet, int]) -> dict[str, dict[str, float]]:
-    """Wanted and realised share of each data set in a split, its tokens, and how often it is repeated. `taken` are tokens."""
+    """Wanted and realised share of each dataset in a split, its tokens, and how often it is repeated. `taken` are tokens."""
     total = sum(taken.values())
     return {
         dataset[1]: {
@@ -100,15 +100,15 @@ def account(held: Held, weights: Weights, taken: Mapping[DataSet, int]) -> dict[
 
 
 def warnings(split: str, shares: Mapping[str, Mapping[str, float]], asked: Sequence[str]) -> list[str]:
-    """A warning for each data set that has no packs in the split, or whose share could not be realised.
+    """A warning for each dataset that has no packs in the split, or whose share could not be realised.
 
-    `shares` are those of `account`, `asked` the names of all data sets with a weight in the split.
+    `shares` are those of `account`, `asked` the names of all datasets with a weight in the split.
     """
     absent = [
-        f"{split}: data set {name!r} has no packs; the others share its weight" for name in asked if name not in shares
+        f"{split}: dataset {name!r} has no packs; the others share its weight" for name in asked if name not in shares
     ]
     return absent + [
-        f"{split}: data set {name!r} has {share['realised']:.2%} of the tokens instead of {share['wanted']:.2%}; it has "
+        f"{split}: dataset {name!r} has {share['realised']:.2%} of the tokens instead of {share['wanted']:.2%}; it has "
         "too few packs for its weight: give it more data, or use smaller packs"
         for name, share in shares.items()
         if abs(share["realised"] / share["wanted"] - 1) > TOLERANCE

@@ -1,6 +1,6 @@
 """Cards of a published preparation, in the forms that others read.
 
-    README.md              a data set card as the Hugging Face hub reads it
+    README.md              a dataset card as the Hugging Face hub reads it
     croissant.json         Croissant 1.1 (JSON-LD): files, columns, licence, and what the data were derived from
     training-summary.md    the public summary of training content that the template of the European Commission asks for
 
@@ -101,12 +101,12 @@ FORMATS = {"bin": "application/octet-stream", "idx": "application/octet-stream",
 
 
 def licence_rows(manifest: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The documents of each licence: of rows that name one (Harmony), otherwise of data sets, from the blend."""
+    """The documents of each licence: of rows that name one (Harmony), otherwise of datasets, from the blend."""
     return sorted(manifest["licences"].items()) if "licences" in manifest else stated_rows(manifest, "license")
 
 
 def stated_rows(manifest: Mapping[str, Any], field: str) -> list[tuple[str, int]]:
-    """The documents of data sets by what the blend states in a field; several values count as one."""
+    """The documents of datasets by what the blend states in a field; several values count as one."""
     found: Counter[str] = Counter()
     sources = sources_of(manifest)
     for name, counts in manifest["totals"]["datasets"].items():
@@ -121,7 +121,7 @@ def languages(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def origins(manifest: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """What the data were made from: name, place, licence, and a digest of the content, of every data set."""
+    """What the data were made from: name, place, licence, and a digest of the content, of every dataset."""
     contents: dict[str, list[str]] = {}
     for entry in manifest["shards"]:
         slices = [f"{each['start']}-{each['stop']}:{each['content']}" for each in entry_files(entry)]
@@ -169,7 +169,7 @@ def _cell(value: object) -> str:
 
 
 def card(run: Run) -> str:
-    """The data set card: front matter that the hub reads, then figures."""
+    """The dataset card: front matter that the hub reads, then figures."""
     manifest, totals = run.manifest, run.manifest["totals"]
     licences = [name for name, _ in licence_rows(manifest)]
     matter: dict[str, Any] = {
@@ -199,10 +199,10 @@ def card(run: Run) -> str:
         f"{KINDS[manifest['type']].summary} {amount(totals)}, from {totals['rows']:,} rows.",
         "", "## Contents", "",
         *_table(("split", "documents", "tokens"), [(name, totals["splits"][name]["documents"], totals["splits"][name]["tokens"]) for name in in_order(totals["splits"])]),
-        *_table(("data set", "rows", "documents", "dropped", "tokens"), datasets),
+        *_table(("dataset", "rows", "documents", "dropped", "tokens"), datasets),
         *(_table(("left out because", "rows"), sorted(totals["dropped"].items())) if totals["dropped"] else []),
         "## Licences", "", *_table(("licence", "documents"), licence_rows(manifest)),
-        "## Made from", "", *_table(("data set", "source", "licence", "content"), origins(manifest)),
+        "## Made from", "", *_table(("dataset", "source", "licence", "content"), origins(manifest)),
         f"Data: `xxh3_128:{digest(run)}`. `manifest.json` lists every shard with its identity.", "",
     ]  # fmt: skip
     return "\n".join(lines)
@@ -469,10 +469,10 @@ def _answers(manifest: Mapping[str, Any]) -> dict[tuple[str, str], object]:
 
 
 def _measured_tables(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Tables of figures, by the section they stand in: sizes, data sets of a public hub and others, removed rows."""
+    """Tables of figures, by the section they stand in: sizes, datasets of a public hub and others, removed rows."""
     totals = manifest["totals"]
     counts = {data_set(*name.split("/", 1)): found for name, found in totals["datasets"].items()}
-    columns = ("data set", "source", "licence", "documents", "tokens")
+    columns = ("dataset", "source", "licence", "documents", "tokens")
     rows = [
         (name, place, licence, counts[name]["documents"], counts[name]["tokens"])
         for name, place, licence, _ in origins(manifest)
@@ -484,7 +484,7 @@ def _measured_tables(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
     dropped = sorted(totals["dropped"].items()) or [("nothing was removed", 0)]
     return {
         "1.3.": _table(("measured", "count"), [(what, totals[field]) for what, field in MEASURED]),
-        "2.1.": _table(columns, public) if public else ["The blend names no data set of a public hub.", ""],
+        "2.1.": _table(columns, public) if public else ["The blend names no dataset of a public hub.", ""],
         "2.6.": [which, "", *_table(columns, others)] if others else ["None.", ""],
         "3.3.": _table(("removed because", "rows"), dropped),
     }

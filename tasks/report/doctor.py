@@ -125,7 +125,7 @@ def _dask() -> Check:
 
 
 def _hub_token() -> Check:
-    needed = "tokenmill push, and private or gated data sets and tokenizers"
+    needed = "tokenmill push, and private or gated datasets and tokenizers"
     if get_token():
         return Check("hub token", "ok", "found; it was not tried", needed)
     return Check("hub token", "missing", "none", needed, "set HF_TOKEN, or run hf auth login")

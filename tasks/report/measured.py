@@ -1,6 +1,6 @@
 """What a report measures in published files: lengths, tokens per byte, masks by role, samples.
 
-Counts of documents and tokens are exact, from the manifest. Distributions are of the first documents of every data set and
+Counts of documents and tokens are exact, from the manifest. Distributions are of the first documents of every dataset and
 split, at most MOST_DOCUMENTS or MOST_PACKS, so that a report on terabytes takes seconds. Nothing here depends on when or
 where a run took place.
 """
@@ -32,10 +32,10 @@ from tokenmill.tasks.tokenize.load import recorded_vocabulary
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 MOST_DOCUMENTS, MOST_PACKS = 1_000_000, 1_000
-"""Documents, and packs, of a data set and split whose lengths are measured."""
+"""Documents, and packs, of a dataset and split whose lengths are measured."""
 
 MOST_TOKENS, MOST_BYTES = 20_000, 1_000_000
-"""Of a data set and split, the first tokens that are decoded, and the first bytes of rows that are read as JSON."""
+"""Of a dataset and split, the first tokens that are decoded, and the first bytes of rows that are read as JSON."""
 
 SAMPLE_TOKENS, SAMPLE_CHARACTERS = 300, 1_500
 """The size of a sample."""
@@ -53,7 +53,7 @@ COMPRESSIONS: Mapping[str, Literal["gzip", "zstd"]] = {"gz": "gzip", "zst": "zst
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A published file of rows: its data set (`split/name` of a blend with splits), its split, and its documents."""
+    """A published file of rows: its dataset (`split/name` of a blend with splits), its split, and its documents."""
 
     dataset: str
     split: str
@@ -63,7 +63,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """The lengths of the first documents of a data set and split; `documents` is the number of all."""
+    """The lengths of the first documents of a dataset and split; `documents` is the number of all."""
 
     dataset: str
     split: str
@@ -73,7 +73,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Density:
-    """The tokens of the first documents of a data set, and the UTF-8 bytes of their text."""
+    """The tokens of the first documents of a dataset, and the UTF-8 bytes of their text."""
 
     dataset: str
     documents: int
@@ -114,7 +114,7 @@ def in_order(names: Collection[str]) -> list[str]:
 
 
 def data_set(split: str, name: str) -> str:
-    """The name of a data set in a report: with its split, if the blend has splits."""
+    """The name of a dataset in a report: with its split, if the blend has splits."""
     return name if split == "datasets" else f"{split}/{name}"
 
 
@@ -145,7 +145,7 @@ class Run:
 
     @cached_property
     def fates(self) -> dict[tuple[str, str], int]:
-        """What became of rows: counts by data set, and by split or reason of a drop."""
+        """What became of rows: counts by dataset, and by split or reason of a drop."""
         found: dict[tuple[str, str], int] = {}
         for entry in self.accounts:
             name = data_set(entry["split"], entry["dataset"])
@@ -158,7 +158,7 @@ class Run:
 
     @cached_property
     def tokens(self) -> dict[tuple[str, str], int]:
-        """Published tokens by data set and split; documents where nothing is tokenized."""
+        """Published tokens by dataset and split; documents where nothing is tokenized."""
         counted = "tokens" if self.manifest["totals"]["tokens"] else "documents"
         found: dict[tuple[str, str], int] = {}
         for entry in self.accounts:
@@ -169,7 +169,7 @@ class Run:
 
     @cached_property
     def files(self) -> list[File]:
-        """The published files of rows, each content once, in order of data sets."""
+        """The published files of rows, each content once, in order of datasets."""
         found: list[File] = []
         own = {id(entry) for entry in self.manifest["shards"]}
         for folder, entry in stored_entries(self.manifest):
@@ -185,7 +185,7 @@ class Run:
 
     @property
     def groups(self) -> Iterator[tuple[str, str, list[File]]]:
-        """The files of each data set and split."""
+        """The files of each dataset and split."""
         for (dataset, split), files in itertools.groupby(self.files, lambda file: (file.dataset, file.split)):
             yield dataset, split, list(files)
 
@@ -206,7 +206,7 @@ class Run:
 
     @cached_property
     def lengths(self) -> list[Lengths]:
-        """Lengths by data set and split: in tokens, and where nothing is tokenized, in bytes of a row."""
+        """Lengths by dataset and split: in tokens, and where nothing is tokenized, in bytes of a row."""
         read = {"documents": _indexed, "packs": _packed_lengths, "parquet": _counted, "lines": _line_lengths}[
             self.stored_as
         ]
@@ -219,7 +219,7 @@ class Run:
 
     @cached_property
     def densities(self) -> list[Density]:
-        """Tokens per byte of each data set's first documents."""
+        """Tokens per byte of each dataset's first documents."""
         read = {"documents": self._decoded, "packs": self._decoded_packs, "parquet": _texts}[self.stored_as]
         found: list[Density] = []
         for dataset, groups in itertools.groupby(self.groups, lambda group: group[0]):
@@ -234,7 +234,7 @@ class Run:
 
     @cached_property
     def named(self) -> dict[str, Counter[str]]:
-        """Rows by what they state in NAMED, of the first of each data set and split; fields that no row has are left out."""
+        """Rows by what they state in NAMED, of the first of each dataset and split; fields that no row has are left out."""
         found: dict[str, Counter[str]] = {}
         read = {"parquet": _stated, "lines": _stated_in_lines}.get(self.stored_as)
         if read is None:
@@ -282,7 +282,7 @@ class Run:
 
     @cached_property
     def samples(self) -> list[Sample]:
-        """The beginning of the first document of each data set and split."""
+        """The beginning of the first document of each dataset and split."""
         read = {
             "documents": self._sampled,
             "packs": self._sampled_pack,
@@ -503,7 +503,7 @@ def _as_json(row: Mapping[str, Any]) -> Passage:
 
 
 def sources_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The data sets of the blend, by their name in a report."""
+    """The datasets of the blend, by their name in a report."""
     return {
         data_set(split, each["name"]): each
         for split, listed in listed_sources(manifest["blend"]).items()

@@ -1,4 +1,4 @@
-"""Show a solved budget: what there is of each data set, what is read of it, how often, and which limit binds."""
+"""Show a solved budget: what there is of each dataset, what is read of it, how often, and which limit binds."""
 
 from collections.abc import Collection, Sequence
 from itertools import accumulate
@@ -14,9 +14,9 @@ from tokenmill.tasks.storage import absolute, join
 
 from .columns import print_columns
 
-COLUMNS = ("data set", "tokens there are", "read", "share", "epochs", "unread", "limit")
-PHASE_COLUMNS = ("phase", "data set", "read", "share of the phase", "epochs")
-WORDS = {"data set", "phase", "limit"}
+COLUMNS = ("dataset", "tokens there are", "read", "share", "epochs", "unread", "limit")
+PHASE_COLUMNS = ("phase", "dataset", "read", "share of the phase", "epochs")
+WORDS = {"dataset", "phase", "limit"}
 """The columns that hold no figures."""
 
 
@@ -81,7 +81,7 @@ def write_mix(planned: Planned[Any, Any], kind: Preparation[Any, Any], folder: s
 
 
 def print_mix(mix: Mix, estimated: Collection[str], console: Console, *, tables: bool) -> None:
-    """Print the mix as tables, or a line per data set and phase with the name of each figure."""
+    """Print the mix as tables, or a line per dataset and phase with the name of each figure."""
     print_columns(console, "mix", COLUMNS, _rows(mix, estimated), WORDS, tables=tables)
     if len(mix.phases) > 1:
         print_columns(console, "phases", PHASE_COLUMNS, _phase_rows(mix), WORDS, tables=tables)

@@ -1,6 +1,6 @@
 """Tell OpenLineage collectors of a preparation if OPENLINEAGE_URL or another of the client's variables is set.
 
-A START and a COMPLETE event say which data sets came in, what came out, how much, and when. The client sends them to an HTTP end
+A START and a COMPLETE event say which datasets came in, what came out, how much, and when. The client sends them to an HTTP end
 point (OPENLINEAGE_URL) or writes them to a file (OPENLINEAGE__TRANSPORT__TYPE=file and OPENLINEAGE__TRANSPORT__LOG_FILE_PATH).
 Names follow OpenLineage's naming: `file` and the path, or the bucket and the key.
 """

@@ -89,19 +89,19 @@ def overview(run: Run) -> list[Part]:
     dropped, datasets = sum(totals["dropped"].values()), len(totals["datasets"])
     found: list[Part] = [
         Text(
-            f"{totals['rows']:,} rows of {datasets:,} data set{'s' * (datasets != 1)} became "
+            f"{totals['rows']:,} rows of {datasets:,} dataset{'s' * (datasets != 1)} became "
             f"{amount(totals)}; {dropped:,} rows were dropped."
         ),
     ]
     if run.fates:
-        found.append(flow("From data sets to splits and drops, in rows", run.fates, totals["dropped"]))
+        found.append(flow("From datasets to splits and drops, in rows", run.fates, totals["dropped"]))
     tokens = ["tokens"] if totals["tokens"] else []
     found.append(
         listed(
-            "Data sets; bytes of source as stored",
+            "Datasets; bytes of source as stored",
             totals["datasets"].items(),
             {
-                "data set": lambda each: data_set(*each[0].split("/", 1)),
+                "dataset": lambda each: data_set(*each[0].split("/", 1)),
                 "rows": lambda each: each[1]["rows"],
                 "documents": lambda each: each[1]["documents"],
                 "dropped": lambda each: sum(each[1]["dropped"].values()),
@@ -133,13 +133,13 @@ def advice(run: Run) -> list[Part]:
 
 
 def planned_and_realised(run: Run) -> list[Part]:
-    """The weights of the blend, and the share of each data set in what was published, by split."""
+    """The weights of the blend, and the share of each dataset in what was published, by split."""
     unit = "tokens" if run.manifest["totals"]["tokens"] else "documents"
     found: list[Part] = []
     for split in in_order({end for _, end in run.tokens}):
         counts = {name: count for (name, end), count in run.tokens.items() if end == split}
         counts |= {name: count for name, count in _repeated(run, split).items() if name in counts}
-        if len(counts) < 2:  # noqa: PLR2004 - one data set is all of it, whatever its weight
+        if len(counts) < 2:  # noqa: PLR2004 - one dataset is all of it, whatever its weight
             continue
         weights = _weights(run, split, counts)
         wanted, stored = sum(weights.values()), sum(counts.values())
@@ -151,18 +151,18 @@ def planned_and_realised(run: Run) -> list[Part]:
             (name, share(weight, wanted), share(count, stored), round(count), _passes(weight, wanted, count, stored))
             for name, weight, count in ((name, weights[name], counts[name]) for name in names)
         ]
-        found.append(Table(f"Weights, {split}", ("data set", "planned", "published", unit, "passes"), rows))
+        found.append(Table(f"Weights, {split}", ("dataset", "planned", "published", unit, "passes"), rows))
     if found:
         found.append(
             Text(
-                "Passes: how often a trainer that follows the weights reads this data set while it reads the average one once."
+                "Passes: how often a trainer that follows the weights reads this dataset while it reads the average one once."
             )
         )
     return found
 
 
 def _repeated(run: Run, split: str) -> dict[str, int]:
-    """What is published of each data set (tokens, or rows if nothing is tokenized) if data are left out or repeated."""
+    """What is published of each dataset (tokens, or rows if nothing is tokenized) if data are left out or repeated."""
     if split == "train" and "batches" in run.manifest:
         return {name: each["read"] for name, each in run.manifest["batches"]["datasets"].items()}
     sampled = run.manifest.get("sampling", {}).get("splits", {})
@@ -170,7 +170,7 @@ def _repeated(run: Run, split: str) -> dict[str, int]:
 
 
 def _weights(run: Run, split: str, names: Iterable[str]) -> dict[str, float]:
-    """The weight of each data set; in training, the tokens that a budget reads of it."""
+    """The weight of each dataset; in training, the tokens that a budget reads of it."""
     phases = run.manifest.get("phases", []) if split == "train" else []
     if not phases:
         return {name: sources_of(run.manifest)[name]["weight"] for name in names}
@@ -205,7 +205,7 @@ def phases_of_training(run: Run) -> list[Part]:
             for name, tokens in phase["drawn"].items()
         ]
     if rows:
-        found.append(Table("Phases", ("phase", "data set", "planned", "published", "tokens", "epochs"), rows))
+        found.append(Table("Phases", ("phase", "dataset", "planned", "published", "tokens", "epochs"), rows))
     return found
 
 
@@ -257,7 +257,7 @@ def _quantiles(each: Lengths) -> tuple[Cell, ...]:
 
 
 def density(run: Run) -> list[Part]:
-    """How many tokens the vocabulary needs for the text of each data set."""
+    """How many tokens the vocabulary needs for the text of each dataset."""
     if not run.densities:
         return []
     rows = [
@@ -266,10 +266,10 @@ def density(run: Run) -> list[Part]:
         if each.size
     ]
     values = {each.dataset: (each.tokens / each.size,) for each in run.densities if each.size}
-    caption = "Tokens per byte of UTF-8 text, in the first documents of each data set"
+    caption = "Tokens per byte of UTF-8 text, in the first documents of each dataset"
     return [
         bars("Tokens per byte", values, ("tokens per byte",), lambda each: f"{each:.3f}"),
-        Table(caption, ("data set", "documents", "tokens", "bytes", "ratio"), rows),
+        Table(caption, ("dataset", "documents", "tokens", "bytes", "ratio"), rows),
     ]
 
 
@@ -371,7 +371,7 @@ def samples(run: Run) -> list[Part]:
     """The beginnings of documents, decoded; rows without a text as JSON."""
     about = {"packs": "Text that is trained on has a coloured ground.", "documents": "All text is trained on."}
     return [
-        Text(f"The beginning of the first document of each data set and split. {about.get(run.stored_as, '')}"),
+        Text(f"The beginning of the first document of each dataset and split. {about.get(run.stored_as, '')}"),
         Samples(run.samples),
     ]
 

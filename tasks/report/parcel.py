@@ -89,7 +89,7 @@ def parcel_of(output_dir: str) -> Parcel:
 
 
 def without_card(parcel: Parcel) -> Parcel:
-    """The parcel without its generated data set card, which its manifest no longer lists."""
+    """The parcel without its generated dataset card, which its manifest no longer lists."""
     manifest = unsealed(parcel.documents[MANIFEST])
     listed = [file for file in manifest["files"] if file["path"] != CARD]
     documents = {name: content for name, content in parcel.documents.items() if name != CARD}

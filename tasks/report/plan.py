@@ -31,7 +31,7 @@ HELD_OUT = ("valid", "test")
 
 MOST_REASONS = 8
 
-COLUMNS = ("data set", "share", "files", "shards", "cached", "size", "kept", "tokens", "epochs")
+COLUMNS = ("dataset", "share", "files", "shards", "cached", "size", "kept", "tokens", "epochs")
 
 
 def pending_reasons(planned: Planned[Any, Any]) -> Counter[str]:
@@ -65,7 +65,7 @@ def plan_record(
 
 
 def estimated_tokens(planned: Planned[Any, Any]) -> dict[str, int]:
-    """Tokens per data set (`split/name`): counted for built and tokenized shards, otherwise estimated from bytes."""
+    """Tokens per dataset (`split/name`): counted for built and tokenized shards, otherwise estimated from bytes."""
     found: Counter[str] = Counter()
     for shard, key in zip(planned.plan.shards, planned.plan.keys, strict=True):
         receipt = planned.plan.proven.get(key)
@@ -75,7 +75,7 @@ def estimated_tokens(planned: Planned[Any, Any]) -> dict[str, int]:
 
 
 def training_tokens(planned: Planned[Any, Any]) -> tuple[dict[str, int], set[str]]:
-    """Training tokens per data set (documents if nothing is tokenized), and the data sets whose tokens are partly estimates."""
+    """Training tokens per dataset (documents if nothing is tokenized), and the datasets whose tokens are partly estimates."""
     found: Counter[str] = Counter()
     estimated: set[str] = set()
     for shard, key in zip(planned.plan.shards, planned.plan.keys, strict=True):
@@ -104,7 +104,7 @@ def _text_bytes(shard: PlannedShard) -> int:
 
 
 def _kept_bytes(planned: Planned[Any, Any], shard: PlannedShard) -> float:
-    """Estimated bytes of the rows of a shard that the filter of its data set keeps."""
+    """Estimated bytes of the rows of a shard that the filter of its dataset keeps."""
     sample = planned.plan.samples.get(_name(shard))
     return _text_bytes(shard) * (sample.kept_bytes if sample else 1)
 
@@ -121,7 +121,7 @@ def print_plan(
     *,
     tables: bool = True,
 ) -> None:
-    """Print the plan: a row for each data set, as a table or as lines; then what is pending, the `outlook`, and what becomes of
+    """Print the plan: a row for each dataset, as a table or as lines; then what is pending, the `outlook`, and what becomes of
     first rows.
     """
     print_columns(console, "plan", COLUMNS, _rows(planned), COLUMNS[:1], tables=tables)
@@ -159,14 +159,14 @@ def _fate(seen: FirstRows) -> str:
 
 
 def skipped_files(kinds: Mapping[str, int]) -> str:
-    """Describe the skipped files of a data set, the most frequent kinds first."""
+    """Describe the skipped files of a dataset, the most frequent kinds first."""
     listed = ", ".join(f"{count:,} {kind}" for kind, count in Counter(kinds).most_common(MOST_REASONS))
     more = f" and {len(kinds) - MOST_REASONS} other kinds" if len(kinds) > MOST_REASONS else ""
     return f"files skipped: {sum(kinds.values()):,} ({listed}{more})"
 
 
 def _epochs(planned: Planned[Any, Any]) -> dict[str, float]:
-    """The epochs of each data set with tokens, by `split/name`, in a run over as many tokens as its split has."""
+    """The epochs of each dataset with tokens, by `split/name`, in a run over as many tokens as its split has."""
     weights = {
         f"{split}/{source.name}": source.weight
         for split, sources in planned.blend.parts().items()
@@ -193,7 +193,7 @@ def _rows(planned: Planned[Any, Any]) -> list[tuple[str, ...]]:
 
 
 def _books(planned: Planned[Any, Any], name: str) -> tuple[int, int, int, int]:
-    """Files, shards, cached shards and source bytes of a data set."""
+    """Files, shards, cached shards and source bytes of a dataset."""
     plan = planned.plan
     pairs = [(shard, key) for shard, key in zip(plan.shards, plan.keys, strict=True) if _name(shard) == name]
     cached, size = sum(key in plan.proven for _, key in pairs), sum(shard.part.size for shard, _ in pairs)

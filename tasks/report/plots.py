@@ -31,7 +31,7 @@ MOST_POINTS = 20_000
 """Above this many points, plot counts in cells."""
 
 MOST_PANELS = 24
-"""Data sets and splits with their own histogram: those with the most rows."""
+"""Datasets and splits with their own histogram: those with the most rows."""
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
 """Colours of groups of points, largest group first; all further groups share one."""
@@ -54,7 +54,7 @@ PROJECTED = 1 << 14
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "tokenmill",
-    "text.parse_math": False,  # names of data sets are not math, even with dollar signs
+    "text.parse_math": False,  # names of datasets are not math, even with dollar signs
     "axes.spines.top": False,
     "axes.spines.right": False,
     "font.size": 9,

@@ -5,7 +5,7 @@ files go in one commit if the hub's limits allow it (1,000 files, and 100 MB of 
 adds blend.json, manifest.json and README.md, and removes files of earlier pushes that are not in this one. Files of finished
 pushes are listed in the repository's manifest. Files of unfinished ones are recognized by their folder and by names that differ
 from this push's only in numbers and keys. If new files come before the last commit, the first commit removes the old blend.json
-and README.md. So a reader who starts from those two always reads one finished push. A data set card that no push brought, such
+and README.md. So a reader who starts from those two always reads one finished push. A dataset card that no push brought, such
 as one that a person wrote, stays, and the generated one is left out. To finish an interrupted push, run it
 again: only missing files are sent, and without changes there is no commit.
 

@@ -5,7 +5,7 @@
 Nothing is copied: a record points at a folder, and `art://NAME:v2` works wherever a folder does. A record also holds a digest
 of the folder's content. So another preparation in the same folder is a new version, and lineage shows which content has been
 replaced. ROOT is TOKENMILL_ARTIFACTS, on a disk or object store that all users of the names can reach. Lineage follows inputs
-through other names, from a model back to its data sets, and through preparations that published the files of another.
+through other names, from a model back to its datasets, and through preparations that published the files of another.
 """
 
 import re

@@ -1,7 +1,7 @@
 """A static HTML page about scores: inline plots, no scripts, no requests.
 
-The plots depend on the folders given. NLL: a histogram per data set and split; with the scored rows, also NLL against the share
-of solved tries. Embeddings: a map, with rows coloured by pool, otherwise by data set. Rows: their pools. A row in several pools
+The plots depend on the folders given. NLL: a histogram per dataset and split; with the scored rows, also NLL against the share
+of solved tries. Embeddings: a map, with rows coloured by pool, otherwise by dataset. Rows: their pools. A row in several pools
 has the colour of the first.
 """
 
@@ -148,7 +148,7 @@ def _nll(folder: ScoreFolder, rows: RowsFolder | None) -> Iterator[Plot]:
         groups, owners = _grouped(scored)
         values = scored[NLL].to_numpy()
         note = f"{scored.num_rows:,} rows of {table.num_rows:,} have a mean NLL; the line is the median."
-        yield Plot(f"NLL, by data set and split: {folder.place}", note, nll_histograms(groups, values, owners))
+        yield Plot(f"NLL, by dataset and split: {folder.place}", note, nll_histograms(groups, values, owners))
     if rows is None or not rows.files:
         return
     known = _read(rows.files, [ROW_ID, CORRECTNESS])
@@ -166,7 +166,7 @@ def _map(folder: ScoreFolder, rows: RowsFolder | None) -> Iterator[Plot]:
     if rows is not None and rows.pools:
         groups, owners, by = list(rows.pools), _pool_of(found.names, rows), "first pool"
     else:
-        (groups, owners), by = _grouped(found.names), "data set and split"
+        (groups, owners), by = _grouped(found.names), "dataset and split"
     note = f"{len(found.vectors):,} vectors of {found.vectors.shape[1]} dimensions, by their {by}."
     yield Plot(f"Map of embeddings: {folder.place}", note, embedding_map(found.vectors, groups, owners))
 
@@ -181,7 +181,7 @@ def _pool_of(names: pa.Table, rows: RowsFolder) -> np.ndarray:
 
 
 def _grouped(table: pa.Table) -> tuple[list[str], np.ndarray]:
-    """Data sets and splits by name, and their index for each row, int64 [rows]."""
+    """Datasets and splits by name, and their index for each row, int64 [rows]."""
     columns = [table[name].fill_null("") for name in ("dataset", "split")]
     found = compute.call_function("binary_join_element_wise", [*columns, pa.scalar("/")]).combine_chunks()
     encoded = found.dictionary_encode()

@@ -158,7 +158,7 @@ def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
 
 
 def not_read(manifest: Mapping[str, Any]) -> list[str]:
-    """A line for each data set whose rows have something that isn't read."""
+    """A line for each dataset whose rows have something that isn't read."""
     return [
         f"{name.removeprefix('datasets/')}: {unread_fields(counts)}"
         for name, counts in manifest["totals"].get("not_read", {}).items()
@@ -235,7 +235,7 @@ INPUT_SENTENCES = {
 
 
 def input_lines(found: Iterable[Mapping[str, Any]], epochs: Mapping[str, float]) -> Iterator[str]:
-    """Sentences about warnings of inputs, as a manifest has them; `epochs` are those of each data set in a run."""
+    """Sentences about warnings of inputs, as a manifest has them; `epochs` are those of each dataset in a run."""
     for warning in found:
         reads: Mapping[str, int] = warning["reads"]
         together = len({name.partition("/")[0] for name in reads}) == 1
@@ -251,7 +251,7 @@ def input_lines(found: Iterable[Mapping[str, Any]], epochs: Mapping[str, float])
 
 
 def epochs_of(weights: Mapping[str, float], amounts: Mapping[str, float]) -> dict[str, float]:
-    """How often a run over as much as its split has reads each data set (by `split/name`) that isn't empty."""
+    """How often a run over as much as its split has reads each dataset (by `split/name`) that isn't empty."""
     there, total = defaultdict[str, float](float), defaultdict[str, float](float)
     for name, weight in weights.items():
         there[name.partition("/")[0]] += amounts.get(name, 0)

@@ -1,7 +1,7 @@
-"""Compare tokenizers on the first rows of a blend's data sets: as a table, as JSON, and as a page with bars.
+"""Compare tokenizers on the first rows of a blend's datasets: as a table, as JSON, and as a page with bars.
 
 Rows are read and encoded as in a preparation. Figures are exact for the rows that are read. Languages are those that the
-blend states for a data set; data sets that state the same ones are added up.
+blend states for a dataset; datasets that state the same ones are added up.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ SLICE_BYTES = 256_000_000
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The first rows of a data set: their sizes, and what each tokenizer made of them.
+    """The first rows of a dataset: their sizes, and what each tokenizer made of them.
 
     `unread` counts rows that are blank or cannot be read, `filtered` those that the blend leaves out. `languages` are those that the blend states, joined.
     """
@@ -73,7 +73,7 @@ class Tokenizer:
     kinds: TokenKinds
 
     def encoder(self, source: DataSource, slices: Sequence[Slice]) -> Encoder:
-        """The encoder that a preparation would use for a data set, warm."""
+        """The encoder that a preparation would use for a dataset, warm."""
         texts = partial(texts_of, source.text_field)
         gate = Gate(self.vocabulary, slices, texts, source.text_field, user_cache("plan"), literal=True)
         encoder = encoder_of(self.vocabulary, gate.verdict().backend, literal=True)
@@ -82,7 +82,7 @@ class Tokenizer:
 
 
 def compared(blend: Blend, models: Sequence[str], rows: int) -> list[Sample]:
-    """The first `rows` rows of each data set of a blend, encoded with each tokenizer.
+    """The first `rows` rows of each dataset of a blend, encoded with each tokenizer.
 
     Raises InputError for a tokenizer that cannot be found, and for rows without text.
     """
@@ -110,14 +110,14 @@ def _named(blend: Blend) -> Iterator[tuple[str, DataSource]]:
 
 
 def _slices(source: DataSource, rows: int) -> list[Slice]:
-    """The slices with the first rows of a data set; files behind them are not opened."""
+    """The slices with the first rows of a dataset; files behind them are not opened."""
     chosen, text = row_filter(source), [source.text_field]
     fields, needed = chosen.read_with(text), Needed(require_text, text, chosen) if chosen else require_text
     every = (part for file in discover(source, "train") for part in cut(file, SLICE_BYTES, fields, needed))
     leading = [chosen.on(part) for part in leading_rows(every, rows)]
     slices = ContentIndex().identify(leading, fields, "stat")
     if not slices:
-        raise InputError(f"data set {source.name!r}: {source.path} holds no rows; fix the path")
+        raise InputError(f"dataset {source.name!r}: {source.path} holds no rows; fix the path")
     require_form(source, "documents", slices[0])
     return slices
 
@@ -136,7 +136,7 @@ def _sampled(source: DataSource, name: str, slices: Sequence[Slice], tokenizers:
 
 
 def by_language(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of data sets that state the same languages, added up under these; empty if none states any."""
+    """The samples of datasets that state the same languages, added up under these; empty if none states any."""
     found: dict[str, Sample] = {}
     for each in samples:
         named = replace(each, name=each.languages or "not stated")
@@ -204,13 +204,13 @@ def _record(sample: Sample) -> dict[str, Any]:
     }  # fmt: skip
 
 
-WORDS = {"data set", "languages", "tokenizer"}
+WORDS = {"dataset", "languages", "tokenizer"}
 
 
 def print_comparison(
     samples: Sequence[Sample], console: Console, *, tables: bool, checks: Mapping[str, AutoTokenizerCheck]
 ) -> None:
-    """Print a row for each data set and tokenizer, and for each language that the blend states, then how AutoTokenizer differs."""
+    """Print a row for each dataset and tokenizer, and for each language that the blend states, then how AutoTokenizer differs."""
     for table in _tables(samples):
         print_columns(
             console, table.caption, table.columns, [list(map(str, row)) for row in table.rows], WORDS, tables=tables
@@ -220,8 +220,8 @@ def print_comparison(
 
 
 def _tables(samples: Sequence[Sample]) -> list[Table]:
-    """The rows by data set, and by language if the blend states any."""
-    parts = {"data set": samples, "languages": by_language(samples)}
+    """The rows by dataset, and by language if the blend states any."""
+    parts = {"dataset": samples, "languages": by_language(samples)}
     return [
         Table(
             f"Tokenizers by {part}",
@@ -257,7 +257,7 @@ def publish_comparison(samples: Sequence[Sample], place: str) -> Output:
 
 
 def comparison_page(samples: Sequence[Sample]) -> str:
-    """The page: bars for each figure by data set, and for fertility by language if the blend states any; then the tables."""
+    """The page: bars for each figure by dataset, and for fertility by language if the blend states any; then the tables."""
     pictures = [_bars(figure, figure.title, samples) for figure in FIGURES]
     if languages := by_language(samples):
         pictures += [_bars(figure, f"{figure.title}, by language", languages) for figure in FIGURES[:3]]

@@ -108,8 +108,8 @@ def view_output(
 ) -> View:
     """The first `rows` packs (documents for bin/idx) of a preparation, or with a `seed`, random ones.
 
-    `dataset` restricts the rows to one data set. `doc` shows every sub-sequence of one document instead. Raises InputError for
-    an unknown data set or document and for a changed tokenizer, RunError for a damaged file.
+    `dataset` restricts the rows to one dataset. `doc` shows every sub-sequence of one document instead. Raises InputError for
+    an unknown dataset or document and for a changed tokenizer, RunError for a damaged file.
     """
     path = absolute(output_dir)
     manifest = read_manifest(path)

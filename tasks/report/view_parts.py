@@ -151,13 +151,13 @@ class DocumentId:
 
 
 def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[Part]:
-    """Every part with rows, in plan order, of one data set or all. A shard listed twice counts once.
+    """Every part with rows, in plan order, of one dataset or all. A shard listed twice counts once.
 
-    Raises InputError for an unknown data set, or if no part has rows.
+    Raises InputError for an unknown dataset, or if no part has rows.
     """
     known = {entry["dataset"] for entry in manifest["shards"]}
     if dataset is not None and dataset not in known:
-        raise InputError(f"--dataset: no data set {dataset!r} in this preparation; {nearest(dataset, known)}")
+        raise InputError(f"--dataset: no dataset {dataset!r} in this preparation; {nearest(dataset, known)}")
     parts: dict[tuple[str, str], Part] = {}
     for part, _ in parts_and_entries(manifest):
         if dataset in {None, part.dataset}:

@@ -40,7 +40,7 @@ def print_view(view: View, console: Console) -> None:
 
 def print_table(view: View, console: Console) -> None:
     """Print a table of the documents: where each comes from, and its tokens, all and trained on."""
-    table = Table("document", "data set", "source", "tokens", "trained on", title=view.path, title_justify="left")
+    table = Table("document", "dataset", "source", "tokens", "trained on", title=view.path, title_justify="left")
     for pack in view.packs:
         for sequence in pack.sequences:
             place = f"{sequence.file}:{sequence.line or f'{sequence.start}-{sequence.stop}'}"

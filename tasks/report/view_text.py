@@ -5,7 +5,7 @@ from .visible import visible_line
 
 
 def describe_pack(pack: Pack) -> str:
-    """One line about a row: its data set, its location, and how full it is."""
+    """One line about a row: its dataset, its location, and how full it is."""
     sample = "" if pack.sample is None else f"sample {pack.sample}, "
     place = visible_line(f"{sample}{pack.dataset}: row {pack.row} of {pack.file}")
     if pack.fill is None:

@@ -1,6 +1,6 @@
-"""Log lineage to Weights & Biases if WANDB_PROJECT is set: data sets and tokenizer in, a preparation out, and tables.
+"""Log lineage to Weights & Biases if WANDB_PROJECT is set: datasets and tokenizer in, a preparation out, and tables.
 
-Only `blend.json`, `manifest.json` and small tables are uploaded; data sets and shards are references. WANDB_ENTITY, WANDB_NAME,
+Only `blend.json`, `manifest.json` and small tables are uploaded; datasets and shards are references. WANDB_ENTITY, WANDB_NAME,
 WANDB_GROUP, WANDB_TAGS and WANDB_MODE (`offline` writes to ./wandb, for a later `wandb sync`) have their usual meaning.
 """
 
@@ -68,7 +68,7 @@ def _log(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> None:  # n
 
 
 def plan_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The plan, a row per data set; sizes in bytes."""
+    """The plan, a row per dataset; sizes in bytes."""
     shards, settings = _shards(manifest), manifest["settings"]
     return [
         {
@@ -87,7 +87,7 @@ def plan_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def progress_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The result, a row per data set."""
+    """The result, a row per dataset."""
     shards = _shards(manifest)
     return [
         {
@@ -123,7 +123,7 @@ def stage_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _shards(manifest: Mapping[str, Any]) -> Counter[tuple[str, ...]]:
-    """Shards by split of the blend and data set."""
+    """Shards by split of the blend and dataset."""
     return Counter((entry["split"], entry["dataset"]) for entry in manifest["shards"])
 
 

@@ -238,7 +238,7 @@ def _lines(fate: Fate) -> Iterator[tuple[str, str]]:
     yield "bold", f"{fate.file}:{fate.line}"
     yield (
         "",
-        f"  read by {fate.type} {fate.path}: data set {fate.dataset}, slice {fate.start:,} to {fate.stop:,}, row {fate.row:,} of shard {fate.key}",
+        f"  read by {fate.type} {fate.path}: dataset {fate.dataset}, slice {fate.start:,} to {fate.stop:,}, row {fate.row:,} of shard {fate.key}",
     )
     because = f": {fate.detail}" if fate.detail else ""
     similar = f" of {fate.duplicate_of} (similarity {fate.jaccard:.3f})" if fate.duplicate_of and fate.jaccard else ""
@@ -247,7 +247,7 @@ def _lines(fate: Fate) -> Iterator[tuple[str, str]]:
         return
     if fate.reason:
         yield "yellow", f"  tagged: {fate.reason}{similar}"
-    unused = "" if fate.weight else "; its data set has weight 0, so it is not trained on"
+    unused = "" if fate.weight else "; its dataset has weight 0, so it is not trained on"
     yield "green", f"  kept as document {fate.document} of {fate.split}{unused}{because}"
     for place in fate.places:
         yield "", f"  {_place(place)}"

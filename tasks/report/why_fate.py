@@ -264,7 +264,7 @@ class Prepared:
         return replace(fate, reason=reason, detail=f"not true: {chosen.describe()}")
 
     def _source(self, entry: Entry) -> Mapping[str, Any]:
-        """The data set of a shard in the blend."""
+        """The dataset of a shard in the blend."""
         return next(each for each in self.manifest["blend"][entry["split"]] if each["name"] == entry["dataset"])
 
     def _reason(self, shard: int, receipt: Receipt, row: int) -> str:

@@ -72,7 +72,7 @@ def reason_of(path: str, manifest: Mapping[str, Any], entry: Entry, row: int) ->
 
 
 def _planned(path: str, manifest: Mapping[str, Any], entry: Entry) -> Planned[Any, Any]:
-    """The plan of the data set of a shard, reduced to its file if that is local and its path gives no field: what workers need, and the file today."""
+    """The plan of the dataset of a shard, reduced to its file if that is local and its path gives no field: what workers need, and the file today."""
     kind = preparation(manifest["type"])
     (source,) = (each for each in manifest["blend"][entry["split"]] if each["name"] == entry["dataset"])
     if is_local(entry["file"]) and "keys" not in entry["source"]:

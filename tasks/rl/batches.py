@@ -1,11 +1,11 @@
-"""The order of rows for reinforcement learning: every batch holds each data set's share, and pass rates fall as training goes on.
+"""The order of rows for reinforcement learning: every batch holds each dataset's share, and pass rates fall as training goes on.
 
     rows ─► read each so often (weights, budget) ─► deal to batches ─► match to the curriculum ─► order
 
 A trainer that does not shuffle reads a file in order, `batch_size` rows per step, so the order of rows is the plan of training.
 
-**Quotas.** After each batch, the rows read of a data set differ from its share by less than one. Quotas that are whole numbers are
-met in every batch. Rows come in an order by hash; no row comes twice before all of its data set have come once.
+**Quotas.** After each batch, the rows read of a dataset differ from its share by less than one. Quotas that are whole numbers are
+met in every batch. Rows come in an order by hash; no row comes twice before all of its dataset have come once.
 
 **Curriculum.** Rows that the model always or never solves teach nothing and are dropped. For the others, the pass rates of a batch
 follow a Gaussian whose mean falls from batch to batch (Nemotron 3 Nano, section 3.2.2, arXiv 2512.20848). There rows are
@@ -33,14 +33,14 @@ MOST_ROUNDS, CLOSE = 200, 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The rows to read, one after the other: for each the number of its data set and of the row in it (int64 [rows])."""
+    """The rows to read, one after the other: for each the number of its dataset and of the row in it (int64 [rows])."""
 
     dataset: np.ndarray
     row: np.ndarray
 
 
 def rows_to_read(held: np.ndarray, weights: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The rows to read of each data set (int64 [data sets]); `none` reads each row once, and no row of a data set of weight 0."""
+    """The rows to read of each dataset (int64 [datasets]); `none` reads each row once, and no row of a dataset of weight 0."""
     wanted = np.where(held > 0, weights, 0.0)
     if sampling == "none" or not wanted.any():
         return np.where(wanted > 0, held, 0)
@@ -51,7 +51,7 @@ def rows_to_read(held: np.ndarray, weights: np.ndarray, sampling: Sampling) -> n
 
 
 def rows_of_phases(mix: Mix, names: Sequence[str], size: int) -> np.ndarray:
-    """The rows to read of each data set in each phase (int64 [phases, data sets]); all phases but the last fill whole batches."""
+    """The rows to read of each dataset in each phase (int64 [phases, datasets]); all phases but the last fill whole batches."""
     drawn = np.array([[phase.drawn.get(name, 0.0) for name in names] for phase in mix.phases])
     ends = np.rint(np.cumsum(drawn.sum(1)) / size).astype(np.int64) * size
     ends[-1] = round(float(drawn.sum()))
@@ -61,7 +61,7 @@ def rows_of_phases(mix: Mix, names: Sequence[str], size: int) -> np.ndarray:
 
 
 def deal(wanted: np.ndarray, size: int) -> np.ndarray:
-    """The rows of each data set in each batch (int64 [batches, data sets]), if `wanted` rows of each are read.
+    """The rows of each dataset in each batch (int64 [batches, datasets]), if `wanted` rows of each are read.
 
     The last batch has what is left, if that fills none.
     """
@@ -75,9 +75,9 @@ def deal(wanted: np.ndarray, size: int) -> np.ndarray:
 
 
 def in_order(counts: np.ndarray, rates: Sequence[np.ndarray], span: float, spread: float, seed: int) -> Order:
-    """Put rows in order, given the rows of each data set in each batch (`counts`, int64 [batches, data sets]).
+    """Put rows in order, given the rows of each dataset in each batch (`counts`, int64 [batches, datasets]).
 
-    `rates` are the pass rates of each data set's rows (float64 [rows]). In each data set their mean falls by `span` from the first
+    `rates` are the pass rates of each dataset's rows (float64 [rows]). In each dataset their mean falls by `span` from the first
     batch to the last; `spread` is the standard deviation of what is asked for in a batch. With a span of 0, rates do not matter.
     """
     batch = np.repeat(np.arange(len(counts)), counts.sum(1))

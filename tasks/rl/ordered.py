@@ -62,7 +62,7 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """A file of rows in the store, with the data set that they are of."""
+    """A file of rows in the store, with the dataset that they are of."""
 
     dataset: str
     documents: int
@@ -71,7 +71,7 @@ class RowFile:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The lines of the joined file: `ends` (int64 [lines]), and of each data set the numbers of its lines (int64) and their
+    """The lines of the joined file: `ends` (int64 [lines]), and of each dataset the numbers of its lines (int64) and their
     pass rates (float64; the mean where a row has none).
     """
 
@@ -116,7 +116,7 @@ def _order(rows: _Rows, counts: np.ndarray, batches: Batches) -> Order:
 
 
 def _in_order(order: Order, values: Sequence[np.ndarray]) -> np.ndarray:
-    """The values of each data set's rows, in order."""
+    """The values of each dataset's rows, in order."""
     found = np.empty(len(order.row), values[0].dtype)
     for number, own in enumerate(values):
         mine = order.dataset == number
@@ -149,7 +149,7 @@ def _line_ends(memory: memoryview) -> np.ndarray:
 def _chosen(
     memory: memoryview, ends: np.ndarray, files: Sequence[RowFile], curriculum: Curriculum
 ) -> tuple[_Rows, dict[str, Counter[str]]]:
-    """The rows to order, and how many of each data set the curriculum leaves out, by reason."""
+    """The rows to order, and how many of each dataset the curriculum leaves out, by reason."""
     every = _Rows(memory, ends, _lines_by_dataset(files), {})
     if curriculum.field is None:
         return _Rows(memory, ends, every.lines, {name: np.zeros(len(own)) for name, own in every.lines.items()}), {}
@@ -168,7 +168,7 @@ def _chosen(
 
 
 def _lines_by_dataset(files: Sequence[RowFile]) -> dict[str, np.ndarray]:
-    """The numbers of the lines of each data set (int64)."""
+    """The numbers of the lines of each dataset (int64)."""
     found: dict[str, list[np.ndarray]] = {}
     begin = 0
     for file in files:
@@ -196,7 +196,7 @@ def _filled(rates: np.ndarray) -> np.ndarray:
 
 
 def _counts(rows: _Rows, batches: Batches) -> tuple[np.ndarray, dict[str, Any]]:
-    """The rows of each data set in each batch (int64 [batches, data sets]), and the manifest's entry of a budget."""
+    """The rows of each dataset in each batch (int64 [batches, datasets]), and the manifest's entry of a budget."""
     names, held = list(rows.lines), np.array([len(own) for own in rows.lines.values()], np.int64)
     if not held.any():
         raise InputError(
@@ -217,7 +217,7 @@ def _wanted(names: Sequence[str], held: np.ndarray, batches: Batches) -> tuple[d
 
 
 def _require_span(rows: _Rows, counts: np.ndarray, span: float) -> None:
-    """Raises InputError if the pass rates of a data set in several batches do not reach as far as the curriculum."""
+    """Raises InputError if the pass rates of a dataset in several batches do not reach as far as the curriculum."""
     for (name, own), count in zip(rows.rates.items(), counts.T, strict=True):
         if not span or np.count_nonzero(count) < 2 or not np.ptp(own):  # noqa: PLR2004 - one batch has no schedule
             continue
@@ -225,7 +225,7 @@ def _require_span(rows: _Rows, counts: np.ndarray, span: float) -> None:
         most = most_span(np.resize(own, len(batch)) * np.sign(span), batch)
         if abs(span) > most:
             raise InputError(
-                f"curriculum.span={span:g}: the rows of data set {name!r}, sorted, reach {most:.2f} from first batch to last; "
+                f"curriculum.span={span:g}: the rows of dataset {name!r}, sorted, reach {most:.2f} from first batch to last; "
                 "set a smaller span"
             )
 
@@ -233,7 +233,7 @@ def _require_span(rows: _Rows, counts: np.ndarray, span: float) -> None:
 def _record(
     rows: _Rows, counts: np.ndarray, batches: Batches, dropped: Mapping[str, Counter[str]], rates: np.ndarray
 ) -> dict[str, Any]:
-    """The manifest's entry of the order: of each data set what there is, what is read, and the most and fewest in a batch."""
+    """The manifest's entry of the order: of each dataset what there is, what is read, and the most and fewest in a batch."""
     sizes = counts.sum(1)
     whole = counts[sizes == batches.size] if (sizes == batches.size).any() else counts
     datasets: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Resolve rows that refer to a question of another data set.
+"""Resolve rows that refer to a question of another dataset.
 
 Such a row has a `_hf_placeholder`, `{"row": …, "question_template": …}`, and its `dataset` names the table that holds the
 question (`tables`). The placeholder is removed, `question` and `expected_answer` are added, and the prompt becomes the `input`

@@ -1,7 +1,7 @@
 """RL: rows become JSON Lines that NeMo-RL and NeMo-Gym read, after transforms and with questions filled in from tables.
 
 Planning finds the tables that placeholders refer to and identifies them by content. If `max_tokens` is set, it also reads a
-sample of the text of each data set for the exactness gate.
+sample of the text of each dataset for the exactness gate.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ EVERY_FIELD: Sequence[str] = ()
 
 @dataclass(frozen=True)
 class RlFound:
-    """The vocabulary, if tokens are counted, and by `split/name` each data set's transforms and the gate's verdict."""
+    """The vocabulary, if tokens are counted, and by `split/name` each dataset's transforms and the gate's verdict."""
 
     vocabulary: Vocabulary | None
     chains: Mapping[str, TransformList]
@@ -89,7 +89,7 @@ class _Tables:
 
 def require_choices(blend: Blend, settings: RlSettings, _output_dir: str | None = None) -> None:
     """Raises InputError for mistakes that can be found without reading data: an invalid transform in the blend or the
-    settings, a missing local table or tokenizer, and transforms that no data set uses.
+    settings, a missing local table or tokenizer, and transforms that no dataset uses.
     """
     sources = [source for part in blend.parts().values() for source in part]
     for specs in [settings.transforms, *(source.transforms for source in sources)]:
@@ -100,7 +100,7 @@ def require_choices(blend: Blend, settings: RlSettings, _output_dir: str | None 
         find_vocabulary(settings.tokenizer)
     if settings.transforms and all(source.transforms for source in sources):
         raise InputError(
-            "transforms: every data set of this blend lists its own, so these would be ignored; remove them, "
+            "transforms: every dataset of this blend lists its own, so these would be ignored; remove them, "
             "or change the blend"
         )
     if blend.budgeted and (settings.batch_size is None or settings.sampling == "none"):
@@ -192,7 +192,7 @@ def _recipe(
 
 
 def worker_arguments(planned: RlPlan) -> dict[str, Any]:
-    """The arguments that workers get besides the shard, such as the transforms of every data set."""
+    """The arguments that workers get besides the shard, such as the transforms of every dataset."""
     vocabulary = planned.found.vocabulary
     return {
         "chains": {name: chain.record() for name, chain in planned.found.chains.items()},
@@ -250,10 +250,10 @@ def _require_one_form(finished: Sequence[Finished]) -> None:
             forms.setdefault(item.split_of(part), {}).update(dict.fromkeys(names, item.shard.dataset))
     for split, found in forms.items():
         if len(found) > 1:
-            where = ", ".join(f"{name} (data set {dataset!r})" for name, dataset in sorted(found.items()))
+            where = ", ".join(f"{name} (dataset {dataset!r})" for name, dataset in sorted(found.items()))
             raise RunError(
                 f"rows of {split} have different forms, which one file must not mix: {where}; convert them to "
-                "one form with transforms, or prepare the data sets separately"
+                "one form with transforms, or prepare the datasets separately"
             )
 
 
@@ -270,7 +270,7 @@ def _mode(planned: RlPlan) -> str:
 
 
 def order_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """What a batch holds of each data set, and which rows are not read."""
+    """What a batch holds of each dataset, and which rows are not read."""
     batches = manifest.get("batches")
     if batches is None:
         return []
@@ -287,7 +287,7 @@ def order_lines(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _between(counts: Mapping[str, int]) -> str:
-    """The rows of a data set in a batch."""
+    """The rows of a dataset in a batch."""
     fewest, most = counts["fewest"], counts["most"]
     return str(most) if fewest == most else f"{fewest} to {most}"
 

@@ -3,7 +3,7 @@
     OUT/train|valid|test/data_00000_1a2b3c4d.jsonl   the shards' files (hard links on a local disk)
     OUT/splits/train_9f8e7d6c.jsonl                  all rows of the split, in the order of the plan, or of batches
 
-RL trainers take one file per data set and no globs, so the shards of a split are joined into one file; a single shard is only
+RL trainers take one file per dataset and no globs, so the shards of a split are joined into one file; a single shard is only
 linked. Training rows are ordered if `batch_size` is set (see `batches`). Names contain a hash of the content, so that a path never refers to different data later. The manifest lists the joined
 files under `train`, `val` and `test`, and every shard in its list. Joining copies each byte once, at disk speed; zstd frames
 are concatenated without decompression.

@@ -35,13 +35,13 @@ class Curriculum(Strict, frozen=True):
 class RlSettings(PreparationSettings, frozen=True):
     """Settings of an RL preparation."""
 
-    transforms: list[TransformSpec] = Field(default=[], description="Transforms for data sets that list none.")
+    transforms: list[TransformSpec] = Field(default=[], description="Transforms for datasets that list none.")
     target: TargetName = Field(default="none", description="Trainer whose requirements rows are checked against.")
     splits: Splits = Field(
         default="holdout", description="Hold out validation and test rows, or use the splits of the sources."
     )
     val_holdout: int | None = Field(
-        default=None, ge=1, description="Number of last rows per data set to hold out, instead of shares by hash."
+        default=None, ge=1, description="Number of last rows per dataset to hold out, instead of shares by hash."
     )
     compression: Compression = Field(default="none", description="Plain JSON Lines, or compressed with zstd.")
     max_tokens: int | None = Field(default=None, ge=1, description="Drop rows with more tokens of text.")
@@ -49,7 +49,7 @@ class RlSettings(PreparationSettings, frozen=True):
     batch_size: int | None = Field(
         default=None,
         ge=1,
-        description="Order the training rows so that every step of so many holds each data set's share.",
+        description="Order the training rows so that every step of so many holds each dataset's share.",
     )
     sampling: Sampling = Field(
         default="none", description="Apply weights in batches by leaving out (down) or repeating (up) rows."

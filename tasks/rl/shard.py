@@ -58,7 +58,7 @@ class RowLengths:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Transforms, target and token counter of a data set; `lengths` is None if no tokens are counted."""
+    """Transforms, target and token counter of a dataset; `lengths` is None if no tokens are counted."""
 
     transforms: Sequence[Transform]
     target: Target

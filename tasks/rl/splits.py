@@ -1,4 +1,4 @@
-"""Splits that are not held out by a hash: those of the sources, or the last rows of each data set."""
+"""Splits that are not held out by a hash: those of the sources, or the last rows of each dataset."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from tokenmill.tasks.sources.selection import MissingSplitError
 
 
 def by_source_splits(blend: Blend) -> Blend:
-    """The blend with every split of its data sets; a file, and a data set with `split`, are training data.
+    """The blend with every split of its datasets; a file, and a dataset with `split`, are training data.
 
-    Raises InputError for a blend that lists splits already, and for a data set without training data.
+    Raises InputError for a blend that lists splits already, and for a dataset without training data.
     """
     if blend.datasets is None:
         raise InputError("splits=source: this blend lists its splits itself; remove the setting")
@@ -38,9 +38,9 @@ def _of_split(source: DataSource, split: Split) -> Iterator[DataSource]:
 
 
 def held_out_from(slices: Sequence[Slice], count: int) -> list[int | None]:
-    """For each slice, the number of its first row among the last `count` rows of the data set, or None.
+    """For each slice, the number of its first row among the last `count` rows of the dataset, or None.
 
-    Blank and bad rows count. Only the last slices are read. A data set of at most `count` rows keeps all for training.
+    Blank and bad rows count. Only the last slices are read. A dataset of at most `count` rows keeps all for training.
     """
     found: list[int | None] = [None] * len(slices)
     left = count

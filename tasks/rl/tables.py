@@ -1,6 +1,6 @@
 """Tables of questions that rows refer to by number: found at planning, loaded by workers.
 
-A published blend may refer to the rows of another data set instead of repeating them (`placeholders`). Row numbers are valid
+A published blend may refer to the rows of another dataset instead of repeating them (`placeholders`). Row numbers are valid
 only for the exact file, so tables are pinned to a commit, and their content is part of a shard's identity. A table is Parquet:
 the question is the content of the first message of `prompt`, the answer is `reward_model.ground_truth`. The rows of several
 files are numbered continuously, in the order of their names.
@@ -48,9 +48,9 @@ class TableSource(Strict, frozen=True):
 
     path: str = Field(min_length=1, description="Parquet file, folder, glob, s3://, gs:// or hf://org/name[@revision].")
     style: Style = Field(description="How a template is filled: dapo (prefix and suffix) or skywork ({question}).")
-    split: str | None = Field(default=None, description="Split to take of a Hugging Face data set.")
-    subset: str | None = Field(default=None, description="Configuration to take of a Hugging Face data set.")
-    revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face data set.")
+    split: str | None = Field(default=None, description="Split to take of a Hugging Face dataset.")
+    subset: str | None = Field(default=None, description="Configuration to take of a Hugging Face dataset.")
+    revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face dataset.")
 
 
 DAPO = TableSource(

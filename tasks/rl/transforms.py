@@ -57,7 +57,7 @@ def tables_asked_for(specs: Sequence[TransformSpec]) -> dict[str, TableSource]:
 
 @dataclass(frozen=True, slots=True)
 class TransformList:
-    """The transforms of a data set, as the blend has them, and their tables by name."""
+    """The transforms of a dataset, as the blend has them, and their tables by name."""
 
     specs: Sequence[TransformSpec]
     tables: Mapping[str, TableFiles]

@@ -2,7 +2,7 @@
 
     OUT/chosen.parquet      row_id, cluster, distance to its centre, and place: 1 for the chosen row nearest to the centre
     OUT/rejected.parquet    every other row: its cluster, its distance, and the reason
-    OUT/report.md, .json    clusters, quotas, data sets, and pairs of near-duplicates
+    OUT/report.md, .json    clusters, quotas, datasets, and pairs of near-duplicates
     OUT/manifest.json       settings, inputs, and the hashes of these files
 
 Every embedded row is in exactly one of the tables. A row is rejected as a near-duplicate of a chosen row (`near_duplicate`,
@@ -197,7 +197,7 @@ def _by_cluster(choice: Choice, rows: np.ndarray) -> np.ndarray:
 
 
 def _data_sets(choice: Choice, names: pa.Table) -> list[dict[str, Any]]:
-    """The rows of each data set and split, and the number of chosen ones."""
+    """The rows of each dataset and split, and the number of chosen ones."""
     chosen = np.zeros(names.num_rows, np.int64)
     chosen[choice.rows] = 1
     table = names.select(["dataset", "split"]).append_column("chosen", pa.array(chosen))
@@ -226,8 +226,8 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"* near-duplicates of a chosen row: {left_out['near_duplicate']:,}"
     yield f"* the quota of the cluster was full: {left_out['quota']:,}\n"
     yield from _table(
-        "Data sets",
-        ("data set", "split", "rows", "chosen", "share"),
+        "Datasets",
+        ("dataset", "split", "rows", "chosen", "share"),
         [
             (each["dataset"], each["split"], each["rows"], each["chosen"], each["chosen"] / each["rows"])
             for each in facts["data_sets"]

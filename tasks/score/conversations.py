@@ -45,7 +45,7 @@ class Sequenced:
 
 
 class Conversations(Protocol):
-    """Turns the rows of a data set into sequences."""
+    """Turns the rows of a dataset into sequences."""
 
     @property
     def fields(self) -> Sequence[str]:

@@ -45,7 +45,7 @@ def device_of_plan(planned: ScorePlan) -> Device:
 
 
 RecipeOf = Callable[[DataSource, str | None], NllRecipe | EmbedRecipe]
-"""The recipe of a data set, given the split of rows that do not name one."""
+"""The recipe of a dataset, given the split of rows that do not name one."""
 
 
 def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir: str | None) -> ScorePlan:
@@ -193,7 +193,7 @@ def _embeddings(settings: EmbedSettings, model: ModelFiles | None) -> RecipeOf:
 
 
 def _scored_fields(source: DataSource, settings: NllSettings | EmbedSettings) -> Sequence[str]:
-    """The fields to score in a data set."""
+    """The fields to score in a dataset."""
     if isinstance(settings, EmbedSettings):
         return list(dict.fromkeys([settings.field, source.text_field]))
     if settings.chat_template == HARMONY:

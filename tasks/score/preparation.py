@@ -154,7 +154,7 @@ def release_scores(planned: ScorePlan, finished: Sequence[Finished]) -> Release:
 
 
 def score_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """The mean NLL of each data set, and the number of truncated rows."""
+    """The mean NLL of each dataset, and the number of truncated rows."""
     sums: dict[str, Counter[str]] = {}
     for entry in manifest["shards"]:
         counts = {"truncated": entry["truncated"], **entry.get("facts", {})}

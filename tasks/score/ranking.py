@@ -1,4 +1,4 @@
-"""Percentiles of NLL within each data set and split, once every slice is scored.
+"""Percentiles of NLL within each dataset and split, once every slice is scored.
 
 A ranked shard is a scored shard with its percentile column filled in. Its identity is that of the scored shard and a digest of
 the percentiles, so rows of other splits rebuild nothing. Ranking reads three columns of every shard, takes 2.5 microseconds and

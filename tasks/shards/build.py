@@ -34,7 +34,7 @@ from .store import Store
 QUARANTINE = "quarantine.jsonl"
 
 FILTERED = "filtered"
-"""The reason for rows that the filter of their data set drops."""
+"""The reason for rows that the filter of their dataset drops."""
 
 TARGET_BYTES = 6_000_000_000
 """Source bytes per batch: one core tokenizes them in a minute, at 100 MB/s."""
@@ -80,7 +80,7 @@ class RowBatch(Protocol):
 
     @property
     def filtered(self) -> int:
-        """Number of rows that the filter of the data set drops."""
+        """Number of rows that the filter of the dataset drops."""
         ...
 
     @property

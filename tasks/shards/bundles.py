@@ -1,4 +1,4 @@
-"""Bundle small files: consecutive files of a data set share a shard, so that thousands of small files become few shards.
+"""Bundle small files: consecutive files of a dataset share a shard, so that thousands of small files become few shards.
 
 A file smaller than half of `shard_size` is small. Small files that follow one another share a bundle if format, compression
 and recipe are equal; any other file is cut into shards of its own, as if there were no bundles.
@@ -36,7 +36,7 @@ MOST_FILES = 4_096
 
 
 def bundled(shards: Sequence[PlannedShard], store: Store, shard_size: int, *, rebuild: bool) -> list[PlannedShard]:
-    """The shards of a data set with its small files bundled, in order. With `rebuild`, the store is ignored."""
+    """The shards of a dataset with its small files bundled, in order. With `rebuild`, the store is ignored."""
     groups = list(groups_by_content(shards, shard_size))
     bundles = [bundle(group) for group in groups]
     if rebuild:

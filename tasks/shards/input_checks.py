@@ -32,8 +32,8 @@ def store_place(store: str | None, output_dir: str) -> str:
 
 
 def data_sets(blend: Blend) -> list[tuple[str, str]]:
-    """A name for messages and the path of each data set."""
-    return [(f"data set {source.name!r}", source.path) for sources in blend.parts().values() for source in sources]
+    """A name for messages and the path of each dataset."""
+    return [(f"dataset {source.name!r}", source.path) for sources in blend.parts().values() for source in sources]
 
 
 def require_separate(sources: Iterable[tuple[str, str]], store: str, output_dir: str) -> None:

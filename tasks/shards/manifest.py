@@ -56,7 +56,7 @@ class Finished:
 
     @property
     def dataset(self) -> tuple[str, str]:
-        """Its data set: the split of the plan, and the name."""
+        """Its dataset: the split of the plan, and the name."""
         return self.shard.split, self.shard.dataset
 
     def split_of(self, part: str) -> str:
@@ -183,8 +183,8 @@ def identities(manifest: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 
 def totals(finished: Sequence[Finished], last: Sequence[Finished] = ()) -> dict[str, Any]:
-    """Rows, documents, tokens and drops in total and per data set (`split/name`); documents and tokens per split; rows
-    by what of them isn't read, for data sets that have any.
+    """Rows, documents, tokens and drops in total and per dataset (`split/name`); documents and tokens per split; rows
+    by what of them isn't read, for datasets that have any.
 
     `last` are shards made of all `finished` ones in a last round, which may drop more documents.
     """

@@ -1,6 +1,6 @@
 """The plan of a preparation: every shard, which of them have a valid receipt, and why the others must be built.
 
-A plan is a value: data sets in blend order, files sorted, slices in order, each with identity and key. Building makes the
+A plan is a value: datasets in blend order, files sorted, slices in order, each with identity and key. Building makes the
 pending shards; publication requires a receipt for every planned shard.
 """
 
@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """A shard to build: its data set and split, its slice, and its identity.
+    """A shard to build: its dataset and split, its slice, and its identity.
 
     `split` is a split of the blend, or `datasets` in a flat blend.
     """
@@ -47,7 +47,7 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All shards of a preparation, the receipts of proven ones, and by data set (`split/name`) skipped files by kind, and the
+    """All shards of a preparation, the receipts of proven ones, and by dataset (`split/name`) skipped files by kind, and the
     sample of one with a filter; what to warn about.
     """
 

@@ -32,10 +32,10 @@ from .settings import SHARES, TINY_ROWS, Holdout, PreparationSettings
 from .store import Store, read_bytes
 
 FieldsOf = Callable[[DataSource], Sequence[str]]
-"""The fields of a data set that its shards need."""
+"""The fields of a dataset that its shards need."""
 
 RecipesOf = Callable[[DataSource, str, Sequence[Slice]], Sequence[Recipe]]
-"""The recipe of each slice of a data set in a split of the blend."""
+"""The recipe of each slice of a dataset in a split of the blend."""
 
 
 TAKING: Mapping[str, str] = {
@@ -93,7 +93,7 @@ def plan_shards(
             slices = [chosen.on(part) for part in slices]
             slices = index.identify(slices, fields, settings.source_identity)
             if not slices:
-                raise InputError(f"data set {source.name!r}: {_no_rows(source, found)}")
+                raise InputError(f"dataset {source.name!r}: {_no_rows(source, found)}")
             name = f"{split}/{source.name}"
             warnings += [replace(warning, reads={name: 0}) for warning in found.warnings]
             read.append((name, source, slices))
@@ -117,7 +117,7 @@ def plan_shards(
 
 
 def _sample(source: DataSource, slices: Sequence[Slice], store: Store) -> Sample:
-    """What the filter of a data set keeps, cached in the store. Raises InputError as `survey` does."""
+    """What the filter of a dataset keeps, cached in the store. Raises InputError as `survey` does."""
     some = spread(slices)
     key = orjson.dumps(
         [[part.content, part.rows, part.filters, part.where, *([part.keys] if part.keys else [])] for part in some]
@@ -127,7 +127,7 @@ def _sample(source: DataSource, slices: Sequence[Slice], store: Store) -> Sample
 
 
 def _require_form(blend: Blend, form: Form | None, plan: Plan) -> None:
-    """Check the first pending rows of each data set; what is built needs no reading."""
+    """Check the first pending rows of each dataset; what is built needs no reading."""
     first = {(shard.split, shard.dataset): shard.part for shard in reversed(plan.pending)}
     for split, sources in blend.parts().items():
         for source in sources:
@@ -136,10 +136,10 @@ def _require_form(blend: Blend, form: Form | None, plan: Plan) -> None:
 
 
 def _no_rows(source: DataSource, found: Found) -> str:
-    """The error for a data set without rows."""
+    """The error for a dataset without rows."""
     size = sum(file.size for file in found.files)
     held = f"{len(found.files)} files of {size:,} bytes" if len(found.files) > 1 else f"a file of {size:,} bytes"
-    return f"{source.path} holds no rows ({held}); fix the path, or remove the data set from the blend"
+    return f"{source.path} holds no rows ({held}); fix the path, or remove the dataset from the blend"
 
 
 def _slices(
@@ -149,7 +149,7 @@ def _slices(
     require: Require,
     index: ContentIndex,
 ) -> list[Slice]:
-    """The slices of a data set, in order, limited by scale and sample."""
+    """The slices of a dataset, in order, limited by scale and sample."""
     slices = index.slices(files, settings.shard_size, fields, require)
     if SHARES[settings.scale] < 1:
         slices = leading_share(slices, SHARES[settings.scale])
@@ -158,17 +158,17 @@ def _slices(
 
 
 def holdout_of(settings: PreparationSettings, split: str) -> Holdout | None:
-    """The holdout of a data set; None if the blend names the split itself, or the shares are 0."""
+    """The holdout of a dataset; None if the blend names the split itself, or the shares are 0."""
     holdout = settings.holdout
     return holdout if split not in SPLITS and (holdout.valid or holdout.test) else None
 
 
 def require_no(source: DataSource, keys: Sequence[str], kind: str) -> None:
-    """Raises InputError if a data set has one of `keys`, which this kind of preparation ignores."""
+    """Raises InputError if a dataset has one of `keys`, which this kind of preparation ignores."""
     for key in keys:
         if getattr(source, key):
             instead = f", or prepare the blend with {TAKING[key]}" if key in TAKING else ""
             raise InputError(
-                f"data set {source.name!r}: {key!r} has no effect on {kind}, which takes rows as they are; remove it, "
+                f"dataset {source.name!r}: {key!r} has no effect on {kind}, which takes rows as they are; remove it, "
                 f"or apply it in an earlier preparation{instead}"
             )

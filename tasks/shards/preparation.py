@@ -38,7 +38,7 @@ Found = TypeVar("Found")
 class Planned(Generic[Settings, Found]):
     """A planned preparation: its blend, settings and shards, and the results of planning specific to its kind.
 
-    `found` holds what building and publishing need: a vocabulary, a checked template, tables. `notes` are remarks on a data set
+    `found` holds what building and publishing need: a vocabulary, a checked template, tables. `notes` are remarks on a dataset
     (by `split/name`) to show before the run.
     """
 
@@ -150,11 +150,11 @@ class Preparation(Generic[Settings, Found]):
 
     With a default:
         reading: Reads and counts the rows of a shard as `step` does, for a plan, if the step loads an engine or a model.
-        shape: The name of the shape in which a row of a data set is read, for a plan; None if it has no name.
+        shape: The name of the shape in which a row of a dataset is read, for a plan; None if it has no name.
         arguments: Arguments of `step` other than shard and store, as JSON; by default the bad-row policy.
         inspect: Problems of a stored shard beyond sizes and hashes, for `verify`.
         formats: The format versions whose files have the form that `inspect` knows, by kind of shard; empty for all.
-        read_blend: The named blend, loaded; a file of rows is a blend of one data set.
+        read_blend: The named blend, loaded; a file of rows is a blend of one dataset.
         check: Raises InputError for problems with blend, settings and output folder that are visible before anything starts.
         rounds: Builds the shards, by default all pending ones at once; returns the plan to publish.
         needs: Workers and resources for building.

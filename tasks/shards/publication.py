@@ -1,7 +1,7 @@
 """Publication: from proven shards to the folder a trainer reads, all or nothing.
 
     OUT/…                             names for the shards' files, in the layout of their kind
-    OUT/quarantine/<data set>.jsonl   bad rows, with file, line and reason
+    OUT/quarantine/<dataset>.jsonl   bad rows, with file, line and reason
     OUT/manifest.json                 the preparation down to each shard, and the hashes of these files
     OUT/blend.json                    the entry point, replaced last
 
@@ -51,7 +51,7 @@ from .store import Store
 
 MOST_SHOWN = 5
 TOLERATED_ROWS = 10
-"""Any data set may have this many bad rows, however small it is."""
+"""Any dataset may have this many bad rows, however small it is."""
 
 QUARANTINE, QUARANTINED = "quarantine", "quarantine.jsonl"
 """The published folder of bad rows, and the shard file that they come from."""
@@ -64,7 +64,7 @@ REPLACED = "replaced"
 """The folder that keeps the manifest of a publication of another kind, for the next run if this one is killed."""
 
 Weights = Mapping[tuple[str, str], float]
-"""The weight of each data set, by `(split of the plan, name)`."""
+"""The weight of each dataset, by `(split of the plan, name)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FolderLayout:
-    """All shards in one folder, which blend.json lists as a data set: OUT/<folder>/part-00000-1a2b3c4d.<ending>.
+    """All shards in one folder, which blend.json lists as a dataset: OUT/<folder>/part-00000-1a2b3c4d.<ending>.
 
     A shard's file is its output `all`, linked on a local disk and copied by an object store.
     """
@@ -129,7 +129,7 @@ class FolderLayout:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An entry for blend.json: a name, its split, and its data set as `(split of the plan, name)`.
+    """An entry for blend.json: a name, its split, and its dataset as `(split of the plan, name)`.
 
     Its size is in tokens, or in documents if nothing is tokenized.
     """
@@ -159,7 +159,7 @@ def collect(plan: Plan, *, allow_partial: bool) -> tuple[list[Finished], list[st
 
 
 def check_bad_rows(finished: Sequence[Finished], store: Store, ceiling: float, *, tolerate: bool) -> None:
-    """Raises RunError if a data set has more bad rows than the ceiling (or any, unless `tolerate`); the message shows one."""
+    """Raises RunError if a dataset has more bad rows than the ceiling (or any, unless `tolerate`); the message shows one."""
     rows: Counter[str] = Counter()
     bad: Counter[str] = Counter()
     kinds: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -177,7 +177,7 @@ def check_bad_rows(finished: Sequence[Finished], store: Store, ceiling: float, *
                 "fix the data, or raise bad_row_ceiling" if tolerate else "fix the data, or set on_bad_row=quarantine"
             )
             raise RunError(
-                f"data set {name.removeprefix('datasets/')!r}: {count:,} of {rows[name]:,} rows are bad ({worst}), {allowed:,} are allowed; "
+                f"dataset {name.removeprefix('datasets/')!r}: {count:,} of {rows[name]:,} rows are bad ({worst}), {allowed:,} are allowed; "
                 f"{remedy}. The first: {first_bad_row(of_it, store) or f'in {of_it[0].shard.part.file.uri}'}"
             )
 
@@ -218,12 +218,12 @@ def mix_of(blend: Blend, finished: Sequence[Finished]) -> Mix | None:
 
 
 def mix_header(mix: Mix | None) -> dict[str, Any]:
-    """The manifest's entry of a solved budget: the tokens to read of each data set, by phase."""
+    """The manifest's entry of a solved budget: the tokens to read of each dataset, by phase."""
     return {} if mix is None else {"phases": [{"name": each.name, "drawn": dict(each.drawn)} for each in mix.phases]}
 
 
 def blend_weights(blend: Blend, mix: Mix | None = None) -> Weights:
-    """The weight of each data set, by `(split of the plan, name)`: in training, the tokens to read of it if there is a budget."""
+    """The weight of each dataset, by `(split of the plan, name)`: in training, the tokens to read of it if there is a budget."""
     weights = {(split, source.name): source.weight for split, sources in blend.parts().items() for source in sources}
     if mix is None:
         return weights
@@ -348,8 +348,8 @@ def parts_with_tokens(finished: Sequence[Finished]) -> Iterator[tuple[Finished, 
 def blend_json(listed: Sequence[Listed], weights: Weights) -> bytes:
     """The content of blend.json: per split a flat list of weight and name, or null for an empty split.
 
-    A name's weight is its data set's weight times its share of the data set in that split, so the number of shards does not
-    change how often a data set is sampled. Data sets of weight 0 are left out.
+    A name's weight is its dataset's weight times its share of the dataset in that split, so the number of shards does not
+    change how often a dataset is sampled. Datasets of weight 0 are left out.
     """
     amounts: Counter[tuple[str, tuple[str, str]]] = Counter()
     for name in listed:
@@ -362,7 +362,7 @@ def blend_json(listed: Sequence[Listed], weights: Weights) -> bytes:
 
 
 def _publish_quarantine(output_dir: str, store: Store, finished: Sequence[Finished]) -> list[Output]:
-    """Write one file of bad rows per data set, with file and line; return them with paths relative to the output folder.
+    """Write one file of bad rows per dataset, with file and line; return them with paths relative to the output folder.
 
     A shard numbers rows within its slice. Its line in the file also counts the rows of earlier slices.
     """

@@ -61,18 +61,18 @@ class PreparationSettings(ClusterSettings, frozen=True):
         default="content", description="Recognise local files by content, or by size and modification time (stat)."
     )
     on_bad_row: OnBadRow = Field(default="quarantine", description="What to do with a row that cannot be read.")
-    bad_row_ceiling: float = Field(default=0.001, ge=0, le=1, description="Share of a data set's rows that may be bad.")
+    bad_row_ceiling: float = Field(default=0.001, ge=0, le=1, description="Share of a dataset's rows that may be bad.")
     shrink_ceiling: float = Field(
-        default=0.5, ge=0, le=1, description="Share of a data set's documents that may be lost since the last version."
+        default=0.5, ge=0, le=1, description="Share of a dataset's documents that may be lost since the last version."
     )
     allow_shrink: list[str] = Field(
-        default=[], description="Names of data sets that may lose a larger share, or disappear."
+        default=[], description="Names of datasets that may lose a larger share, or disappear."
     )
     previous: Place | None = Field(
         default=None, description="Output folder of the last version; output_dir by default."
     )
-    scale: Scale = Field(default="full", description="Leading share of each data set: 1 %, 10 %, 30 % or all.")
-    sample: int | None = Field(default=None, ge=1, description="Leading rows of each data set.")
+    scale: Scale = Field(default="full", description="Leading share of each dataset: 1 %, 10 %, 30 % or all.")
+    sample: int | None = Field(default=None, ge=1, description="Leading rows of each dataset.")
     force: bool = Field(default=False, description="Build every shard again, even if it has a valid receipt.")
     allow_partial: bool = Field(
         default=False, description="Publish even if shards are missing; the manifest lists them."

@@ -1,11 +1,11 @@
-"""Refuse to publish a data set that shrank.
+"""Refuse to publish a dataset that shrank.
 
 After a failed mount, a partial copy or a filter that matches nothing, every row read is accounted for, but the result is
-useless for training. So publication fails if there are no documents, or if a data set lost more than `shrink_ceiling` of its
+useless for training. So publication fails if there are no documents, or if a dataset lost more than `shrink_ceiling` of its
 documents since the last version. `allow_shrink` names exceptions.
 
 The last version is the publication in the output folder, or the one that `previous` names. Only equal preparations are
-compared: same kind, same share of the data (`scale`, `sample`), same `mode` of deduplication. A data set that the blend no
+compared: same kind, same share of the data (`scale`, `sample`), same `mode` of deduplication. A dataset that the blend no
 longer lists was removed on purpose.
 """
 
@@ -26,7 +26,7 @@ COMPARED = ("scale", "sample", "mode")
 def check_shrinkage(
     output_dir: str, settings: PreparationSettings, header: Mapping[str, Any], totals: Mapping[str, Any], bad: str
 ) -> None:
-    """Raises RunError if nothing is left, or a data set lost too much since the last version.
+    """Raises RunError if nothing is left, or a dataset lost too much since the last version.
 
     `header` and `totals` are those of the new manifest, `bad` is the first bad row, if there is one.
     """
@@ -56,7 +56,7 @@ def check_shrinkage(
 
 
 def _comparable(place: str, header: Mapping[str, Any], settings: PreparationSettings) -> Mapping[str, Any]:
-    """The totals of each data set published at `place`, by `split/name`; empty if the two are not comparable."""
+    """The totals of each dataset published at `place`, by `split/name`; empty if the two are not comparable."""
     with suppress(InputError):  # a damaged manifest is replaced by publishing
         before = published_manifest(place)
         if before is not None and before["type"] == header["type"]:
@@ -69,13 +69,13 @@ def _comparable(place: str, header: Mapping[str, Any], settings: PreparationSett
 def _loss(
     dataset: str, before: Mapping[str, Any], totals: Mapping[str, Any], settings: PreparationSettings
 ) -> Iterator[str]:
-    """The loss of a data set, if it is too large."""
+    """The loss of a dataset, if it is too large."""
     was = before[dataset]["documents"] if dataset in before else 0
     found = totals["datasets"].get(dataset, {}).get("documents", 0)
     if was - found > settings.shrink_ceiling * was:
         name = dataset.removeprefix("datasets/")
         noun = "document" if found == 1 else "documents"
-        yield f"data set {name!r}: {found:,} {noun}, {1 - found / was:.0%} fewer than the {was:,} of the last version"
+        yield f"dataset {name!r}: {found:,} {noun}, {1 - found / was:.0%} fewer than the {was:,} of the last version"
 
 
 def _dropped(totals: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""Find the files of a data set: a file, a folder, a glob, a bucket prefix or a hub data set.
+"""Find the files of a dataset: a file, a folder, a glob, a bucket prefix or a hub dataset.
 
-One listing per source, never a request per file: a bucket prefix of 100,000 objects takes 100 pages, a hub data set one answer,
+One listing per source, never a request per file: a bucket prefix of 100,000 objects takes 100 pages, a hub dataset one answer,
 a folder of 100,000 local files 1.3 s. Listings include sizes and checksums, so nothing is read except the first bytes of
 `.json` files. Files are sorted by URI, so the same files always give the same plan.
 
@@ -235,7 +235,7 @@ def _listed(root: Path, depth: int = sys.maxsize, pattern: str = "") -> tuple[li
 
 
 def name_within(path: str, uri: str) -> str:
-    """The name of a file in the data set at `path`, unique in it: its path below the folder of `path` or in its repository.
+    """The name of a file in the dataset at `path`, unique in it: its path below the folder of `path` or in its repository.
 
     If `path` is the file itself, its base name.
     """

@@ -54,7 +54,7 @@ class InputWarning:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The files of a data set, sorted by URI, how many other files were skipped, by kind, and what to warn about."""
+    """The files of a dataset, sorted by URI, how many other files were skipped, by kind, and what to warn about."""
 
     files: list[SourceFile]
     skipped: Mapping[str, int]

@@ -1,7 +1,7 @@
 """What a user names instead of a blend, and what rows hold instead of what a preparation reads.
 
-A file of rows is taken as a blend of that one data set. Conversations given to a preparation of documents, or documents to
-one of conversations, are refused before anything is built, with the command to use. For that the first rows of each data set
+A file of rows is taken as a blend of that one dataset. Conversations given to a preparation of documents, or documents to
+one of conversations, are refused before anything is built, with the command to use. For that the first rows of each dataset
 are read if the file is local; others are left to the check of bad rows.
 """
 
@@ -114,7 +114,7 @@ HARMONY_TEXT = "<|start|>"
 
 
 def require_form(source: DataSource, form: Form | None, part: Slice) -> None:
-    """Raises InputError if the first rows of a slice of a local data set all have the other form, unless fields are named."""
+    """Raises InputError if the first rows of a slice of a local dataset all have the other form, unless fields are named."""
     named = form == "conversations" and (source.messages_field or source.named_fields)
     if form is None or named or not is_local(part.file.uri):
         return
@@ -123,7 +123,7 @@ def require_form(source: DataSource, form: Form | None, part: Slice) -> None:
     if found is not None and found != form:
         needed = f"field {source.text_field!r}" if form == "documents" else f"list of messages ({', '.join(TURNS)})"
         raise InputError(
-            f"data set {source.name!r}: {part.file.uri} holds {found}, without a {needed}; prepare it with "
+            f"dataset {source.name!r}: {part.file.uri} holds {found}, without a {needed}; prepare it with "
             f"{COMMANDS[found]} (to plan it: --kind {COMMANDS[found].split()[1]}), or name a different field in the blend"
         )
 

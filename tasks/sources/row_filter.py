@@ -1,4 +1,4 @@
-"""Which rows of a data set are kept: `filters` by value, and the predicate `where`.
+"""Which rows of a dataset are kept: `filters` by value, and the predicate `where`.
 
 Both drop rows before anything else looks at them, so a dropped row may lack its text. Of Parquet, whole batches are judged by Arrow.
 JSON has no columns: a row is judged by the types of its own values. A batch of JSON becomes an Arrow table of the fields that the
@@ -58,7 +58,7 @@ class RowFilter:
     comma-separated text that contains it. Types matter: `true` is not 1, and "1" is not 1.
 
     `keys` are the fields that the path of a file gives to rows without them; the first `above` folders `key=value` of a path
-    are above the data set, and give none.
+    are above the dataset, and give none.
     """
 
     wanted: dict[str, list[Value]]
@@ -81,11 +81,11 @@ class RowFilter:
         return list(dict.fromkeys([*fields, *self.fields])) if fields else []
 
     def in_file(self, uri: str) -> "RowFilter":
-        """The filter of the rows of a file of the data set."""
+        """The filter of the rows of a file of the dataset."""
         return replace(self, keys=dict(_folder_keys(uri.rpartition("/")[0])[self.above :]))
 
     def on(self, part: Slice) -> Slice:
-        """A slice of the data set with this filter."""
+        """A slice of the dataset with this filter."""
         keys = {key: value for key, value in self.in_file(part.file.uri).keys.items() if key in self.fields}
         return replace(part, filters=self.wanted, where=self.where, keys=keys)
 
@@ -136,7 +136,7 @@ class RowFilter:
 
 
 def row_filter(source: DataSource) -> RowFilter:
-    """The filter of a data set: its `filters`, `used_in` on the field of that name, and `where`.
+    """The filter of a dataset: its `filters`, `used_in` on the field of that name, and `where`.
 
     It is part of a shard's identity, so it is normalized: values are sorted and deduplicated.
     """

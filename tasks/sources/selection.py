@@ -60,7 +60,7 @@ NUMBERED = re.compile(r"[\d.]")
 
 
 class MissingSplitError(InputError):
-    """A data set lacks the requested split."""
+    """A dataset lacks the requested split."""
 
 
 def glob_pattern(pattern: str) -> re.Pattern[str]:
@@ -289,7 +289,7 @@ def missing(source: DataSource, kind: str, asked: str, known: Iterable[str]) -> 
     error = MissingSplitError if kind == "split" else InputError
     near = sorted(known, key=lambda name: (-difflib.SequenceMatcher(None, asked, name).ratio(), name))
     return error(
-        f"{source.path}: has no {kind} {asked!r} (data set {source.name!r}); it has {shortened(near) or 'none'}"
+        f"{source.path}: has no {kind} {asked!r} (dataset {source.name!r}); it has {shortened(near) or 'none'}"
     )
 
 

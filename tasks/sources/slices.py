@@ -13,7 +13,7 @@ files replaced in this way. Cuts of Parquet files, which take two or three reque
 `source_identity=stat` trusts path, size and modification time instead of reading: cheaper, but a moved or touched file
 counts as new, and a replacement of the same size and time goes unnoticed.
 
-A sample is the leading part of each data set: a share of its bytes or a number of its rows. That is cheap and repeatable, but
+A sample is the leading part of each dataset: a share of its bytes or a number of its rows. That is cheap and repeatable, but
 not random.
 """
 
@@ -70,7 +70,7 @@ def cut(file: SourceFile, shard_size: int, fields: Sequence[str], require: Requi
 
 
 def leading_share(slices: list[Slice], share: float) -> list[Slice]:
-    """The leading `share` (0 to 1) of the bytes of a data set; at least one slice if there is one.
+    """The leading `share` (0 to 1) of the bytes of a dataset; at least one slice if there is one.
 
     The last slice is shortened if its format can be cut anywhere, else kept whole.
     """
@@ -85,7 +85,7 @@ def leading_share(slices: list[Slice], share: float) -> list[Slice]:
 
 
 def leading_rows(slices: Iterable[Slice], rows: int) -> list[Slice]:
-    """The slices that hold the first `rows` rows of a data set, the last one limited to the rest of them."""
+    """The slices that hold the first `rows` rows of a dataset, the last one limited to the rest of them."""
     kept: list[Slice] = []
     for part in slices:
         if rows <= 0:

@@ -1,4 +1,4 @@
-"""A look at a data set before it is prepared: the share that its filter keeps, and whether rows have the fields that it names.
+"""A look at a dataset before it is prepared: the share that its filter keeps, and whether rows have the fields that it names.
 
 Up to eight slices, evenly spread, are looked at, of each the first batch (about a mebibyte; Parquet: four). Row groups that the
 statistics exclude are counted by the footer. It is an estimate: in a file sorted by score, the first rows are no sample of the others.
@@ -25,7 +25,7 @@ MOST_SLICES = 8
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The rows that were looked at, and the estimated shares of rows and of bytes of a data set that are kept."""
+    """The rows that were looked at, and the estimated shares of rows and of bytes of a dataset that are kept."""
 
     rows: int
     kept_rows: float
@@ -50,7 +50,7 @@ def spread(slices: Sequence[Slice]) -> list[Slice]:
 
 
 def survey(source: DataSource, slices: Sequence[Slice]) -> Sample:
-    """Look at a data set with a filter; `slices` are some of it.
+    """Look at a dataset with a filter; `slices` are some of it.
 
     Raises InputError if no row of JSON has a field that the filter names, or none can be judged.
     """
@@ -61,7 +61,7 @@ def survey(source: DataSource, slices: Sequence[Slice]) -> Sample:
         keys = {key for part in slices for key in part.keys}
         _require_fields(source, [name for name in filter_of(slices[0]).fields if name not in keys], records)
     if records and len(problems) == len(records):
-        raise InputError(f"data set {source.name!r}: {problems[0]}")
+        raise InputError(f"dataset {source.name!r}: {problems[0]}")
     rows, size = (max(1, sum(getattr(look, name) for look in looks)) for name in ("rows", "size"))
     read = sum(look.read > 0 for look in looks) / max(1, len(looks))  # the others count as slices of the same size
     return Sample(
@@ -103,7 +103,7 @@ def _require_fields(source: DataSource, fields: Sequence[str], records: Sequence
     for field in fields:
         path = field_path(field)
         if tuple(path) not in optional and not any(_has(record, path) for record in records):
-            raise InputError(f"data set {source.name!r}: {_missing(source, field, records)}")
+            raise InputError(f"dataset {source.name!r}: {_missing(source, field, records)}")
 
 
 def _has(record: Mapping[str, Any], path: Sequence[str]) -> bool:

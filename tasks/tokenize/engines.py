@@ -4,7 +4,7 @@
     fastokens  reads lists of strings; 140 to 210 MB per CPU-second; loads in 0.8 to 1.4 s
 
 Neither is always faster: gigatoken is on o200k, fastokens on DeepSeek's vocabulary, where it also cuts every character like the
-reference. `gate` decides which engines can be trusted with a data set, `race` which of those is faster.
+reference. `gate` decides which engines can be trusted with a dataset, `race` which of those is faster.
 """
 
 from collections.abc import Mapping

@@ -313,7 +313,7 @@ def _ends(lengths: np.ndarray) -> np.ndarray:
 
 
 def fim_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """A line about each data set of a manifest with rearranged documents."""
+    """A line about each dataset of a manifest with rearranged documents."""
     found: dict[str, Counter[str]] = {}
     for entry in manifest["shards"]:
         if FACT in entry.get("facts", {}):

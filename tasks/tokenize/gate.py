@@ -1,15 +1,15 @@
 """The exactness gate: an engine is used only if it equals the reference on test strings and on the data.
 
-Before a data set is tokenized, an engine's exact encoder (`exact`) and the reference encode the same texts: strings that break
+Before a dataset is tokenized, an engine's exact encoder (`exact`) and the reference encode the same texts: strings that break
 tokenizers (every control string of the vocabulary, runs of one character, combining marks, new emoji, rare scripts, all
-kinds of white space), and documents from the beginning, middle and end of the data set. The first engine that passes is used.
+kinds of white space), and documents from the beginning, middle and end of the dataset. The first engine that passes is used.
 
 The exact encoder already sends documents with suspect characters to the reference. Any remaining difference has an unknown
-cause, which may affect any document. If no engine passes, the reference encodes the whole data set, a hundred times slower.
+cause, which may affect any document. If no engine passes, the reference encodes the whole dataset, a hundred times slower.
 The plan, the manifest and every receipt record this, because the backend is part of a shard's identity.
 
 The reference takes half a second to load and encodes 3 MB/s, so a verdict is cached in the store, keyed by the texts and the
-versions of the libraries: an unchanged data set is checked once.
+versions of the libraries: an unchanged dataset is checked once.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ class Comparison:
 
 
 def gate_notes(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
-    """Human-readable reasons why data sets (by `split/name`) are not encoded by the first engine."""
+    """Human-readable reasons why datasets (by `split/name`) are not encoded by the first engine."""
     return {
         name: "; ".join([f"{_named(verdict.backend)} is used", *_refusals(verdict.refused)])
         for name, verdict in verdicts.items()
@@ -83,7 +83,7 @@ Documents = Callable[[Slice], Iterator[str]]
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Compares engines with the reference on the texts of a data set made of `slices`; results are cached in the store.
+    """Compares engines with the reference on the texts of a dataset made of `slices`; results are cached in the store.
 
     `which` names the texts that `documents` reads from a row; it is part of the cache key.
     """

@@ -3,14 +3,14 @@
     OUT/phases/main.json                         Megatron's blend of a phase
     OUT/phases/main/data_00000_1a2b3c4d.bin/.idx   a range of the documents of a prefix
 
-The documents of a data set stand in a line, prefix after prefix. If the phases together read less than there is, they divide the
+The documents of a dataset stand in a line, prefix after prefix. If the phases together read less than there is, they divide the
 line in proportion, and each draws from its own part at random. Otherwise phase after phase takes its tokens from the line, so
-that no document comes twice before all have come once; then the line starts again. A phase that needs a data set several times
+that no document comes twice before all have come once; then the line starts again. A phase that needs a dataset several times
 over reads whole prefixes that often, and the rest from the line.
 
 A range of a prefix is an index of its own over the same tokens: its `.idx` lists these documents only, 20 bytes each, and its
 `.bin` is a link to the prefix's (a copy on an object store). So a changed budget tokenizes nothing. Ranges end between
-documents, half a document from where they should at most. If a data set is sorted, so are its phases: shuffle its rows before.
+documents, half a document from where they should at most. If a dataset is sorted, so are its phases: shuffle its rows before.
 
 A single phase takes whole prefixes, and the trainer draws from all of them at random.
 """
@@ -36,7 +36,7 @@ from .binidx import Index, read_index, write_index
 FOLDER = "phases"
 
 ALMOST = 1e-6
-"""The part of a data set that counts as nothing."""
+"""The part of a dataset that counts as nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Range:
 
 
 def cut_phases(pairs: Sequence[Pair], mix: Mix) -> list[list[Range]]:
-    """The ranges that each phase reads. Raises InputError for a data set with too few documents to be divided."""
+    """The ranges that each phase reads. Raises InputError for a dataset with too few documents to be divided."""
     phases: list[list[Range]] = [[] for _ in mix.phases]
     for name in dict.fromkeys(pair.dataset for pair in pairs):
         own, at = [pair for pair in pairs if pair.dataset == name], 0.0
@@ -106,7 +106,7 @@ def _often(pairs: Sequence[Pair], times: float) -> list[Range]:
 
 
 def _taken(pairs: Sequence[Pair], phase: PhaseMix, at: float, spare: float) -> tuple[list[Range], float]:
-    """The ranges of a data set for a phase, taken from token `at` of its line on, and where the next phase begins.
+    """The ranges of a dataset for a phase, taken from token `at` of its line on, and where the next phase begins.
 
     Ranges hold `spare` times what the phase draws from them.
     """

@@ -6,7 +6,7 @@
     OUT/phases/                                         blends of phases, for a budget (see `phases`)
 
 Megatron caches its sample index by path, so a name includes digits of its prefix's key. On an object store nothing is renamed or
-copied: blend.json points into the store. Planning reads a sample of each data set for the exactness gate.
+copied: blend.json points into the store. Planning reads a sample of each dataset for the exactness gate.
 """
 
 import re
@@ -66,7 +66,7 @@ FORMAT_VERSION = 2
 
 @dataclass(frozen=True)
 class PretrainFound:
-    """The vocabulary, and the gate and its verdict on each data set (by `split/name`)."""
+    """The vocabulary, and the gate and its verdict on each dataset (by `split/name`)."""
 
     vocabulary: Vocabulary
     gates: Mapping[str, Gate]
@@ -113,7 +113,7 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
 
 
 def _fim_of(source: DataSource, split: str, settings: PretrainSettings) -> Fim | None:
-    """What a data set says, or the setting, which is for training data."""
+    """What a dataset says, or the setting, which is for training data."""
     return source.fim or (None if split in ("valid", "test") else settings.fim)
 
 
@@ -154,7 +154,7 @@ def worker_arguments(planned: PretrainPlan) -> dict[str, Any]:
 
 
 def _large_data_sets(plan: Plan) -> list[tuple[str, int]]:
-    """The data sets (by `split/name`) with enough bytes left to encode for a choice of engine to matter, and those bytes."""
+    """The datasets (by `split/name`) with enough bytes left to encode for a choice of engine to matter, and those bytes."""
     left: Counter[str] = Counter()
     for shard in plan.pending:
         left[f"{shard.split}/{shard.dataset}"] += shard.part.size
@@ -168,7 +168,7 @@ def build_pretrain_shard(
     engines: Mapping[str, Engine | None],
     on_bad_row: OnBadRow,
 ) -> Receipt:
-    """Build one planned shard in this process; `engines` has the fastest engine of large data sets (by `split/name`).
+    """Build one planned shard in this process; `engines` has the fastest engine of large datasets (by `split/name`).
 
     Raises RunError as `planned_vocabulary` does.
     """
@@ -202,7 +202,7 @@ PAIR = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
 
 @dataclass(frozen=True)
 class PairLayout:
-    """The prefixes, numbered in plan order. Data sets of weight 0 are published too, but omitted from blend.json.
+    """The prefixes, numbered in plan order. Datasets of weight 0 are published too, but omitted from blend.json.
 
     OUT/blend.full-validation.json    blend.json for --full-validation --multiple-validation-sets
     OUT/blend.sequences.json          sequences and documents of every prefix, as --per-dataset-sequences-path wants them

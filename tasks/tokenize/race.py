@@ -1,8 +1,8 @@
-"""Which engine encodes a data set fastest, of those that the gate trusts: they encode the same texts, and the faster one wins.
+"""Which engine encodes a dataset fastest, of those that the gate trusts: they encode the same texts, and the faster one wins.
 
-It depends on the vocabulary, the processor and the size of the data set, because engines take 0.3 to 3 s to load. Speeds are
+It depends on the vocabulary, the processor and the size of the dataset, because engines take 0.3 to 3 s to load. Speeds are
 cached per user and machine and are part of no shard's identity: all engines that pass the gate give the same ids. A race costs
-up to 5 s, once, and a good choice saves a third of the encoding. So data sets with less than RACE_FROM left to encode use the
+up to 5 s, once, and a good choice saves a third of the encoding. So datasets with less than RACE_FROM left to encode use the
 first engine.
 """
 
@@ -58,7 +58,7 @@ def fastest_engine(gate: Gate, size: int) -> Engine | None:
 
 
 def _race(gate: Gate) -> dict[Engine, Speed]:
-    """The speeds of the engines that support the vocabulary, on the beginning of the data set."""
+    """The speeds of the engines that support the vocabulary, on the beginning of the dataset."""
     course = [pa.array(texts, pa.large_string()) for texts in _course(gate)]
     speeds: dict[Engine, Speed] = {}
     for engine in ENGINES:
@@ -79,7 +79,7 @@ def _speed(gate: Gate, engine: Engine, course: list[pa.LargeStringArray]) -> Spe
 
 
 def _course(gate: Gate) -> Iterator[list[str]]:
-    """Batches of the first texts of a data set."""
+    """Batches of the first texts of a dataset."""
     texts = itertools.chain.from_iterable(map(gate.documents, gate.slices))
     batch: list[str] = []
     size = total = 0

@@ -59,7 +59,7 @@ class PretrainSettings(PreparationSettings, frozen=True):
     )
     min_doc_chars: int | None = Field(default=None, ge=1, description="Drop and count shorter documents.")
     max_doc_tokens: int | None = Field(default=None, ge=1, description="Cut longer documents; EOS is kept.")
-    fim: Fim | None = Field(default=None, description="Fill in the middle; a data set's own key comes before it.")
+    fim: Fim | None = Field(default=None, description="Fill in the middle; a dataset's own key comes before it.")
     prefix_size: Size = Field(
         default=32_000_000_000, description="Bytes of tokens in one published .bin, for example 32GB."
     )

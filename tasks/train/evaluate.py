@@ -117,7 +117,7 @@ def evaluate(model: str, data: TrainData, settings: EvaluateSettings) -> Results
 def _scored(
     scorer: CausalScorer, data: TrainData, settings: EvaluateSettings
 ) -> tuple[list[SourceResult], list[Opening]]:
-    """The loss on each data set, and the beginnings to continue."""
+    """The loss on each dataset, and the beginnings to continue."""
     losses: defaultdict[str, list[Loss]] = defaultdict(list)
     openings: dict[str, Openings] = {}
     prompt_tokens = settings.prompt_tokens if data.kind == "pretrain" else None

@@ -35,9 +35,9 @@ COLUMNS = ["input_ids", "loss_mask", "seq_start_id", "role_start", "role"]
 
 
 def held_out(data: TrainData, split: Split, max_tokens: int | None = None) -> Iterator[tuple[str, Completions]]:
-    """The documents of a split in batches, each with the name of its data set; data sets in the order of the blend.
+    """The documents of a split in batches, each with the name of its dataset; datasets in the order of the blend.
 
-    Each data set gives its first document, and more whole documents while they fit into `max_tokens`. Raises InputError when
+    Each dataset gives its first document, and more whole documents while they fit into `max_tokens`. Raises InputError when
     nothing was held out, and for missing or damaged files.
     """
     sources = data.of(split)

@@ -125,7 +125,7 @@ def count_reads(
 ) -> list[dict[str, Any]]:
     """How often the steps read the prefixes with these numbers, as `DatasetReads` of one prefix each.
 
-    `datasets` are their data sets, `counts` the samples read of each.
+    `datasets` are their datasets, `counts` the samples read of each.
     """
     parts = parts_of(_opened(task.model_dump_json()))
     return [

@@ -26,7 +26,7 @@ READ_SPLITS: tuple[ReadSplit, ReadSplit] = ("train", "valid")
 
 
 class Source(Strict, frozen=True):
-    """The files of one split of one data set, in the order of the blend.
+    """The files of one split of one dataset, in the order of the blend.
 
     `files` are prefixes of .bin/.idx pairs, or packed Parquet files; `weights` are their weights in blend.json. `tokens` are
     those of the documents, without padding; `rows` are the packs, None for .bin/.idx. `contents` identify the bytes of each

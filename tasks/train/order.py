@@ -35,13 +35,13 @@ INDICES = "order/indices"
 
 TIMES = ("never", "once", "partly", "twice", "more")
 
-COLUMNS = ("data set", "epochs", "never", "once", "in part", "twice", "more", "unread tokens", "cut")
+COLUMNS = ("dataset", "epochs", "never", "once", "in part", "twice", "more", "unread tokens", "cut")
 
 MOST_DIGESTS = 10_000
 
 
 class DatasetReads(Strict, frozen=True):
-    """How often the training reads a data set.
+    """How often the training reads a dataset.
 
     `documents` counts by times read: never, once, twice, more (the last, begun time counts); `partly` of those read once lack
     tokens. `unread` are tokens that are never an input, `cut` those at the end of prefixes that fill no sample, `drawn` the
@@ -58,7 +58,7 @@ class DatasetReads(Strict, frozen=True):
 
     @property
     def epochs(self) -> float:
-        """How often the data set is read, on average."""
+        """How often the dataset is read, on average."""
         return self.drawn / self.tokens if self.tokens else 0.0
 
 
@@ -188,7 +188,7 @@ def require_documents(data: TrainData) -> None:
             "records it. tokenmill order takes the output of tokenmill pretrain"
         )
     if not data.of("train"):
-        raise InputError(f"{data.path}: the train split is empty; prepare data sets under 'datasets' or 'train'")
+        raise InputError(f"{data.path}: the train split is empty; prepare datasets under 'datasets' or 'train'")
 
 
 def artifact_record(order: Order, path: str) -> dict[str, Any]:
@@ -202,7 +202,7 @@ COUNTED = ("prefixes", "tokens", "drawn", "unread", "cut")
 
 
 def merged(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[DatasetReads]:
-    """The figures of data sets, in the order of `names`, from those of their prefixes."""
+    """The figures of datasets, in the order of `names`, from those of their prefixes."""
     found: dict[str, Any] = {
         name: {"dataset": name, **dict.fromkeys(COUNTED, 0), "documents": dict.fromkeys(TIMES, 0)} for name in names
     }
@@ -216,10 +216,10 @@ def merged(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Dat
 
 
 def print_order(order: Order, console: Console) -> None:
-    """Show people what the training will read: how many documents of each data set how often, and what is left out."""
+    """Show people what the training will read: how many documents of each dataset how often, and what is left out."""
     table = Table(
         *(Column(name, justify="right" if number else "left", overflow="fold") for number, name in enumerate(COLUMNS)),
-        title="documents of each data set, by how often they are read", title_justify="left", box=SIMPLE_HEAD, pad_edge=False,
+        title="documents of each dataset, by how often they are read", title_justify="left", box=SIMPLE_HEAD, pad_edge=False,
     )  # fmt: skip
     for each in order.datasets:
         counts = [*(each.documents[times] for times in TIMES), each.unread, each.cut]

@@ -47,7 +47,7 @@ def require_steps(data: TrainData, plan: Plan | TrainSettings) -> None:
 
 
 def source_name(data: TrainData, source: Source) -> str:
-    """The name of a source for people: with several phases, those of phase and data set."""
+    """The name of a source for people: with several phases, those of phase and dataset."""
     return f"{data.phases[source.phase].name}: {source.dataset}" if len(data.phases) > 1 else source.dataset
 
 

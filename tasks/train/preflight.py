@@ -96,13 +96,13 @@ def _check_complete(job: Job, manifest: Mapping[str, Any]) -> None:
 def _check_train_split(job: Job) -> None:
     if not any(source.tokens for source in job.data.of("train")):
         raise InputError(
-            f"{job.data.path}: the train split is empty; prepare data sets under 'datasets' or 'train', with a smaller "
+            f"{job.data.path}: the train split is empty; prepare datasets under 'datasets' or 'train', with a smaller "
             "holdout"
         )
 
 
 def _check_row_length(job: Job) -> None:
-    """Every pack must fit into a row, or at least one data set must fill one."""
+    """Every pack must fit into a row, or at least one dataset must fill one."""
     length, pack_size = job.settings.sequence_length, job.data.pack_size
     if pack_size is not None:
         if length < pack_size - 1:
@@ -114,13 +114,13 @@ def _check_row_length(job: Job) -> None:
     longest = max(source.tokens for source in job.data.of("train"))
     if longest <= length:
         raise InputError(
-            f"sequence_length={length} needs {length + 1:,} tokens in one data set, but the largest in the train split "
+            f"sequence_length={length} needs {length + 1:,} tokens in one dataset, but the largest in the train split "
             f"of {job.data.path} has {longest:,}; set sequence_length={max(2, longest - 1)} or less, or prepare more data"
         )
 
 
 def _repeated_in_validation(job: Job) -> Iterator[str]:
-    """The data sets of the valid split that do not fill a row."""
+    """The datasets of the valid split that do not fill a row."""
     length = job.settings.sequence_length
     if job.data.kind == "sft" or job.settings.validate_every is None:
         return

@@ -153,7 +153,7 @@ def _published_blend(path: str, manifest: Mapping[str, Any]) -> bytes:
     data = read_bytes(place)
     if data is None or xxh3_128_hexdigest(data) != recorded[BLEND]:
         raise InputError(
-            f"{place}: {'missing' if data is None else 'changed since it was published'}; change weights and data sets in "
+            f"{place}: {'missing' if data is None else 'changed since it was published'}; change weights and datasets in "
             "the input blend and run the preparation again, which reuses unchanged shards"
         )
     return data

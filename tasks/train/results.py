@@ -41,7 +41,7 @@ class Loss(Strict, frozen=True):
 
 
 class SourceResult(Loss, frozen=True):
-    """The loss on the held-out documents of a data set."""
+    """The loss on the held-out documents of a dataset."""
 
     dataset: str
 
@@ -160,7 +160,7 @@ def markdown(results: Results) -> str:
         "",
         f"Model `{results.model}` ({results.made_from.model}), data `{results.data}`, in {results.precision}.",
         "",
-        "| data set | documents | tokens scored | NLL per token | perplexity |",
+        "| dataset | documents | tokens scored | NLL per token | perplexity |",
         "|---|---:|---:|---:|---:|",
         *(_row(name, loss) for name, loss in rows),
         "",
@@ -176,7 +176,7 @@ def notes(results: Results) -> list[str]:
     found: list[str] = []
     whole, most = results.overall, results.settings.max_tokens
     if most is not None:
-        found.append(f"at most {most:,} tokens of each data set were read")
+        found.append(f"at most {most:,} tokens of each dataset were read")
     if whole.truncated:
         found.append(
             f"{whole.truncated:,} documents are longer than the {results.limit:,} tokens that the model reads: "

@@ -99,7 +99,7 @@ def test_weights_are_known_by_split_and_name():
     assert blend_weights(load_blend({"datasets": [A]})) == {("datasets", "a"): 1.0}
 
 
-EMPTY = "the blend is empty; list at least one data set under 'datasets' or 'train'"
+EMPTY = "the blend is empty; list at least one dataset under 'datasets' or 'train'"
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ EMPTY = "the blend is empty; list at least one data set under 'datasets' or 'tra
         ({"train": [A], "valid": [B, B]}, "the name 'b' occurs twice in 'valid'; names must be unique"),
         (
             {"datasets": [source(weight=0), {**B, "weight": 0.0}]},
-            "every weight in 'datasets' is 0; give at least one data set a weight above 0",
+            "every weight in 'datasets' is 0; give at least one dataset a weight above 0",
         ),
         (
             {"train": [A], "valid": [source(weight=0)]},
-            "every weight in 'valid' is 0; give at least one data set a weight above 0",
+            "every weight in 'valid' is 0; give at least one dataset a weight above 0",
         ),
         ({"datasets": {"a": 1}}, "datasets: Input should be a valid list"),
         ({"datasets": ["/data/a"]}, "datasets[0]: "),
@@ -315,7 +315,7 @@ def test_data_paths_are_relative_to_the_blend_file(write, tmp_path, monkeypatch,
 
 
 def resolving(*paths):
-    """A data set whose transforms name tables, the last one deep within an object, beside things that are no paths."""
+    """A dataset whose transforms name tables, the last one deep within an object, beside things that are no paths."""
     tables = {f"table {number}": {"path": path, "style": "dapo", "split": "path"} for number, path in enumerate(paths)}
     return source(transforms=["sft", {"rename": {"path": "old", "new": "path"}}, {"resolve_placeholders": tables}])
 

@@ -1,4 +1,4 @@
-"""The blends in blends/: every one loads, and those of Nemotron 3 carry the published data sets and weights."""
+"""The blends in blends/: every one loads, and those of Nemotron 3 carry the published datasets and weights."""
 
 import gzip
 import json
@@ -103,7 +103,7 @@ SUPER_SFT = {
     (PROGRAMMING, "infinibyte.part_00"): 1.0,
     (PROGRAMMING, "infinibyte.part_01"): 1.0,
 }
-"""Published weights of the fine-tuning data of Nemotron 3 Super; Nano takes the same data sets."""
+"""Published weights of the fine-tuning data of Nemotron 3 Super; Nano takes the same datasets."""
 
 
 def blend(name):
@@ -111,12 +111,12 @@ def blend(name):
 
 
 def weights(name):
-    """`{(repository, subset): weight}` of a blend of hub data sets."""
+    """`{(repository, subset): weight}` of a blend of hub datasets."""
     return {(parse(source).repository, source.subset): source.weight for source in blend(name).datasets}
 
 
 def split_weights(name):
-    """`{(repository, split): weight}` of a blend of hub data sets."""
+    """`{(repository, split): weight}` of a blend of hub datasets."""
     return {(parse(source).repository, source.split): source.weight for source in blend(name).datasets}
 
 
@@ -250,7 +250,7 @@ def test_the_tiny_blend_is_here_and_every_row_has_text():
 
 @pytest.fixture(scope="module")
 def tiny_chat():
-    """The conversations of the tiny chat blend by data set, drafts left out."""
+    """The conversations of the tiny chat blend by dataset, drafts left out."""
     return {
         source.name: [apart(conversation(row, None, "tools"), "closed") for row in wanted(source)]
         for source in blend("tiny-sft").datasets
@@ -339,7 +339,7 @@ TRANSFORMING = {
 
 
 def asked(path):
-    """The hub file or data set, and the transforms, of each data set of a blend."""
+    """The hub file or dataset, and the transforms, of each dataset of a blend."""
     sources = load_blend(str(path)).datasets
     return [(source.path, source.split, source.transforms) for source in sources]
 

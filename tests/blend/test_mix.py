@@ -150,7 +150,7 @@ def budgets(draw):
 
 
 def program(blend, held, total):  # noqa: C901 - one limit after the other
-    """The budget as rows of equalities and inequalities on the tokens of each phase and data set."""
+    """The budget as rows of equalities and inequalities on the tokens of each phase and dataset."""
     sources, phases = blend.datasets, blend.phases or [None]
     size = len(sources)
     lengths = [total * (phase.share if phase else 1) for phase in phases]
@@ -192,7 +192,7 @@ def program(blend, held, total):  # noqa: C901 - one limit after the other
 
 
 def fillable(blend):
-    """Whether shares that leave something leave it to a data set or group; a linear program would leave such a group empty."""
+    """Whether shares that leave something leave it to a dataset or group; a linear program would leave such a group empty."""
     groups = {each for s in blend.datasets if s.group for each in (s.group, s.group.partition("/")[0])}
     nodes = {s.name: (s.share, s.group or "") for s in blend.datasets} | {
         name: ((blend.groups or {}).get(name), name.rpartition("/")[0]) for name in groups

@@ -42,8 +42,8 @@ def data_set(name, path, **keys):
 
 
 def planted(folder):
-    """A blend in several slices, with copies (`=`) and edited copies (`~`) within and across data sets and splits; rows
-    that are bad, filtered, and data sets of which nothing is left. Names say of which row a row is a copy.
+    """A blend in several slices, with copies (`=`) and edited copies (`~`) within and across datasets and splits; rows
+    that are bad, filtered, and datasets of which nothing is left. Names say of which row a row is a copy.
     """
     own = talks(0, [f"t{number}" for number in range(12)] + ["v0", "v1", "b0", "b1"])
     train = [own[f"t{number}"] for number in range(12)]
@@ -306,7 +306,7 @@ def test_reports_that_nobody_asks_for_any_more_disappear(tmp_path):
 
 
 def built_by(blend, out, **choices):
-    """What a normalization builds after normalizing: for each task, the data sets of its shards."""
+    """What a normalization builds after normalizing: for each task, the datasets of its shards."""
     planned, built = plan(blend, out, **choices), Counter()
     build(planned, planned.plan.pending)
 

@@ -62,7 +62,7 @@ WRONG = {
     "bad weight": (lambda blend: spoilt(blend, weight=-1), [], ["weight", "greater than or equal to 0", "-1"]),
     "weight that is no number": (lambda blend: spoilt(blend, weight="much"), [], ["weight", "'much'"]),
     "unsafe name": (lambda blend: spoilt(blend, name="../up"), [], ["name", "'../up'", "letters, digits"]),
-    "empty blend": (lambda blend: {"datasets": []}, [], ["empty", "at least one data set"]),
+    "empty blend": (lambda blend: {"datasets": []}, [], ["empty", "at least one dataset"]),
     "broken json": (lambda blend: '{"datasets": [', [], ["not valid JSON", ":1:"]),
     "tokenizer that is not there": (spoilt, ["tokenizer.model=./nowhere"], ["./nowhere", "check"]),
     "misspelt tokenizer": (spoilt, ["tokenizer.model=o200k_harmny"], ["o200k_harmony"]),

@@ -1,5 +1,5 @@
 """The deduplication flow on a real Prefect server and real Dask workers: the same bytes whatever happens to it on the
-way, and no pair of likes left, across data sets and splits.
+way, and no pair of likes left, across datasets and splits.
 """
 
 import json

@@ -27,7 +27,7 @@ WEB, BOOKS, BAD, QUESTIONS, TYPO = "pretrain/web", "pretrain/books", "pretrain/b
 
 
 class Blends:
-    """Two blends of text with a data set in common, one whose rows are bad, one of rows for RL, and settings of none."""
+    """Two blends of text with a dataset in common, one whose rows are bad, one of rows for RL, and settings of none."""
 
     def __init__(self, folder):
         self.folder, self.out = folder, folder / "out"
@@ -100,7 +100,7 @@ def test_failures_stop_no_other_blend_and_are_named_in_the_end_and_the_next_nigh
     assert state.type == StateType.FAILED
     error = str(state.result(raise_on_failure=False))
     assert error.startswith(
-        "2 of 5 blends failed, all others are up to date: pretrain/bad: data set 'bad': 30 of 30 rows are"
+        "2 of 5 blends failed, all others are up to date: pretrain/bad: dataset 'bad': 30 of 30 rows are"
     )
     assert "rl/typo: " in error
     assert "known: questions.json" in error

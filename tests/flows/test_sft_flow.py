@@ -37,7 +37,7 @@ def chat(source):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A blend of three data sets in three shapes, with bad rows, blank lines and drafts, and the settings for it."""
+    """A blend of three datasets in three shapes, with bad rows, blank lines and drafts, and the settings for it."""
     folder, source = tmp_path_factory.mktemp("data"), random.Random(0)
     rows = [{**chat(source), "used_in": ["train"]} for _ in range(ROWS - 350)]
     rows += [{**chat(source), "used_in": ["draft"]} for _ in range(DRAFTS)]

@@ -27,7 +27,7 @@ PUBLISHED = """
     meta_correctness_low double, meta_correctness_medium double, meta_correctness_high double,
     meta_correctness_high_with_tool double, meta_correctness_high_no_tool double
 """
-"""The columns of Harmony data sets that are published, with the types that their readers see."""
+"""The columns of Harmony datasets that are published, with the types that their readers see."""
 
 PLACE = Place("nvidia/Nemotron-Math-v2", "high_part00", "high.part_00.jsonl", 41)
 

@@ -550,7 +550,11 @@ def test_whatever_comes_is_harmony_or_has_its_reason(messages, python, policy):
         return
     is_harmony(found)
     broken = {fault.code for fault in faults(found.messages) if fault.code not in WARNINGS}
-    assert broken <= {"S13", "S18", "S22"}  # arrays as arguments, conversations in which nobody asks, and blank questions
+    assert broken <= {
+        "S13",
+        "S18",
+        "S22",
+    }  # arrays as arguments, conversations in which nobody asks, and blank questions
     made = sum(len(message.get("tool_calls", [])) for message in messages)
     assert sum(message.terminator == "call" for message in found.messages) == made
 

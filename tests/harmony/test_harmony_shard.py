@@ -36,7 +36,7 @@ def source(tmp_path, name, converter, *given, split=None, **keys):
 
 
 def every_source(tmp_path):
-    """A data set for each converter and split, with two good rows of each and, in one, all the bad ones."""
+    """A dataset for each converter and split, with two good rows of each and, in one, all the bad ones."""
     found = []
     for converter, given in rows.GOOD.items():
         for split in {split for _, split in given}:

@@ -130,7 +130,7 @@ def questions(name, count, *tables):
 
 
 class Reinforcement(Sample):
-    """Data sets with questions out of both tables, one of them, and none."""
+    """Datasets with questions out of both tables, one of them, and none."""
 
     kind = "rl"
     earlier = {"holdout": {"valid": 0.4, "test": 0}}
@@ -172,7 +172,7 @@ def conversation(number, end="."):
 
 
 class Normalizing(Sample):
-    """Two data sets with everything that makes a row go, held against an evaluation."""
+    """Two datasets with everything that makes a row go, held against an evaluation."""
 
     kind = "harmony"
     earlier = {"dedup": {"mode": "drop"}}
@@ -198,7 +198,7 @@ class Normalizing(Sample):
 
 
 class Deduplicating(Sample):
-    """Data sets with versions, copies and bad rows, one of them in another."""
+    """Datasets with versions, copies and bad rows, one of them in another."""
 
     kind = "dedup"
     earlier = {"mode": "tag"}

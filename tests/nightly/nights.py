@@ -1,4 +1,4 @@
-"""Nights in this process, without Prefect or Dask: blends of text that share data sets, and what became of each."""
+"""Nights in this process, without Prefect or Dask: blends of text that share datasets, and what became of each."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def write(path, rows, age=1_000_000):
 class Nights:
     """Blends below `folder/blends`, their data in `folder/data`, and what nights make of them in `out`.
 
-    `news` and `web` hold the data sets `common` and `recent`, `books` holds `common` and `old`.
+    `news` and `web` hold the datasets `common` and `recent`, `books` holds `common` and `old`.
     """
 
     def __init__(self, folder, out=None):
@@ -64,7 +64,7 @@ class Nights:
         (self.blends / "pretrain" / f"{name}.yaml").write_text(yaml.safe_dump(settings))
 
     def append(self, name, rows, file="first"):
-        """More rows at the end of a file of a data set."""
+        """More rows at the end of a file of a dataset."""
         path = self.data / name / f"{file}.jsonl"
         earlier = path.read_bytes().splitlines() if path.exists() else []
         return write(path, [*earlier, *rows], age=500_000)

@@ -159,8 +159,8 @@ def test_data_sets_that_came_went_or_changed_places_are_named(nights):
     nights.blend("news", "common", "old")
     nights.blend("web", "recent", "common")
     reasons = {name: compared.reasons for name, compared in nights.compare(SECOND).items()}
-    assert reasons[NEWS] == ["recent: the data set is gone", "old: the data set is new"]
-    assert reasons[WEB] == ["the data sets stand in another order"]
+    assert reasons[NEWS] == ["recent: the dataset is gone", "old: the dataset is new"]
+    assert reasons[WEB] == ["the datasets stand in another order"]
     assert reasons[BOOKS] == []
 
 
@@ -199,7 +199,7 @@ def test_a_night_killed_before_readers_were_led_to_its_version_is_repeated_besid
 
 def test_a_night_that_lost_most_of_a_data_set_publishes_nothing_until_it_is_allowed_by_name(nights):
     write(nights.data / "old/first.jsonl", texts("old", 15))
-    with pytest.raises(RunError, match=f"data set 'old': 15 documents, 62% fewer than the 40 .*{BOOKS}/{FIRST}"):
+    with pytest.raises(RunError, match=f"dataset 'old': 15 documents, 62% fewer than the 40 .*{BOOKS}/{FIRST}"):
         nights.run(SECOND)
     assert nights.latest(BOOKS)["version"] == FIRST
     assert not Path(nights.out, BOOKS, SECOND, "blend.json").exists()

@@ -40,7 +40,7 @@ def night(tmp_path):
 
 
 def told(found):
-    """Documents by data set, class and reason, without those that are kept."""
+    """Documents by dataset, class and reason, without those that are kept."""
     return {(each.dataset, each.what, each.reason): each.documents for each in found.findings if each.what != "kept"}
 
 
@@ -91,7 +91,7 @@ def test_a_planted_change_is_told_exactly(night, planted):
         assert "web: weight 3.0 -> 1.0" in found.changes
     if planted == "a source renamed":
         assert "web: renamed to www" in found.changes
-        assert not [line for line in found.changes if "the data set" in line]
+        assert not [line for line in found.changes if "the dataset" in line]
     if planted == "a filter":
         assert "settings: min_doc_chars None -> 33" in found.changes
 
@@ -137,8 +137,8 @@ def test_data_sets_that_come_and_go(night, tmp_path):
     both, one = night("a"), tmp_path / "one"
     blend = {"datasets": [{"name": "web", "path": str(tmp_path / "a/web.jsonl")}]}
     prepare(blend, one, holdout=SHARES)
-    assert told(diff(both, str(one))) == {("code", "gone", "the data set is gone"): 20}
-    assert told(diff(str(one), both)) == {("code", "new", "the data set is new"): 20}
+    assert told(diff(both, str(one))) == {("code", "gone", "the dataset is gone"): 20}
+    assert told(diff(str(one), both)) == {("code", "new", "the dataset is new"): 20}
 
 
 def test_a_duplicate_removed_by_deduplication_says_so(tmp_path):
@@ -167,7 +167,7 @@ def test_a_row_that_deduplication_decides_against_is_gone_with_its_verdict(tmp_p
         ("near", {("web", "gone", "near_duplicate"): 1}, ["web.jsonl:11"]),
         (
             "exact",
-            {("first", "new", "the data set is new"): 2, ("web", "gone", "exact_duplicate"): 2},
+            {("first", "new", "the dataset is new"): 2, ("web", "gone", "exact_duplicate"): 2},
             ["web.jsonl:4", "web.jsonl:9"],
         ),
     ):
@@ -282,7 +282,7 @@ NORMALIZED = {
     "a row added": ([*NUMBERS[:5], 99, *NUMBERS[5:]], {}, {("chats", "new", ADDED): 1}),
     "a row removed": ([*NUMBERS[:5], *NUMBERS[6:]], {}, {("chats", "gone", REMOVED): 1}),
     "a row changed": ([*NUMBERS[:5], 99, *NUMBERS[6:]], {}, {("chats", "changed", f"{REWRITTEN}, or the decision about its duplicates"): 1}),
-    "a data set renamed": (NUMBERS, {"name": "talks"}, {}),
+    "a dataset renamed": (NUMBERS, {"name": "talks"}, {}),
     "a filter": (
         NUMBERS,
         {"min_completion_chars": 9},

@@ -170,7 +170,7 @@ def test_every_part_of_a_shard_is_looked_at(tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Three shards of two data sets, one of which is used in part, with held-out documents and a quarantine; to be
+    """Three shards of two datasets, one of which is used in part, with held-out documents and a quarantine; to be
     repeated at will.
     """
     folder = tmp_path_factory.mktemp("whole")

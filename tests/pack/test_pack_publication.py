@@ -42,7 +42,7 @@ def publish(out, store, finished, **choices):
 
 
 def build(place, counts=COUNTS, parts=("train",)):
-    """A store with the shards of data sets of so many packs each."""
+    """A store with the shards of datasets of so many packs each."""
     store, seeds = Store(str(place), "packs"), itertools.count()
     return store, [
         shard(store, dataset, number, {part: packs(count, seed=next(seeds)) for part in parts})
@@ -306,9 +306,9 @@ def test_a_share_that_too_few_packs_miss_is_warned_of_unless_nothing_was_claimed
     warned = "\n".join(manifest["sampling"]["warnings"])
     for name, book in manifest["sampling"]["splits"]["train"].items():
         assert (abs(book["realised"] / book["wanted"] - 1) > 0.02) == (
-            f"data set {name!r} has {book['realised']:.2%}" in warned
+            f"dataset {name!r} has {book['realised']:.2%}" in warned
         )
-    assert "train: data set 'gone' has no packs" in warned
+    assert "train: dataset 'gone' has no packs" in warned
     assert len(manifest["sampling"]["warnings"]) > 1
     assert publish(tmp_path, store, finished, weights=weights)["sampling"]["warnings"] == []
 

@@ -125,7 +125,7 @@ def test_every_stored_sequence_is_in_one_pack_and_no_pack_is_too_large(tmp_path,
 
 
 def test_where_shards_begin_and_end_changes_no_pack(tmp_path, source, chosen):
-    """So packs are filled as if the data set were one shard."""
+    """So packs are filled as if the dataset were one shard."""
     found = []
     for size in (SMALL, 10**9):
         planned, _ = prepare(blend_of(source), tmp_path / f"{size}", **chosen | {"shard_size": size})

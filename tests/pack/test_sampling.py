@@ -10,7 +10,7 @@ BLENDS = st.lists(st.tuples(SIZES, st.floats(1e-3, 1e3)), min_size=1, max_size=4
 
 
 def held_of(blend):
-    """Data sets named 0, 1, …, with their files and weights."""
+    """Datasets named 0, 1, …, with their files and weights."""
     held = {
         ("datasets", str(place)): [PackedFile(f"{place}-{number}", size) for number, size in enumerate(sizes)]
         for place, (sizes, _) in enumerate(blend)
@@ -115,4 +115,4 @@ def test_a_share_that_misses_by_more_than_a_fiftieth_is_warned_of(realised, warn
 
 def test_a_data_set_with_a_weight_but_without_packs_is_warned_of():
     (sentence,) = warnings("valid", {}, ["code"])
-    assert sentence.startswith("valid: data set 'code' has no packs")
+    assert sentence.startswith("valid: dataset 'code' has no packs")

@@ -42,7 +42,7 @@ def corpus(folder):
 
 
 def blend(folder, a=1.0, **fields):
-    """Both files as data sets of their own; `fields` are those of both."""
+    """Both files as datasets of their own; `fields` are those of both."""
     flat = blend_of(folder / "a.jsonl", folder / "b.jsonl", a=a)
     return {"datasets": [{**source, **fields} for source in flat["datasets"]]}
 

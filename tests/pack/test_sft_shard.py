@@ -928,7 +928,7 @@ def test_megatron_bridge_itself_reads_the_packs_and_collates_them_as_is_assumed_
 
 
 def test_what_is_not_read_of_rows_is_counted_and_shown_and_kept_by_reuse(tmp_path, chosen):
-    """In receipts, totals by data set, the JSON record, the terminal, and on the page; in the second run as in the first."""
+    """In receipts, totals by dataset, the JSON record, the terminal, and on the page; in the second run as in the first."""
     rows = [talk(user("Q?"), assistant("A.")) | {"prompt": "Q?"} for _ in range(3)]
     rows += [{"prompt": "Q?", "response": "A.", "answer": None, "chosen": "A."}]
     source = write_rows(tmp_path / "some.jsonl", rows)

@@ -1,4 +1,4 @@
-"""The peer: Megatron-Bridge's own data set of packs and its collate function, and what they make of our Parquet.
+"""The peer: Megatron-Bridge's own dataset of packs and its collate function, and what they make of our Parquet.
 
     python tests/peers/bridge_in_turn.py PEERS PATTERN LENGTH EOS > FOUND
 

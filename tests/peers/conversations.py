@@ -1,4 +1,4 @@
-"""Conversations as they come in data sets, each with the trouble that its name says.
+"""Conversations as they come in datasets, each with the trouble that its name says.
 
 `CONVERSATIONS` maps a name to a record: `messages` in OpenAI's form with arguments as mappings, and `tools` where there
 are any. Tests of templates and masks go through all of them, so a record here is worth more than one in a test.

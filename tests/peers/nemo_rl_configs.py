@@ -120,7 +120,7 @@ def on_top_of(inherited: DictConfig, config: DictConfig) -> DictConfig:
 
 @dataclass(frozen=True)
 class Started:
-    """A run that has its data: all settings, and the data sets as their classes are called."""
+    """A run that has its data: all settings, and the datasets as their classes are called."""
 
     config: Config
     train: list[Config]
@@ -146,7 +146,7 @@ def start(program: str, path: Path) -> Started:
 
 
 def data_sets(data: Config, split: str) -> list[Config]:
-    """The data sets of a split, each filled up from `default`."""
+    """The datasets of a split, each filled up from `default`."""
     found = data[split] if split == "train" else data.get(split)
     listed = found if isinstance(found, list) else [found] if found is not None else []
     return [{**(data.get("default") or {}), **each} for each in listed]

@@ -1,6 +1,6 @@
 """The peer: what NeMo-RL and NeMo-Gym do with a row of a JSON Lines file, as far as the row decides whether that works.
 
-Facts of NeMo-RL's data sets (`nemo_rl/data/datasets`: ResponseDataset, OpenAIFormatDataset, PreferenceDataset,
+Facts of NeMo-RL's datasets (`nemo_rl/data/datasets`: ResponseDataset, OpenAIFormatDataset, PreferenceDataset,
 BinaryPreferenceDataset, NemoGymDataset), of its processors (`nemo_rl/data/processors.py`) and rollouts, and of the request
 that NeMo-Gym validates (`nemo_gym_request`). Written anew, without tokenizers: where NeMo-RL renders a chat template,
 a strict one is rendered here.

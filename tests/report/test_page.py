@@ -385,7 +385,7 @@ def percent(text):
 
 
 def table_of_weights(output):
-    """Share planned, share published and amount of each data set on the page of a preparation."""
+    """Share planned, share published and amount of each dataset on the page of a preparation."""
     page.leave_report(str(output), pytest.fail)
     rows = read_page(output).tables["Weights, train"]
     return {row[0]: (percent(row[1]), percent(row[2]), int(row[3].replace(",", ""))) for row in rows[1:]}

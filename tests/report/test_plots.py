@@ -277,7 +277,7 @@ def test_a_report_of_rows_and_scores_shows_all_of_them_on_one_page(published, ca
     record, page, pictures = report(capfd, folder / "out", *scores, "--html", folder / "page.html")
     assert record["page"] == str(folder / "page.html")
     assert [title.partition(":")[0] for title in record["plots"]] == [
-        f"Pools of {folder / 'out'}", "NLL, by data set and split", "NLL against correctness", "Map of embeddings",
+        f"Pools of {folder / 'out'}", "NLL, by dataset and split", "NLL against correctness", "Map of embeddings",
     ]  # fmt: skip
     pools, histogram, correctness, scatter = pictures
     easy = [row for row in rows if (row["meta_correctness_own"] or 0) >= 0.5]

@@ -128,7 +128,7 @@ def size(files):
 
 
 def rows_of(sources):
-    """The rows of data sets as readers of this project see them."""
+    """The rows of datasets as readers of this project see them."""
     slices = [part for source in sources for file in discover(source) for part in cut(file, 10**9, ["text"])]
     return [record for part in slices for batch in read_records(part, ()) for record in batch.records]
 

@@ -1,4 +1,4 @@
-"""Names and versions of what was made, found again wherever a place is read; and the lineage back to data sets."""
+"""Names and versions of what was made, found again wherever a place is read; and the lineage back to datasets."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -124,14 +124,14 @@ def test_the_command_prints_each_form_and_writes_the_page(blend, models, folder,
         return
     assert "16 documents" in printed
     assert "2 rows are blank or cannot be read" in printed
-    assert ("data set english, tokenizer small, tokens" in printed) == (form == "text")
+    assert ("dataset english, tokenizer small, tokens" in printed) == (form == "text")
 
 
 def test_a_table_too_wide_for_the_terminal_is_lines(samples):
     shown = {width: io.StringIO() for width in (80, 120)}
     for width, out in shown.items():
         print_comparison(samples, Console(file=out, width=width), tables=True, checks={})
-    assert "data set english, tokenizer small, tokens" in shown[80].getvalue()
+    assert "dataset english, tokenizer small, tokens" in shown[80].getvalue()
     assert re.search(r"^ english +small .* \d+ $", shown[120].getvalue(), re.MULTILINE)
 
 

@@ -147,7 +147,7 @@ def chat(tmp_path, vocabulary, encode):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory, vocabulary, encode):
-    """Three shards of two data sets with eleven packs, each of one document that says which pack it is."""
+    """Three shards of two datasets with eleven packs, each of one document that says which pack it is."""
     out = tmp_path_factory.mktemp("many")
     names = {KEYS[0]: {"train": 4, "valid": 1}, KEYS[1]: {"train": 3, "valid": 0}, KEYS[2]: {"train": 3}}
     for key, parts in names.items():
@@ -375,7 +375,7 @@ SOURCE_TEXTS = [f"document {number}:\n{HOSTILE} {number * 7919 % 1000}" for numb
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory, vocabulary):
-    """A bin/idx preparation of two data sets and three shards with held-out documents, whose sources are gone."""
+    """A bin/idx preparation of two datasets and three shards with held-out documents, whose sources are gone."""
     folder = tmp_path_factory.mktemp("pretrained")
     paths = [write_lines(folder / "a.jsonl", SOURCE_TEXTS[:40]), write_lines(folder / "b.jsonl", SOURCE_TEXTS[40:])]
     chosen = {"tokenizer": {"model": str(vocabulary)}, "shard_size": 7000, "holdout": {"valid": 0.3, "test": 0}}
@@ -510,7 +510,7 @@ def test_codes_without_a_shape_are_spelled_out(text, shown):
 
 @pytest.fixture
 def hostile(chat):
-    """Hostile text in every place there is: trained, not trained, the data set's name, the file's."""
+    """Hostile text in every place there is: trained, not trained, the dataset's name, the file's."""
     messages = [("user", HOSTILE, False), ("assistant", f"{HOSTILE}\n[bold]", True)]
     out = chat([(3, messages)], dataset=HOSTILE, file=f"/data/{HOSTILE}\nx.jsonl")
     return view_output(out)

@@ -36,7 +36,7 @@ def records(file):
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    """A preparation of two data sets, and the records of the run that logged it."""
+    """A preparation of two datasets, and the records of the run that logged it."""
     folder = tmp_path_factory.mktemp("logged")
     paths = [write_lines(folder / f"{name}.jsonl", ["some text", "and more"]) for name in "ab"]
     _, manifest = prepare(blend_of(*paths), folder / "out", tokenizer={"model": "cl100k_base"})

@@ -175,7 +175,7 @@ def test_one_batch_has_no_schedule(tmp_path):
         ({"tokens": 10}, {"batch_size": 8}, "sampling=down or sampling=up"),
         ({"tokens": 10}, {}, "set batch_size"),
         ({}, {"batch_size": 8, "curriculum": {"field": "rate"}}, "no training row has a number there"),
-        ({}, {"batch_size": 8, "curriculum": {"field": "pass.rate", "span": 3}}, "data set 'a', sorted, reach 0.9"),
+        ({}, {"batch_size": 8, "curriculum": {"field": "pass.rate", "span": 3}}, "dataset 'a', sorted, reach 0.9"),
         ({}, {"batch_size": 8, "curriculum": {"field": "row", "below": 0}}, "every training row is left out"),
         ({"tokens": 900}, {"batch_size": 8, "sampling": "up"}, "'a': max_epochs=2 of 100 tokens"),
     ],

@@ -98,7 +98,7 @@ def corpus(folder):
 
 @pytest.fixture(scope="module", params=ENDINGS)
 def whole(request, tmp_path_factory):
-    """A preparation with three shards, two of a data set that is split in two, and a quarantine, to be repeated at will."""
+    """A preparation with three shards, two of a dataset that is split in two, and a quarantine, to be repeated at will."""
     folder = tmp_path_factory.mktemp("prepared")
     paths = corpus(folder)
     settings = {"shard_size": 2000, "holdout": {"valid": 0.25, "test": 0}, "compression": request.param}

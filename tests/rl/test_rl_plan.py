@@ -32,7 +32,7 @@ def corpus(folder):
 
 
 def blend(folder, a=1.0, **fields):
-    """Both files as data sets of their own; `fields` are those of both."""
+    """Both files as datasets of their own; `fields` are those of both."""
     flat = blend_of(folder / "a.jsonl", folder / "b.jsonl", a=a)
     return {"datasets": [{**source, **fields} for source in flat["datasets"]]}
 
@@ -168,7 +168,7 @@ def table(path, questions=QUESTIONS, seconds=1_000_000_000, **more):
 
 @pytest.fixture
 def resolving(tmp_path):
-    """A blend of a data set that is filled in from a table and of one that is as it is, prepared."""
+    """A blend of a dataset that is filled in from a table and of one that is as it is, prepared."""
     fill = [
         {"dataset": "some", "_hf_placeholder": {"row": at % 3, "question_template": "{question}"}} for at in range(9)
     ]

@@ -50,7 +50,7 @@ def shard(store, dataset, number, parts, split="datasets", compression="none", c
 
 
 def made(place, counts=COUNTS, parts=("train",), **choices):
-    """A store with the shards of data sets of so many rows each."""
+    """A store with the shards of datasets of so many rows each."""
     store = Store(str(place), "rl")
     return store, [
         shard(store, dataset, number, dict.fromkeys(parts, count), **choices)
@@ -138,7 +138,7 @@ def test_splits_that_the_blend_names_have_their_own_weights_and_files(tmp_path):
 
 
 def test_equal_shards_are_all_there(tmp_path):
-    """A file that two data sets name, or two files with the same rows, are built once and count twice."""
+    """A file that two datasets name, or two files with the same rows, are built once and count twice."""
     store = Store(str(tmp_path / "shards"), "rl")
     finished = [
         shard(store, name, number, {"train": 3}, content="same/0") for name in ("math", "chat") for number in range(2)

@@ -346,7 +346,7 @@ def quarantine(out, name):
 
 
 def mixed(folder, count=150):
-    """Two files of one data set, with the rows of each."""
+    """Two files of one dataset, with the rows of each."""
     source = random.Random(count)
     rows = {name: source.choices([*MIXED], k=count) for name in ("a.jsonl", "b.jsonl")}
     for name, each in rows.items():
@@ -501,7 +501,7 @@ def published(out):
 
 
 def varied(folder):
-    """A data set of two files with rows of every kind, most of them good and different; what is done to them."""
+    """A dataset of two files with rows of every kind, most of them good and different; what is done to them."""
     for name, first in (("a.jsonl", 0), ("b.jsonl", 300)):
         rows = [
             {"a": f"text {number}", "keep": "yes", "more": [number] * (number % 9)}

@@ -1,4 +1,4 @@
-"""Splits: the last rows of each data set, or those that the sources have; every row in exactly one, and none in a wrong one."""
+"""Splits: the last rows of each dataset, or those that the sources have; every row in exactly one, and none in a wrong one."""
 
 import gzip
 import json
@@ -40,11 +40,11 @@ def prepared(blend, out, **chosen):
 
 
 def split_at(numbers, held_out):
-    """What is expected of a data set with these numbers: the last `held_out` of them for validation, and no test."""
+    """What is expected of a dataset with these numbers: the last `held_out` of them for validation, and no test."""
     return {"train": numbers[:-held_out], "val": numbers[-held_out:], "test": []}
 
 
-# The last rows of each data set.
+# The last rows of each dataset.
 
 
 @pytest.mark.parametrize("shard_size", [100, 1500, 10**9])

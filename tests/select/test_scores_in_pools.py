@@ -102,7 +102,7 @@ def write_pools(path, pools):
 
 @pytest.fixture
 def blend(tmp_path):
-    """Conversations of two data sets, in two shards each."""
+    """Conversations of two datasets, in two shards each."""
     sources = []
     for name in "ab":
         rows = [talk(user(f"What is {n} of {name}?"), assistant(f"{n * 7919} it is")) for n in range(12)]

@@ -155,7 +155,7 @@ def test_a_predicate_that_fits_no_row_of_json_is_refused_before_anything_is_buil
     path, _ = files(tmp_path)
     with pytest.raises(InputError) as error:
         plan_here("pretrain", blend_of(path, where=where), tmp_path / "out")
-    assert str(error.value).startswith("data set 'rows': ")
+    assert str(error.value).startswith("dataset 'rows': ")
     assert message in str(error.value)
     with pytest.raises(InputError, match=r"blend: datasets\[0\].where: .*character 7, before '= 3': expected and, or, or the end; write =="):  # fmt: skip
         plan_here("pretrain", blend_of(path, where="score = 3"), tmp_path / "out")

@@ -136,4 +136,4 @@ def test_a_plan_shows_first_rows_and_fails_as_a_run_would(tmp_path, capsys):
         assert run([command[0], str(tmp_path / "bad.jsonl"), *command[1:]]) == 1
         shown = capsys.readouterr()
         assert "bad: all 11 rows: 0 documents" in shown.out + shown.err
-        assert "a run of this plan would fail: data set 'bad': 11 of 11 rows are bad" in shown.err
+        assert "a run of this plan would fail: dataset 'bad': 11 of 11 rows are bad" in shown.err

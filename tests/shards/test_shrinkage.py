@@ -67,7 +67,7 @@ def test_every_kind_refuses_a_data_set_that_lost_more_than_half_and_publishes_no
     any_kind(chosen, tmp_path / "out")
     before = published(tmp_path / "out")
     write(tmp_path / "web.jsonl", 9)
-    with pytest.raises(RunError, match=r"data set 'web': 9 documents, 55% fewer than the 20 .*allow_shrink=\[web\]"):
+    with pytest.raises(RunError, match=r"dataset 'web': 9 documents, 55% fewer than the 20 .*allow_shrink=\[web\]"):
         any_kind(chosen, tmp_path / "out")
     assert published(tmp_path / "out") == before
     any_kind(chosen, tmp_path / "out", allow_shrink=["web"])
@@ -166,7 +166,7 @@ def test_shards_that_are_missing_from_a_partial_output_are_a_loss(prepare, tmp_p
     planned.plan.store.withdraw(planned.plan.keys[0])
     settings = {**planned.settings.model_dump(), "allow_partial": True}
     again = plan_here("pretrain", planned.blend, tmp_path / "out", **settings)
-    with pytest.raises(RunError, match="data set 'web': 0 documents, 100% fewer than the 20"):
+    with pytest.raises(RunError, match="dataset 'web': 0 documents, 100% fewer than the 20"):
         publish_here("pretrain", again, 0.0)
 
 

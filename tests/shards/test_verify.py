@@ -60,7 +60,7 @@ def test_a_whole_preparation_has_no_problems(prepared):
     assert verification.problems == []
     assert verification.withdrawn == []
     assert len(plan.plan.shards) == 3
-    assert verification.shards == 3 + 4, "and a prefix for each data set and split"
+    assert verification.shards == 3 + 4, "and a prefix for each dataset and split"
     stored = [path for path in proofs(out) if path.is_relative_to(out / "shards")]
     assert verification.files == len(stored)
     assert verification.size == sum(path.stat().st_size for path in stored if path.name != "receipt.json")

@@ -35,7 +35,7 @@ def publish(hub, tmp_path):
         for name in names:
             write(folder / name, ROWS)
         if card:
-            write(folder / "README.md", f"---\n{card}\n---\n# A data set\n".encode())
+            write(folder / "README.md", f"---\n{card}\n---\n# A dataset\n".encode())
         return hub.dataset(repository).commit(folder, branch)
 
     return publish

@@ -16,7 +16,7 @@ ROW = '{"text": "a"}\n'
 
 def refused(source, output, published=None):
     try:
-        require_no_overlap("data set 'web'", str(source), {"the output folder": str(output)}, published)
+        require_no_overlap("dataset 'web'", str(source), {"the output folder": str(output)}, published)
     except InputError:
         return True
     return False
@@ -128,9 +128,9 @@ def test_prefixes_of_object_stores_are_folders(source, output, expected, monkeyp
 def test_the_complaint_names_what_where_and_a_remedy(tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(InputError) as error:
-        require_no_overlap("data set 'web'", f"{tmp_path}/data", {"the store": f"{tmp_path}/data/shards"})
+        require_no_overlap("dataset 'web'", f"{tmp_path}/data", {"the store": f"{tmp_path}/data/shards"})
     said = str(error.value)
-    assert "data set 'web'" in said
+    assert "dataset 'web'" in said
     assert f"the store {tmp_path}/data/shards" in said
     assert f"choose a folder outside {tmp_path}/data" in said
 

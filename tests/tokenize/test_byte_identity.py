@@ -119,7 +119,7 @@ def test_megatron_reads_the_documents_back(small, nasty, tmp_path):
 
 @pytest.fixture(scope="module")
 def blended(small, directory):
-    """Two data sets of weights 1 and 3 and 6:1 in tokens, in many shards each, told apart by their only letter."""
+    """Two datasets of weights 1 and 3 and 6:1 in tokens, in many shards each, told apart by their only letter."""
     one = write_lines(directory / "one.jsonl", ["a" * (5 + number) for number in range(240)])
     three = write_lines(directory / "three.jsonl", ["b" * (5 + number) for number in range(80)])
     output = directory / "blended"
@@ -140,7 +140,7 @@ def test_megatron_draws_from_the_blend_by_weight(small, blended):
         create_attention_mask=False, tokenizer=Identity(700, vocabularies.end_of_document(small)), path_to_cache=None,
         blend_per_split=[get_blend_from_list(blended[split]) for split in ("train", "valid", "test")],
     )  # fmt: skip
-    assert len(blended["train"]) > 2 * 5, "each data set is in several prefixes"
+    assert len(blended["train"]) > 2 * 5, "each dataset is in several prefixes"
     wanted = [800, 400, 400]
     for built, samples in zip(
         BlendedMegatronDatasetBuilder(GPTDataset, wanted, lambda: True, config).build(), wanted, strict=True

@@ -1,4 +1,4 @@
-"""Planning a pretraining preparation refuses what cannot be read, in whatever file of a data set it stands."""
+"""Planning a pretraining preparation refuses what cannot be read, in whatever file of a dataset it stands."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

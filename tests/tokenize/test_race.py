@@ -1,4 +1,4 @@
-"""The race: the faster engine of those that pass encodes large data sets, and no byte shows which one it was."""
+"""The race: the faster engine of those that pass encodes large datasets, and no byte shows which one it was."""
 
 from dataclasses import replace
 from itertools import chain

@@ -12,7 +12,7 @@ ENCODING = {"model": "o200k_harmony", "revision": None, "trust_remote_code": Fal
 
 
 def job(kind="pretrain", tokenizer=ENCODING, output_dir=FOLDER, path="/data/pre pared", **settings):
-    """A job on one data set with train and valid."""
+    """A job on one dataset with train and valid."""
     ending = ".parquet" if kind == "sft" else ""
     sources = [
         Source(dataset="a", split=split, files=[f"{path}/{split}/00{ending}"], weights=[1.0], tokens=1000)

@@ -10,7 +10,7 @@ TALKS = [
 
 
 def texts(folder, vocabulary, out="out", weights=None, **settings):
-    """Prepare two data sets of texts, `a` of 100 and `b` of 50, a fifth of them held out; the output folder and manifest."""
+    """Prepare two datasets of texts, `a` of 100 and `b` of 50, a fifth of them held out; the output folder and manifest."""
     paths = [
         preparing.write_lines(folder / "a.jsonl", TEXTS[:100]),
         preparing.write_lines(folder / "b.jsonl", TEXTS[100:]),
@@ -22,7 +22,7 @@ def texts(folder, vocabulary, out="out", weights=None, **settings):
 
 
 def packs(folder, vocabulary, out="out", **settings):
-    """Prepare two data sets of conversations, `a` of 60 and `b` of 30, in packs of 64; the output folder and manifest."""
+    """Prepare two datasets of conversations, `a` of 60 and `b` of 30, in packs of 64; the output folder and manifest."""
     paths = [
         preparing_sft.write_rows(folder / "a.jsonl", TALKS[:60]),
         preparing_sft.write_rows(folder / "b.jsonl", TALKS[60:]),

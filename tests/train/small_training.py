@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 
 def train_data(kind, folder, tokenizer, **changes):
-    """What is prepared in `folder`; a data set is named by the beginning of its file's name, or the number of the file."""
+    """What is prepared in `folder`; a dataset is named by the beginning of its file's name, or the number of the file."""
     blend = json.loads((folder / "blend.json").read_text())
     sources = [
         Source(dataset=f"set-{number // 2}", split=split, files=[path], weights=[float(weight)], tokens=0)

@@ -33,7 +33,7 @@ def lengths():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, lengths):
-    """Three pairs to train on, of two data sets, and one that is held out."""
+    """Three pairs to train on, of two datasets, and one that is held out."""
     folder = tmp_path_factory.mktemp("pairs")
     pairs = [str(folder / str(number)) for number in range(4)]
     for number, prefix in enumerate(pairs):

@@ -111,7 +111,7 @@ READ = {"pretrain": documents_by_megatron, "sft": documents_by_row}
 
 
 def truth(folder, data, split, limit=None):
-    """Per data set: the sum of the model's own losses, and of how many tokens."""
+    """Per dataset: the sum of the model's own losses, and of how many tokens."""
     model = LlamaForCausalLM.from_pretrained(folder).eval()
     found = {}
     for source in data.of(split):
@@ -352,7 +352,7 @@ def test_another_model_has_another_digest(results, folder, sft):
 
 def test_the_page_shows_every_source_and_every_continuation(results):
     page = markdown(results)
-    assert f"{results.settings.max_tokens:,} tokens of each data set" in page
+    assert f"{results.settings.max_tokens:,} tokens of each dataset" in page
     for source in results.sources:
         assert f"| {source.dataset} | {source.documents:,} | {source.tokens:,} |" in page
     assert len(results.generations) == len(results.sources)

@@ -1,4 +1,4 @@
-"""Budgets as megatron-core reads them: counted from its own indices, by data set and phase."""
+"""Budgets as megatron-core reads them: counted from its own indices, by dataset and phase."""
 
 import json
 from collections import Counter, defaultdict

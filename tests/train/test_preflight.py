@@ -121,7 +121,7 @@ def test_tokens_that_megatron_bridge_does_not_train_on_are_counted(tmp_path, voc
 
 
 def train_tokens(path):
-    """The tokens of each data set of the train split, by the sizes of the files."""
+    """The tokens of each dataset of the train split, by the sizes of the files."""
     manifest = unsealed((Path(path) / "manifest.json").read_bytes())
     counts = {}
     for entry in manifest["derived"]["shards"]:
@@ -208,7 +208,7 @@ def test_the_steps_that_a_refusal_names_pass_and_one_more_does_not(job):
 def test_without_a_train_split_nothing_is_trained(job, kind):
     chosen = job(kind)
     data = chosen.data.model_copy(update={"sources": chosen.data.of("valid")})
-    assert "the train split is empty; prepare data sets under" in refusal(chosen.model_copy(update={"data": data}))
+    assert "the train split is empty; prepare datasets under" in refusal(chosen.model_copy(update={"data": data}))
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def pairs(folder, lengths=LENGTHS):
 
 
 def data_of(folder, prefixes, weights):
-    """What a training knows of pairs: they are one data set each."""
+    """What a training knows of pairs: they are one dataset each."""
     sources = [
         Source(dataset=f"set-{number}", split="train", files=[prefix], weights=[weight], tokens=1)
         for number, (prefix, weight) in enumerate(zip(prefixes, weights, strict=True))

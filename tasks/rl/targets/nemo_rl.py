@@ -1,4 +1,4 @@
-"""NeMo-RL's data sets and processors: `ResponseDataset`, `openai_format`, `PreferenceDataset`, `BinaryPreferenceDataset`
+"""NeMo-RL's datasets and processors: `ResponseDataset`, `openai_format`, `PreferenceDataset`, `BinaryPreferenceDataset`
 and `math_hf_data_processor`.
 """
 
