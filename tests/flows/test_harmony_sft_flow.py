@@ -47,7 +47,12 @@ def test_one_command_makes_packs_of_what_a_normalization_published(normal, tmp_p
     arguments = ["chat_template=harmony", "shard_size=2KB", "holdout.valid=0.1", "holdout.test=0"]
     record = packed(normal / "blend.json", tmp_path / "out", *arguments)
     assert (record["rows"], record["documents"], record["dropped"]) == (ROWS, ROWS, {})
-    settings = {"shard_size": 2000, "holdout": {"valid": 0.1, "test": 0}, "bad_row_ceiling": 0.001}
+    settings = {
+        "shard_size": 2000,
+        "holdout": {"valid": 0.1, "test": 0},
+        "bad_row_ceiling": 0.001,
+        "allow_text_markers": False,
+    }
     prepare(str(normal / "blend.json"), tmp_path / "expected", chat_template="harmony", **settings)
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
