@@ -59,17 +59,23 @@ def chat_vocabulary(folder, size=500):
     return byte_level_bpe(folder, size, special=(BOS, EOS, START, END))
 
 
-CHOSEN = {"chat_template": CHATML, "allow_text_markers": True, "holdout": NOTHING_HELD_OUT, "bad_row_ceiling": 1.0}
+CHOSEN = {"chat_template": CHATML, "holdout": NOTHING_HELD_OUT, "bad_row_ceiling": 1.0}
+
+
+def chosen(settings):
+    """The settings of a preparation; ChatML's markers are text to the default tokenizer, which has to be allowed."""
+    allowed = {} if {"tokenizer", "chat_template"} & settings.keys() else {"allow_text_markers": True}
+    return CHOSEN | allowed | settings
 
 
 def plan(blend, output_dir, **settings):
     """The plan of `blend` with ChatML, nothing held out, any share of bad rows, and whatever else is chosen."""
-    return plan_here("sft", blend, output_dir, **CHOSEN | settings)
+    return plan_here("sft", blend, output_dir, **chosen(settings))
 
 
 def prepare(blend, output_dir, **settings):
     """Plan, build every pending shard in plan order, publish; returns the plan and the manifest."""
-    return prepare_here("sft", blend, output_dir, **CHOSEN | settings)
+    return prepare_here("sft", blend, output_dir, **chosen(settings))
 
 
 def build(planned, shards):
