@@ -361,7 +361,8 @@ def _split(part: str, planned: str) -> str:
 def _sentence(split: str, facts: Mapping[str, int], pack_size: int) -> str:
     full = (facts["tokens"] + facts["padding"]) / (facts["packs"] * pack_size)
     return (
-        f"{split}: {facts['packs']:,} packs of {facts['sequences']:,} sequences, {full:.2%} full, "
+        f"{split}: {facts['packs']:,} pack{'s' * (facts['packs'] != 1)} of {facts['sequences']:,} "
+        f"sequence{'s' * (facts['sequences'] != 1)}, {full:.2%} full, "
         f"{facts['loss_tokens'] / facts['tokens']:.1%} of the tokens trained on"
     )
 
