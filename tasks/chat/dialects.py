@@ -19,8 +19,8 @@ SPEAKER_KEYS = ("author", "speaker", "type")
 
 
 def with_role(message: Any) -> Any:  # noqa: ANN401 - as in the row
-    """The message with its role, if it has that under a key of SPEAKER_KEYS."""
-    if not isinstance(message, dict):
+    """Return the message with its role: its own, or that under a key of SPEAKER_KEYS."""
+    if not isinstance(message, dict) or "role" in message:
         return message
     name = next((key for key in SPEAKER_KEYS if isinstance(said := message.get(key), str) and role_of(said)), None)
     if name is None:

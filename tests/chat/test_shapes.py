@@ -179,6 +179,7 @@ READ = [
     (LANGCHAIN, {"messages": [{"type": "human", "data": {"content": "q"}}, {"type": "ai", "data": {"content": "", "additional_kwargs": {
         "function_call": {"name": "f", "arguments": '{"x": 1}'}}}}]}, [user(), calls("")], ()),
     ("author", {"messages": [{"author": "system", "content": "s"}, {"author": "human", "content": "q"}, {"author": "Assistant", "content": "a"}]}, [system(), *TALK], ()),
+    ("author, then roles", {"messages": [{"author": "human", "content": "q"}, {"role": "assistant", "author": "human", "content": "a"}]}, TALK, ()),
     ("speaker", {"dialogue": [{"speaker": "USER", "text": "q"}, {"speaker": "bot", "text": "a"}]}, TALK, ()),
     (OPENROUTER, {"messages": [user(), answer(reasoning_details=[{"type": "reasoning.text", "text": "t", "signature": "x", "index": 0}])]}, [user(), THOUGHT], ()),
     (OPENROUTER, {"messages": [user(), answer(reasoning="t", reasoning_details=[{"type": "reasoning.text", "text": "t", "format": "anthropic-claude-v1"}])]}, [user(), THOUGHT], ()),
