@@ -7,13 +7,12 @@ Neither is always faster: gigatoken is on o200k, fastokens on DeepSeek's vocabul
 reference. `gate` decides which engines can be trusted with a dataset, `race` which of those is faster.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import fastokens
 import gigatoken
-import tiktoken
 
 from .encoders import Encoder, FastokensEncoder, GigatokenEncoder
 from .settings import Engine
@@ -23,12 +22,13 @@ from .settings import Engine
 class Ranks:
     """The mergeable ranks of a tiktoken encoding, in a file.
 
-    `encoding` is its name for tiktoken, `pretokenizer` gigatoken's name for how it cuts text, or None; `special` maps control
-    strings that are matched in text to ids.
+    `encoding` is its name for tiktoken, `pattern` returns the regular expression by which it cuts text, `pretokenizer` is
+    gigatoken's name for that, or None; `special` maps control strings that are matched in text to ids.
     """
 
     place: str
     encoding: str
+    pattern: Callable[[], str]
     pretokenizer: str | None
     special: Mapping[str, int]
 
@@ -75,19 +75,12 @@ class Fastokens:
     def from_ranks(self, ranks: Ranks) -> Encoder:
         """See Loader."""
         return FastokensEncoder(
-            fastokens.Tokenizer.from_tiktoken(
-                ranks.place, pattern=pattern_of(ranks.encoding), special_tokens=dict(ranks.special)
-            )
+            fastokens.Tokenizer.from_tiktoken(ranks.place, pattern=ranks.pattern(), special_tokens=dict(ranks.special))
         )
 
 
 ENGINES: Mapping[Engine, Loader] = {"gigatoken": Gigatoken(), "fastokens": Fastokens()}
 """In the order in which they are tried: the first one loads faster."""
-
-
-def pattern_of(encoding: str) -> str:
-    """The regular expression by which a tiktoken encoding cuts text."""
-    return tiktoken.get_encoding(encoding)._pat_str  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
 def _sentence(error: Exception) -> str:

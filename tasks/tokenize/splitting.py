@@ -15,7 +15,7 @@ import re
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from tokenmill.tasks.storage import join
 
 from .added import FLAGS
 from .encoders import Encoder, ReferenceEncoder
-from .engines import Loader, Ranks, pattern_of
+from .engines import Loader, Ranks
 
 BYTES = {bytes([byte]): byte for byte in range(256)}
 
@@ -78,21 +78,21 @@ def huggingface_splitting(definition: Mapping[str, Any], engine: Loader) -> Spli
     return Splitting(key, lambda: list(_patterns(steps)), encoders, normal_forms)
 
 
-def tiktoken_splitting(name: str, pretokenizer: str | None, engine: Loader) -> Splitting:
-    """The splitting of a tiktoken encoding by an engine; `pretokenizer` is gigatoken's name for it, or None."""
+def tiktoken_splitting(given: Ranks, engine: Loader) -> Splitting:
+    """The splitting of a tiktoken encoding by an engine."""
 
     def encoders(ranks: Mapping[bytes, int]) -> tuple[Encoder, Encoder]:
         reference = tiktoken.Encoding(
-            "artificial", pat_str=pattern_of(name), mergeable_ranks=dict(ranks), special_tokens={}
+            "artificial", pat_str=given.pattern(), mergeable_ranks=dict(ranks), special_tokens={}
         )
         lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()]
         with tempfile.TemporaryDirectory() as folder:
             place = join(folder, "artificial.tiktoken")  # engines read ranks from files only
             publish_bytes(place, b"".join(lines))
-            fast = engine.from_ranks(Ranks(place, name, pretokenizer, {}))
+            fast = engine.from_ranks(replace(given, place=place, special={}))
         return fast, ReferenceEncoder(lambda texts: list(map(reference.encode_ordinary, texts)))
 
-    return Splitting([name, pretokenizer], lambda: [pattern_of(name)], encoders)
+    return Splitting([given.encoding, given.pretokenizer], lambda: [given.pattern()], encoders)
 
 
 def ranks_splitting(pattern: str, engine: Loader, *, nfc: bool) -> Splitting:

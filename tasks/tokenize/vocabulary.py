@@ -8,12 +8,14 @@ Control strings are those flagged as special by the tokenizer.
 
 import hashlib
 import itertools
+import os
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -294,14 +296,24 @@ def tiktoken_vocabulary(
     name for its pre-tokenizer, or None; `special` maps control strings to ids.
     """
 
+    def encoding() -> tiktoken.Encoding:
+        if ranks_path:  # tiktoken finds ranks by its environment variable alone, which may have changed since
+            os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(ranks_path).parent)
+        return tiktoken.get_encoding(name)
+
+    def pattern() -> str:
+        return encoding()._pat_str  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    ranks = Ranks(ranks_path, name, pattern, pretokenizer, special)
+
     def fast(engine: Engine, literal: bool) -> Encoder:
-        return ENGINES[engine].from_ranks(Ranks(ranks_path, name, pretokenizer, {} if literal else special))
+        return ENGINES[engine].from_ranks(replace(ranks, special={}) if literal else ranks)
 
     def reference(literal: bool) -> Encoder:
-        encoding = tiktoken.get_encoding(name)
+        found = encoding()
         if literal:
-            return ReferenceEncoder(lambda texts: [encoding.encode_ordinary(text) for text in texts])
-        return ReferenceEncoder(lambda texts: [encoding.encode(text, allowed_special="all") for text in texts])
+            return ReferenceEncoder(lambda texts: [found.encode_ordinary(text) for text in texts])
+        return ReferenceEncoder(lambda texts: [found.encode(text, allowed_special="all") for text in texts])
 
     vocabulary = Vocabulary(
         fingerprint=_digest(b"tiktoken", name.encode(), ranks_digest.encode(), orjson.dumps(dict(special))),
@@ -311,11 +323,11 @@ def tiktoken_vocabulary(
         eos=special.get("<|endoftext|>"),
         fast=fast,
         reference=cache(reference),
-        splitting=lambda engine: tiktoken_splitting(name, pretokenizer, ENGINES[engine]),
+        splitting=lambda engine: tiktoken_splitting(ranks, ENGINES[engine]),
         controls=special,
-        decode=lambda ids: tiktoken.get_encoding(name).decode(ids),
+        decode=lambda ids: encoding().decode(ids),
         guarding=lambda _: vocabulary,  # every control string of an encoding is special already
-        definition=lambda: tiktoken_definition(tiktoken.get_encoding(name)),
+        definition=lambda: tiktoken_definition(encoding()),
     )
     return vocabulary
 

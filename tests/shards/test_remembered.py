@@ -79,7 +79,7 @@ def test_a_place_that_can_be_neither_read_nor_written_costs_time_alone(tmp_path)
 def caches(tmp_path, monkeypatch):
     """An empty cache of the user's, and how to forget what this process knows of it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
 
     def forget():
         load.load_named.cache_clear()
@@ -88,7 +88,6 @@ def caches(tmp_path, monkeypatch):
     forget()
     yield tmp_path / "cache/tokenmill", forget
     forget()
-    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
 
 
 def test_no_bit_of_what_is_known_of_an_encoding_changes_an_id(caches):

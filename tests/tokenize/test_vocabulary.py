@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import sentencepiece
+import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
@@ -254,6 +255,14 @@ def test_shipped_encodings_need_no_network(offline, name, eos):
     ids = [number for document in expected for number in document]
     offsets = np.cumsum([0, *map(len, expected)]).tolist()
     assert offline(name, *texts) == [[ids, offsets], [ids, offsets], eos]
+
+
+def test_ranks_are_found_after_the_environment_names_a_different_cache(tmp_path, monkeypatch):
+    vocabulary = load_vocabulary(TokenizerSettings())
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
+    assert vocabulary.decode([24912, 2375]) == "hello world"
+    assert not any(tmp_path.iterdir())
 
 
 def test_an_encoding_that_cannot_be_fetched_is_refused(offline):
