@@ -1,5 +1,5 @@
 #!/bin/sh
-# Start or stop a Prefect server, its workers, a Dask cluster and a page that links them: `make up` and `make down`.
+# Start or stop a Prefect server, its workers and a Dask cluster: `make up` and `make down`.
 # Logs and process ids are kept in RUN. Everything listens only on 127.0.0.1.
 set -eu
 
@@ -8,11 +8,9 @@ RUN=${RUN:-output/run}
 PORT=${PREFECT_PORT:-4200}
 DASK_PORT=${DASK_PORT:-8786}
 DASHBOARD_PORT=${DASHBOARD_PORT:-8787}
-PAGE_PORT=${PAGE_PORT:-4201}
 export PREFECT_API_URL="http://127.0.0.1:$PORT/api"
 export PREFECT_SERVER_API_PORT="$PORT" # with only the option --port, the UI would call another port
 export DASK_LOGGING__DISTRIBUTED=warning
-export TOKENMILL_PAGE="http://127.0.0.1:$PAGE_PORT" # where runs link their reports
 
 start() { # NAME COMMAND…: in a new session, unless it is already running
     name=$1
@@ -82,21 +80,21 @@ up() {
     fi
     current worker "$BIN/prefect" worker start --pool tokenmill
     current gpu-worker "$BIN/prefect" worker start --pool gpu --limit 1
-    current page "$BIN/python" -P -m tokenmill.tasks.report.address "$PAGE_PORT" "$PREFECT_API_URL" "http://127.0.0.1:$DASHBOARD_PORT"
-    wait_for page "$BIN/python" -c "import urllib.request; urllib.request.urlopen('http://127.0.0.1:$PAGE_PORT', timeout=9)"
     cat <<END
 
 run:      PREFECT_API_URL=$PREFECT_API_URL $BIN/prefect deployment run pretrain-data-prep
 on Dask:  … -p cluster=tcp://127.0.0.1:$DASK_PORT
 logs:     $RUN/*.log, $RUN/deploy.log: what is deployed, and the schedule that is off
 stop:     make down
-from elsewhere: ssh -L $PAGE_PORT:127.0.0.1:$PAGE_PORT -L $PORT:127.0.0.1:$PORT -L $DASHBOARD_PORT:127.0.0.1:$DASHBOARD_PORT $(hostname)
-see:      http://127.0.0.1:$PAGE_PORT
+from elsewhere: ssh -L $PORT:127.0.0.1:$PORT -L $DASHBOARD_PORT:127.0.0.1:$DASHBOARD_PORT $(hostname)
+Prefect:  http://127.0.0.1:$PORT
+Dask:     http://127.0.0.1:$DASHBOARD_PORT/info/main/workers.html
+reports:  http://127.0.0.1:$PORT/artifacts
 END
 }
 
 down() {
-    for name in page gpu-worker worker workers scheduler server; do
+    for name in gpu-worker worker workers scheduler server; do
         stop $name
     done
 }

@@ -37,7 +37,6 @@ OF_STORES = {
     "AWS_DEFAULT_REGION",
     "AWS_ENDPOINT_URL",
 }
-OURS = OF_STORES | {"TOKENMILL_PAGE"}
 OF_CONTAINERS = {"PYTHONUNBUFFERED", "DO_NOT_TRACK"}
 
 
@@ -254,7 +253,7 @@ def dask_knows(name):
 
 
 def test_every_variable_is_a_setting_that_prefect_or_dask_knows():
-    names = set(environments()) - OURS - OF_CONTAINERS
+    names = set(environments()) - OF_STORES - OF_CONTAINERS
     prefect, dask = ({name for name in names if name.startswith(prefix)} for prefix in ("PREFECT_", "DASK_"))
     assert names == prefect | dask
     assert prefect <= _get_settings_fields(Settings).keys()
@@ -308,7 +307,7 @@ def test_passwords_and_secrets_come_from_outside():
                 assert value.startswith("${PREFECT_AUTH:?")
             if "PASSWORD" in name or "DATABASE_CONNECTION" in name:
                 assert "${POSTGRES_PASSWORD:?" in value
-            if name in OURS:
+            if name in OF_STORES:
                 assert value is None
 
 

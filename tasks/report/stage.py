@@ -6,13 +6,11 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.runtime import flow_run
 from tokenmill.tasks.shards.stage import artifact_key
 
-from .address import report_links
 from .openlineage import tell_if_asked
 from .page import leave_report
-from .summary import artifact_record, dataset_rows, markdown, warnings
+from .summary import artifact_record, dataset_rows, markdown, report_link, warnings
 from .weights_and_biases import log_if_asked
 
 
@@ -24,8 +22,7 @@ def report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
     for warning in warnings(manifest):
         get_run_logger().warning(warning)
     leave_report(output_dir, get_run_logger().warning)
-    links = report_links(output_dir, str(flow_run.id))
-    create_markdown_artifact(links, artifact_key("report"), "what came in and went out, on one page")
+    create_markdown_artifact(report_link(output_dir), artifact_key("report"), "what came in and went out, on one page")
     log_if_asked(manifest, output_dir, get_run_logger().warning)
     tell_if_asked(manifest, output_dir, get_run_logger().warning)
     return artifact_record(manifest, output_dir)

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from shlex import quote
 from typing import Any
+from urllib.parse import quote as url_quote
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -155,6 +156,13 @@ def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
         *warnings(manifest),
     ]
     return "\n".join(lines)
+
+
+def report_link(output_dir: str) -> str:
+    """The URI of the report in an output folder, as a Markdown link that shows it: browsers follow no `file://` link of a server."""
+    place = join(output_dir, PAGE)
+    uri = url_quote(place if "://" in place else f"file://{place}", safe=":/")
+    return f"[{uri}]({uri})"
 
 
 def not_read(manifest: Mapping[str, Any]) -> list[str]:

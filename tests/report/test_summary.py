@@ -4,7 +4,7 @@ import io
 
 import pytest
 from rich.console import Console
-from tokenmill.tasks.report.summary import dataset_rows, print_summary, warnings
+from tokenmill.tasks.report.summary import dataset_rows, print_summary, report_link, warnings
 
 from tests.preparing import prepare, write_lines
 
@@ -49,3 +49,15 @@ def test_one_is_singular_and_the_tokenizer_is_named(tmp_path):
     print_summary(manifest, str(tmp_path / "out"), Console(file=shown, width=200))
     assert "train: 1 document, 2 tokens\n  tokenizer: o200k_harmony\n" in shown.getvalue()
     assert "built 1 shard, reused 0" in shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("output_dir", "uri"),
+    [
+        ("/out", "file:///out/report.html"),
+        ("/<out> (1) & [2] é", "file:///%3Cout%3E%20%281%29%20%26%20%5B2%5D%20%C3%A9/report.html"),
+        ("s3://bucket/out", "s3://bucket/out/report.html"),
+    ],
+)
+def test_links_of_reports(output_dir, uri):
+    assert report_link(output_dir) == f"[{uri}]({uri})"
