@@ -1,6 +1,6 @@
 """Run the benchmarks: `python -m bench [NAME …]`, all of them by default (some 30 minutes); `python -m bench gpu` is apart.
 
-Prints a table, replaces the rows measured in that of `docs/performance.md`, and adds one JSON record to
+Prints a table, replaces the rows measured in that of `bench/RESULTS.md`, and adds one JSON record to
 `build/bench/results.jsonl`. A target that is missed is shown and is no error; a
 benchmark that could not run is shown, recorded, and makes the exit code 1.
 """
@@ -81,7 +81,7 @@ def main(names: list[str]) -> int:
             failures[name] = str(error)
             console.print(f"[red]{name} could not run:[/] {escape(str(error))}")
     record.show(measures, load)
-    record.document(ROOT / "docs" / "performance.md", measures, load)
+    record.document(ROOT / "bench" / "RESULTS.md", measures, load)
     settings = {
         "bytes": corpus.size, "documents": corpus.documents, "tokenizers": bench.tokenizers, "load_before": load
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
 Each part of `bench/gpu_parts.py` runs in a process of its own, within its own time limit, the most valuable first; all limits
 together are 25 minutes. What a part has measured before it fails or is stopped counts. Results go to `bench/gpu-results.json`
-and, with the device's name, into the table of `docs/performance.md`.
+and, with the device's name, into the table of `bench/RESULTS.md`.
 
 `--dry-run` runs every part on the CPU at toy size, with four times the time, and writes `build/bench/gpu-dry-run.json` alone: it
 shows that the code runs.
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
         for reason in [*part["skipped"], *([part["failed"]] if part["failed"] else [])]:
             console.print(f"{name}: {reason}", markup=False, soft_wrap=True)
     if not dry:
-        record.document(child.ROOT / "docs/performance.md", measures, load)
+        record.document(child.ROOT / "bench/RESULTS.md", measures, load)
     return 1 if any(part["failed"] for part in parts.values()) else 0
 
 

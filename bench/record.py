@@ -28,7 +28,7 @@ HEAD = """\
 | measure | tokenmill | peer or roofline | result | target | load before | date |
 |---|---|---|---:|---:|---:|---|
 """
-"""Of the table in `docs/performance.md`."""
+"""Of the table in `bench/RESULTS.md`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Typed input: models that reject unknown keys and suggest the nearest known name.
 
 A misspelt key that is ignored makes a run train on the wrong data, so all input models (blends, settings) derive from
-`Strict`: unknown keys are errors, values are checked and frozen. Keys that start with `_` are comments, at any level; the
-JSON schema allows them too, so that Prefect's server accepts the same blends as the command line.
+`Strict`: unknown keys are errors, values are checked and frozen. Keys that start with `_`, and `$schema`, are comments, at any
+level; the JSON schema allows them too, so that Prefect's server accepts the same blends as the command line.
 """
 
 import inspect
@@ -32,13 +32,17 @@ Model = TypeVar("Model", bound="Strict")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+COMMENT = r"^(_|\$schema$)"
+"""Keys that are dropped: comments, and the schema that an editor checks the file with."""
+
+
 class Strict(BaseModel, frozen=True):
-    """A frozen model that rejects unknown keys; keys that start with `_` are comments and are dropped."""
+    """A frozen model that rejects unknown keys; comments are dropped."""
 
     model_config = ConfigDict(
         extra="forbid",
         allow_inf_nan=False,
-        json_schema_extra={"patternProperties": {"^_": {}}},
+        json_schema_extra={"patternProperties": {COMMENT: {}}},
     )
 
     @field_validator("*")
@@ -53,7 +57,7 @@ class Strict(BaseModel, frozen=True):
     def _drop_comments(cls, data: Any) -> Any:  # noqa: ANN401 - unchecked input
         if not isinstance(data, Mapping):
             return data
-        return {key: value for key, value in cast("Mapping[Any, Any]", data).items() if not str(key).startswith("_")}
+        return {key: value for key, value in cast("Mapping[Any, Any]", data).items() if not re.match(COMMENT, str(key))}
 
 
 SIZE = r"^[0-9]*\.?[0-9]+ ?((k|K|m|M|g|G|t|T|p|P|e|E)((i|I)?(b|B))?|b|B)?$"

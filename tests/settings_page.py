@@ -1,9 +1,11 @@
-"""All settings, as `docs/settings.md`; `python -m tests.settings_page` writes it."""
+"""What is generated from the models: settings, keys of blends, and their schema; `python -m tests.settings_page` writes it."""
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel
+from tokenmill.tasks.blend.models import Blend, DataSource, Phase
 from tokenmill.tasks.dedup.settings import DedupSettings
 from tokenmill.tasks.described import Described, describe
 from tokenmill.tasks.filter.settings import FilterSettings
@@ -16,7 +18,7 @@ from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 from tokenmill.tasks.train.settings import OrderSettings, TrainSettings
 
-PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
+ROOT = Path(__file__).parents[1]
 
 SETTINGS: dict[str, type[BaseModel]] = {
     "pretrain": PretrainSettings,
@@ -40,12 +42,61 @@ them too.
 """
 
 
+BLEND_HEAD = """# Blend
+
+A blend is a JSON file: datasets and weights, and a [budget](budgets.md) if you like. Other keys are errors, with the nearest known
+key. Keys that begin with `_` are comments. Relative paths are relative to the file.
+
+```json
+{
+  "$schema": "/path/to/tokenmill/blends/schema/blend.json",
+  "datasets": [
+    {"name": "web",  "path": "/data/web/", "weight": 3, "where": "language == 'en'"},
+    {"name": "code", "path": "hf://org/code", "subset": "python", "text_field": "content", "max_epochs": 4}
+  ],
+  "tokens": 1000000000
+}
+```
+
+With `$schema`, an editor completes and checks keys. The schema is generated from the models that read blends (`python -m
+tests.settings_page`, which writes this page too), and installed with the package.
+
+List `datasets`, of which shares are held out, or `train`, `valid` and `test`, of which nothing is.
+"""
+
+
+def blend_page() -> str:
+    """The keys of blends, as Markdown."""
+    parts = {"Keys of a blend": Blend, "Keys of a dataset": DataSource, "Keys of a phase": Phase}
+    return BLEND_HEAD + "".join(map(section, parts, parts.values()))
+
+
+def schema() -> str:
+    """The JSON schema of blends."""
+    return (
+        json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **Blend.model_json_schema()}, indent=1)
+        + "\n"
+    )
+
+
+def generated() -> Mapping[Path, str]:
+    """The content of each file that is generated."""
+    return {
+        ROOT / "docs/settings.md": page(),
+        ROOT / "docs/blend.md": blend_page(),
+        ROOT / "blends/schema/blend.json": schema(),
+    }
+
+
 def page() -> str:
     """The page, as Markdown."""
-    return HEAD + "".join(
-        f"\n## {command}\n\n| key | default | values | meaning |\n|---|---|---|---|\n{''.join(map(line, describe(model, refused(command))))}"
-        for command, model in SETTINGS.items()
-    )
+    return HEAD + "".join(section(command, model, refused(command)) for command, model in SETTINGS.items())
+
+
+def section(title: str, model: type[BaseModel], without: Collection[str] = ()) -> str:
+    """The table of a model."""
+    rows = "".join(map(line, describe(model, without)))
+    return f"\n## {title}\n\n| key | default | values | meaning |\n|---|---|---|---|\n{rows}"
 
 
 def refused(command: str) -> Collection[str]:
@@ -64,4 +115,6 @@ def escaped(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
+    for path, text in generated().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")

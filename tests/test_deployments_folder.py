@@ -58,7 +58,7 @@ def accepted(command):
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
 def test_every_profile_has_only_known_keys_names_a_class_and_is_listed_in_the_docs(path):
     assert parse(Profile, yaml.safe_load(path.read_text()), path.name).cluster_class
-    assert f"`{path.name}`" in (REPOSITORY / "docs/prefect.md").read_text()
+    assert f"`{path.name}`" in (REPOSITORY / "docs/clusters.md").read_text()
 
 
 def test_the_laptop_profile_is_a_task_runner():

@@ -38,7 +38,9 @@ def pages():
 
 def test_every_document_is_a_page_that_can_be_searched(pages):
     names = {path.with_suffix(".html").name for path in (REPOSITORY / "docs").glob("*.md")}
-    assert pages.keys() == names | {"index.html", "contributing.html"}
+    assert pages.keys() == names | {
+        f"{name}.html" for name in ("index", "contributing", "changelog", "guarantees-tests", "results")
+    }
     searched = (SITE / "search.json").read_text()
     assert all(f'"{name}' in searched for name in names)
 

@@ -68,8 +68,12 @@ def test_what_is_no_object_is_refused(data):
     assert mistake.startswith("mill.json: ")
 
 
-@given(st.dictionaries(st.text(max_size=8).map(lambda name: f"_{name}"), st.none() | st.integers() | st.text()))
-def test_keys_that_start_with_an_underscore_are_comments_at_any_level(comments):
+@given(
+    st.dictionaries(
+        st.just("$schema") | st.text(max_size=8).map(lambda name: f"_{name}"), st.none() | st.integers() | st.text()
+    )
+)
+def test_comments_are_dropped_at_any_level(comments):
     plain = {"name": "a", "engine": {"power": 2}, "stones": [{"fuel": "x"}]}
     commented = {
         **comments,
@@ -85,7 +89,7 @@ def test_the_schema_allows_comments_and_nothing_else_unknown():
     schema = Mill.model_json_schema()
     for part in (schema, schema["$defs"]["Engine"]):
         assert part["additionalProperties"] is False
-        assert part["patternProperties"] == {"^_": {}}
+        assert part["patternProperties"] == {r"^(_|\$schema$)": {}}
     assert json.loads(json.dumps(schema)) == schema
 
 

@@ -35,19 +35,19 @@ PATTERNS = {
 
 CEILINGS = {
     "docs": {
-        "a clause as a noun": 17,
+        "a clause as a noun": 13,
         "a negated noun": 4,
         "nothing as an object": 3,
-        "alone, by itself": 4,
-        "a genitive for a compound": 15,
-        "that of": 2,
-        "software that speaks": 8,
-        "another": 3,
+        "alone, by itself": 3,
+        "a genitive for a compound": 13,
+        "that of": 1,
+        "software that speaks": 7,
+        "another": 2,
         "stands, comes, stays": 7,
         "-ever": 0,
         "some 20": 0,
         "a training": 5,
-        "chained genitives": 12,
+        "chained genitives": 11,
         "left out": 3,
         "British spelling": 12,
         "data set": 0,
@@ -117,7 +117,7 @@ def docs():
         if path.name not in {"style.md", "chat-templates.md"}
     ]
     for path in [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *pages]:
-        yield from path.read_text().splitlines()
+        yield from (line for line in path.read_text().splitlines() if not line.startswith("{"))
 
 
 @cache

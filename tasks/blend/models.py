@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema, model_validator
 from tokenmill.tasks.errors import nearest
-from tokenmill.tasks.strict import Seed, Strict
+from tokenmill.tasks.strict import COMMENT, Seed, Strict
 
 from .predicates import where_of
 
@@ -66,18 +66,18 @@ class Fim(Strict, frozen=True):
     rate: Share = Field(default=0.5, description="Share of documents to rearrange; 0 turns it off.")
     spm_rate: Share = Field(default=0.5, description="Share of these as suffix, prefix, middle; the rest as PSM.")
     split_sample: str | None = Field(
-        default=None, min_length=1, description="Rearrange each fragment between these strings by itself."
+        default=None, min_length=1, description="Rearrange each fragment between these strings separately."
     )
     fragment_rate: Share | None = Field(
         default=None, description="Share of fragments to rearrange in chosen documents with split_sample."
     )
     no_prefix: str | None = Field(
-        default=None, min_length=1, description="Leave documents and fragments that begin with this as they are."
+        default=None, min_length=1, description="Don't rearrange documents and fragments that begin with this."
     )
     prefix_token: str | None = Field(default=None, min_length=1, description="Token before the prefix; else detected.")
     middle_token: str | None = Field(default=None, min_length=1, description="Token before the middle; else detected.")
     suffix_token: str | None = Field(default=None, min_length=1, description="Token before the suffix; else detected.")
-    seed: Seed = Field(default=42, description="Seed of the choice of documents, layouts and cuts.")
+    seed: Seed = Field(default=42, description="Seed for choosing documents, layouts and cuts.")
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -110,6 +110,16 @@ class Fields(Strict, frozen=True):
 class DataSource(Strict, frozen=True):
     """One dataset of a blend: the place of its rows, and its weight."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "patternProperties": {
+                COMMENT: {},
+                "^category$": {"type": "string"},
+                "^chat_template_kwargs$": {"type": "object"},
+            }
+        }
+    )
+
     name: Name = Field(description="Unique name; becomes part of file names.")
     path: str = Field(
         min_length=1,
@@ -121,7 +131,7 @@ class DataSource(Strict, frozen=True):
     )
     split: str | None = Field(default=None, description="Split of the dataset.")
     subset: str | None = Field(
-        default=None, description="Configuration of a Hugging Face dataset, or a folder of any other."
+        default=None, description="Configuration of a Hugging Face dataset, or a folder in other datasets."
     )
     text_field: str = Field(
         default="text", min_length=1, description="Field that holds the text; dots separate nested keys."
@@ -135,7 +145,7 @@ class DataSource(Strict, frozen=True):
     )
     tools_field: str = Field(default="tools", min_length=1, description="Field that holds the tools.")
     template_variables: dict[str, JsonValue] = Field(
-        default={}, description="Variables of its chat template, beside those of the run; also chat_template_kwargs."
+        default={}, description="Variables of its chat template, added to the setting; also chat_template_kwargs."
     )
     fields: Fields | None = Field(
         default=None, description="Fields of question, answer, system prompt, history and tools; detected if omitted."
@@ -152,21 +162,21 @@ class DataSource(Strict, frozen=True):
         default=None, min_length=1, description="Converter to Harmony; chosen by the path if omitted."
     )
     share: float | None = Field(
-        default=None, gt=0, le=1, description="Share of the tokens of its group, or of all, instead of a weight."
+        default=None, gt=0, le=1, description="Share of its group's tokens, or of all, instead of a weight."
     )
     tokens: int | None = Field(default=None, ge=1, description="Tokens to read of it, instead of a weight.")
     min_epochs: float | None = Field(default=None, gt=0, description="Read it at least this often.")
     max_epochs: float | None = Field(default=None, gt=0, description="Read it at most this often.")
     group: Group | None = Field(default=None, description="Group that it is in; 'code/python' is in 'code'.")
     license: str | None = Field(
-        default=None, min_length=1, description="Licence of the dataset, for its card; best an SPDX identifier."
+        default=None, min_length=1, description="License of the dataset, for its card; best an SPDX identifier."
     )
     languages: list[str] | None = Field(
         default=None,
         min_length=1,
         description="Languages of the dataset, for its card, as codes of BCP 47; never guessed.",
     )
-    domain: str | None = Field(default=None, min_length=1, description="What the dataset is about, for its report.")
+    domain: str | None = Field(default=None, min_length=1, description="Topic of the dataset, for its report.")
     fim: Fim | None = Field(default=None, description="Fill in the middle for this dataset, instead of the setting.")
     transforms: list[TransformSpec] = Field(
         default=[], description="Transforms of each row for reinforcement learning, in order."
@@ -241,7 +251,7 @@ class Phase(Strict, frozen=True):
     ramp: int | None = Field(
         default=None,
         ge=1,
-        description="Lead from the mix of the phase before to that of the phase after in so many steps.",
+        description="Move from the previous phase's mix to the next phase's mix in this many steps.",
     )
 
     @model_validator(mode="after")
@@ -271,7 +281,8 @@ class Blend(Strict, frozen=True):
         default=None, ge=0, le=1, description="Multiply each weight by the dataset's tokens to this power."
     )
     groups: dict[Group, Share] | None = Field(
-        default=None, description="Share of each group in all tokens; of 'code/python' in those of 'code'."
+        default=None,
+        description="Share of each group in all tokens; a group within a group: its share of the outer one.",
     )
     phases: list[Phase] | None = Field(default=None, min_length=1, description="Phases of training, in order.")
 

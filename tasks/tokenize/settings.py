@@ -9,7 +9,7 @@ from pydantic.json_schema import SkipJsonSchema
 from tokenmill.tasks.blend.models import Fim
 from tokenmill.tasks.shards.identity import ADDED
 from tokenmill.tasks.shards.settings import PreparationSettings
-from tokenmill.tasks.strict import Size, Strict
+from tokenmill.tasks.strict import COMMENT, Size, Strict
 
 Engine = Literal["gigatoken", "fastokens"]
 Backend = Engine | Literal["reference"]
@@ -21,7 +21,7 @@ class TokenizerSource(Strict, frozen=True):
 
     # A form would show a property as a switch, which could only be refused.
     model_config = ConfigDict(
-        json_schema_extra={"patternProperties": {"^_": {}, "^trust_remote_code$": {"const": False}}}
+        json_schema_extra={"patternProperties": {COMMENT: {}, "^trust_remote_code$": {"const": False}}}
     )
 
     model: str = Field(

@@ -84,6 +84,29 @@ def test_the_schema_says_what_filters_are(filters, valid):
     assert jsonschema.Draft202012Validator(schema).is_valid(blend) == valid
 
 
+SCHEMA = "blends/schema/blend.json"
+
+
+@pytest.mark.parametrize(
+    ("blend", "valid"),
+    [
+        ({"$schema": f"../{SCHEMA}", "datasets": [source()]}, True),
+        ({"datasets": [source(category="math", chat_template_kwargs={"a": 1})]}, True),
+        ({"datasets": [source(wieght=1)]}, False),
+        ({"$schemas": "", "datasets": [source()]}, False),
+        ({"datasets": [source(path="")]}, False),
+        *((json.loads(path.read_bytes()), True) for path in sorted((REPOSITORY / "blends").glob("*.json"))),
+    ],
+)
+def test_the_schema_accepts_what_loads(blend, valid):
+    schema = json.loads((REPOSITORY / SCHEMA).read_bytes())
+    assert jsonschema.Draft202012Validator(schema).is_valid(blend) == valid
+    if valid:
+        assert load_blend(blend)
+    else:
+        assert refusal(blend)
+
+
 def test_a_blend_per_split_keeps_its_splits_in_order():
     blend = load_blend({"test": [A], "train": [A, B]})
     assert {split: [each.name for each in sources] for split, sources in blend.parts().items()} == {

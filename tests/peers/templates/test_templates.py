@@ -45,4 +45,5 @@ def test_reasons_are_true(rows):
 
 
 def test_the_table_is_what_came_out(rows):
-    assert table.PAGE.read_text("utf-8") == table.page(rows), "run python -m tests.peers.templates.table"
+    written = table.PAGE.read_text("utf-8"), table.TABLE.read_text("utf-8")
+    assert written == (table.page(rows), table.table(rows)), "run python -m tests.peers.templates.table"
