@@ -39,9 +39,9 @@ docs: .venv/docs ## a site of README and docs/ in build/site
 	rm -rf build/docs build/site && mkdir -p build && cp -r docs build/docs && cp blends/pools.yaml build/docs
 	cp README.md build/docs/index.md && cp CONTRIBUTING.md build/docs/contributing.md && cp CHANGELOG.md build/docs/changelog.md
 	cp tests/GUARANTEES.md build/docs/guarantees-tests.md && cp bench/RESULTS.md build/docs/results.md
-	sed -i 's#](\(\.\./\)\?CONTRIBUTING.md#](contributing.md#g; s#](\.\./README.md#](index.md#g; s#](\(\.\./\)\?CHANGELOG.md#](changelog.md#g; \
-		s#](\.\./tests/GUARANTEES.md#](guarantees-tests.md#g; s#](\.\./bench/RESULTS.md#](results.md#g; s#](\.\./blends/#](#g; \
-		s#](\(\.\./\)\?docs/#](#g' build/docs/*.md
+	sed -i -e 's#](\(\.\./\)\?CONTRIBUTING.md#](contributing.md#g; s#](\(\.\./\)\?CHANGELOG.md#](changelog.md#g' \
+		-e 's#](\.\./tests/GUARANTEES.md#](guarantees-tests.md#g; s#](\.\./bench/RESULTS.md#](results.md#g' \
+		-e 's#](\.\./README.md#](index.md#g; s#](\.\./blends/#](#g; s#](\(\.\./\)\?docs/#](#g' build/docs/*.md
 	.venv/docs/bin/zensical build --strict
 
 bench: .venv/installed-dev ## ratios against peers and rooflines; appends to build/bench/results.jsonl
