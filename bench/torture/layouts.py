@@ -86,6 +86,7 @@ WORDS = [
     "0",
     "fo",
 ]
+MARKS = ["\u0301", "\u0338", "\u0327\u0301", "\u0308", "\u212a", "\u1161", "e\u0301"]
 
 
 def run(seed: int, texts: int = TEXTS, layouts: int = LAYOUTS) -> str:
@@ -165,6 +166,7 @@ def documents(source: random.Random, tokens: list[str], count: int) -> list[str]
         lambda: source.choice(SPACES),
         lambda: source.choice(WORDS),
         lambda: source.choice(WORDS),
+        lambda: source.choice(MARKS),
     ]
     pieces = [source.choice(kinds)() for _ in range(4_000)]
     return ["".join(source.choices(pieces, k=source.randint(1, 12))) for _ in range(count)]

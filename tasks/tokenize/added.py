@@ -7,16 +7,21 @@ still hides the tokens that overlap it. Engines take fewer steps. Their ids equa
 for the same characters:
 
 *   a token that strips whitespace, if whitespace itself begins or ends an added token;
-*   two tokens that overlap, if one of them can be rejected, or if the leftmost is normalized and the other isn't.
+*   two tokens that overlap, if one of them can be rejected, or if the leftmost is normalized and the other isn't;
+
+or unless a normalized token is one in the text as it is only: NFC makes `foo` and an acute accent `foó`, and a Kelvin sign a K.
 
 Such texts are `tangles`: documents that contain one are encoded by the reference. All else is tried by the gate (`neighbors`).
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from string import ascii_letters
 from typing import Any
+from unicodedata import combining, decomposition, normalize
 
 SPACES = "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f\x85\u00a0\u1680\u2000\u2007\u2028\u2029\u202f\u205f\u3000\u2581"
 """Characters that some libraries strip; the last is SentencePiece's own space."""
@@ -64,13 +69,16 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class AddedTokens:
-    """The added tokens of a tokenizer; `normalizes` says whether it changes text before it looks for normalized ones."""
+    """The added tokens of a tokenizer; `normalizes` says whether it changes text before it looks for normalized ones, `composes`
+    whether it brings text into NFC or NFKC then.
+    """
 
     tokens: Sequence[Added] = ()
     normalizes: bool = False
+    composes: bool = False
 
     def tangles(self, *, literal: bool) -> list[str]:
-        """Texts for whose documents no engine is trusted. With `literal`, special tokens are text.
+        """Regular expressions for documents that no engine is trusted with. With `literal`, special tokens are text.
 
         Raises ValueError if they cannot be found, because the tokenizer changes text first.
         """
@@ -80,11 +88,36 @@ class AddedTokens:
                 "isn't trusted with added tokens that compete for whitespace or characters in normalized text"
             )
         texts = sorted({text for text, _ in found}, key=lambda text: (len(text), text))
-        return [text for number, text in enumerate(texts) if not any(other in text for other in texts[:number])]
+        shortest = [text for number, text in enumerate(texts) if not any(other in text for other in texts[:number])]
+        return [*map(re.escape, shortest), *self._composed()]
 
     def changes_identity(self) -> bool:
         """Whether ids of data with earlier fingerprints may be wrong."""
-        return any(self._stripping(literal=False)) or any(self._competing(literal=True))
+        return any(self._stripping(literal=False)) or any(self._competing(literal=True)) or any(self._composed())
+
+    def _written_differently(self, a: str, b: str) -> Iterator[str]:
+        """Normalized tokens, between two letters, to which NFC joins a mark, or that it makes of other characters."""
+        for text in [token.content for token in self.tokens if self.composes and token.normalized][:TRIED]:
+            yield from (f"{a}{text}{mark}{b}" for mark in composed_with(text[-1:])[:1])
+            for each in sorted(set(text) & composing()[1].keys()):
+                yield f"{a}{text.replace(each, composing()[1][each][0])}{b}"
+
+    def _composed(self) -> Iterator[str]:
+        """Regular expressions for characters that NFC makes part of a normalized token, or takes from one."""
+        changed = (
+            [token.content for token in self.tokens if token.normalized and token.content] if self.composes else []
+        )
+        if not changed:
+            return
+        marks, others = composing()
+        ends = {text[-1] for text in changed if composed_with(text[-1])}
+        yield from (f"{re.escape(end)}[{_ranges(marks)}]" for end in sorted(ends))
+        used = set("".join(changed))
+        found = {text[0] for text in changed if text[0] in marks}.union(
+            *(others[each] for each in used & others.keys())
+        )
+        if found:
+            yield f"[{_ranges(sorted(found))}]"
 
     def _stripping(self, literal: bool) -> Iterator[tuple[str, tuple[Added, ...]]]:
         if any(token.is_spaced for token in self.tokens):
@@ -131,7 +164,49 @@ class AddedTokens:
             *(f"{a}{run}{token}{run}{b}{token}{run}{token}" for token in few for run in (*RUNS, *spaced)),
             *(f"{a}{one}{other} {one} {other}\n{one}" for one in few for other in tried),
             *(f"{a} {text} {b}{text}" for _, _, text in itertools.islice(overlaps(self.tokens), TRIED * TRIED)),
+            *self._written_differently(a, b),
         ]
+
+
+@cache
+def composing() -> tuple[Mapping[str, None], Mapping[str, str]]:
+    """Characters that may join an earlier one in NFC; and by character, others that NFC writes as it, or with it.
+
+    Both are in the order of Unicode. No character above the compatibility ideographs of plane 2 has a decomposition.
+    """
+    marks: dict[str, None] = {}
+    others: dict[str, str] = {}
+    for character in map(chr, range(0x80, 0x2FA20)):
+        form = normalize("NFC", character)
+        if form != character:
+            others |= {each: others.get(each, "") + character for each in form}
+        if combining(character):
+            marks[character] = None
+        pair = decomposition(character).split()
+        if len(pair) == 2 and not pair[0].startswith("<") and form == character:  # noqa: PLR2004 - a pair
+            marks[chr(int(pair[1], 16))] = None
+    jamo = (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))  # vowels and final consonants: Unicode, section 3.12
+    return dict.fromkeys(sorted([*marks, *map(chr, jamo)])), others
+
+
+def composed_with(character: str) -> list[str]:
+    """The characters that join `character` in NFC."""
+    own = normalize("NFC", character)
+    return [
+        mark for mark in composing()[0]
+        if character and normalize("NFC", character + mark) != own + normalize("NFC", mark)
+    ]  # fmt: skip
+
+
+def _ranges(characters: Iterable[str]) -> str:
+    """The content of a character class; `characters` ascend."""
+    runs: list[list[int]] = []
+    for code in map(ord, characters):
+        if runs and runs[-1][1] == code - 1:
+            runs[-1][1] = code
+        else:
+            runs.append([code, code])
+    return "".join(f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in runs)
 
 
 def overlaps(tokens: Sequence[Added]) -> Iterator[tuple[Added, Added, str]]:

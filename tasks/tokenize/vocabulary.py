@@ -143,7 +143,8 @@ class Definition:
         """The added tokens and how they are matched."""
         normalizer = self.others.get("normalizer")
         changes = bool(normalizer and normalizer.get("normalizers", True))  # an empty sequence changes nothing
-        return AddedTokens([Added.of(token) for token in self.added], changes)
+        composes = any(f'"{form}"' in orjson.dumps(normalizer).decode() for form in ("NFC", "NFKC", "Precompiled"))
+        return AddedTokens([Added.of(token) for token in self.added], changes, composes)
 
     def facts(self, config: Mapping[str, Any]) -> Facts:
         """The facts of its model. Raises ValueError, TypeError or KeyError for one without a vocabulary."""

@@ -33,6 +33,21 @@ LAYOUTS = {
     "overlap across steps": [AddedToken("ab", normalized=True), AddedToken("bc", normalized=False)],
     "one holds the other": [AddedToken("abc", normalized=True), AddedToken("b", normalized=False)],
 }  # fmt: skip
+COMPOSED = {
+    "a mark joins its end": [AddedToken("foo", normalized=True)],
+    "a mark joins across a mark": [AddedToken("fooe", normalized=True)],
+    "it begins with a mark": [AddedToken("\u0301x", normalized=True)],
+    "a character that NFC writes as its own": [AddedToken("K;", normalized=True)],
+    "a vowel joins its end": [AddedToken("\u1100", normalized=True)],
+}
+JOINED = [
+    "wordfoo\u0301x",
+    "fooe\u0327\u0301 foo",
+    "a\u0301x e\u0301x",
+    "\u212a\u037e K;",
+    "\u1100\u1161 \u1100",
+    "plain foo K; text",
+]
 TEXTS = [
     "plain words    </s> more words\n    </s>", "if x:</s>    return 1", "a   [MASK] b and   [MASK] c", "1.</s>\t  b", "no marker   at all",
     "<x> </s> <x>   </s>", "a\t\t<m>\t\tb \t<m> \t\t", "<ab> ab> <ab", "xfoo bar-y foo bar- foo bar", "abc aabcc",
@@ -69,6 +84,25 @@ def test_tokens_that_compete(tmp_path, monkeypatch, layout, normalizer, guard):
                 passed += found.by_reference < len(TEXTS)
     exact_encoder.cache_clear()
     assert passed or normalizer or guard == "gate"
+
+
+@pytest.mark.parametrize("guard", ["tangles", "gate"])
+@pytest.mark.parametrize("layout", COMPOSED)
+def test_marks_that_nfc_joins_with_a_token(tmp_path, monkeypatch, layout, guard):
+    monkeypatch.setattr(exact, "_suspects_of", lambda *_: [])
+    if guard == "gate":
+        monkeypatch.setattr(AddedTokens, "tangles", lambda *_, **__: [])
+    vocabulary = saved(tmp_path, COMPOSED[layout], normalizers.NFC())
+    texts = pa.array(JOINED, pa.large_string())
+    for engine in ENGINES:
+        if (
+            guard == "tangles"
+            or compare(vocabulary, engine, nasty_strings(vocabulary), literal=True).difference is None
+        ):
+            found = exact_encoder(vocabulary, engine, literal=True).encode(texts)
+            assert found.ids.tolist() == vocabulary.reference(True).encode(texts).ids.tolist()
+            assert found.by_reference < len(texts)
+    exact_encoder.cache_clear()
 
 
 def test_only_affected_tokenizers_get_new_keys(tmp_path):
