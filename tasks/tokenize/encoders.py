@@ -140,8 +140,9 @@ def _private_bytes() -> int:
     return memory.rss - getattr(memory, "shared", 0)
 
 
-GIVING_UP = frozenset({"PanicException", "ValueError"})
-"""What libraries raise for a text that takes their regular expression too many steps; the first is Rust's, and no Exception."""
+GIVING_UP = frozenset({"PanicException", "ValueError", "Exception"})
+"""Names of what libraries raise for a text that takes their regular expression too many steps (Rust's panic isn't an Exception),
+or, bare, for one with characters that a vocabulary without an unknown token doesn't cover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,8 @@ class ReferenceEncoder:
     def _one_by_one(self, texts: list[str], why: str) -> Sequence[Sequence[int]]:
         if len(texts) > 1:
             return [ids for text in texts for ids in self._encoded([text])]
+        better = "that has an unknown token" if "unk" in why.lower() else "whose regular expression takes fewer steps"
         raise RunError(
             f"the tokenizer cannot encode the text that begins {texts[0][:40]!r} ({why}); leave its row out, or choose a "
-            "tokenizer whose regular expression takes fewer steps"
+            f"tokenizer {better}"
         )

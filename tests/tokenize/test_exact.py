@@ -10,7 +10,7 @@ import pytest
 import regex
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.tokenize import exact
@@ -164,6 +164,18 @@ def test_a_regular_expression_that_takes_too_many_steps(tmp_path, backend):
     assert encoder.encode(column(["aa"])).lengths.sum() > 0
     with pytest.raises(RunError, match=r"cannot encode the text that begins 'a{40}' \(.*limit.*\); leave its row out"):
         encoder.encode(column(["aa", "a" * 60 + "c"]))
+
+
+def test_text_outside_a_vocabulary_without_an_unknown_token(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"rye": 0, "</s>": 1}, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    known = load_vocabulary(TokenizerSettings(model=str(tmp_path), add_eos=False))
+    assert known.reference(True).encode(column(["rye"])).ids.tolist() == [0]
+    with pytest.raises(
+        RunError, match=r"the text that begins 'oat' \(.*\[UNK\].*choose a tokenizer that has an unknown token"
+    ):
+        known.reference(True).encode(column(["rye", "oat"]))
 
 
 @pytest.mark.slow
