@@ -26,7 +26,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.blend.predicates import where_of
 from tokenmill.tasks.errors import InputError, nearest
-from tokenmill.tasks.storage import is_local
 
 from .arrow_predicates import expression
 from .files import (
@@ -346,8 +345,7 @@ def open_parquet(file: SourceFile, stream: BinaryIO, metadata: pq.FileMetaData |
             require_stored(file, stream, "Parquet")
         raise _explained(file, "its footer", error) from error
     # Arrow ends the process at the first look at an encrypted column.
-    is_read_here = metadata is None and is_local(file.uri)
-    if is_read_here and _footer_bytes(stream) - opened.metadata.serialized_size == SIGNATURE_BYTES:
+    if metadata is None and _footer_bytes(stream) - opened.metadata.serialized_size == SIGNATURE_BYTES:
         raise InputError(f"{file.uri}: holds encrypted columns; {UNENCRYPTED}")
     return opened
 

@@ -313,6 +313,8 @@ OTHERS = {
     "UTF-32 ": (LINES.decode().encode("utf-32-be"), "iconv -f UTF-32 -t UTF-8"),
     "a pointer of Git LFS": (POINTER, "git lfs pull"),
     "encrypted Parquet": (b"PARE\x15\x00", "write it again without encryption"),
+    "a PDF file": (b"%PDF-1.4\n1 0 obj\n<< /Type /Catalog >>\nendobj\n", "extract its text"),
+    "an RTF file": (rb"{\rtf1\ansi\deff0 {\fonttbl {\f0 Times;}} text}", "extract its text"),
 }
 
 
@@ -356,6 +358,12 @@ def test_files_of_which_no_row_could_be_read(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(gzip.compress(content) if name == "a.jsonl.gz" else content)
     with pytest.raises(InputError, match=f"{name}: holds {said}"):
         texts_of(tmp_path / name)
+
+
+def test_encrypted_columns_of_an_object_store(memory):
+    memory.pipe("/corpus/a.parquet", encrypted(plaintext_footer=True))
+    with pytest.raises(InputError, match=r"memory://corpus/a\.parquet: holds encrypted columns"):
+        texts_of("memory://corpus/a.parquet")
 
 
 @pytest.mark.parametrize(
