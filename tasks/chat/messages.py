@@ -400,6 +400,7 @@ def unusual(keys: tuple[str, ...]) -> Unusual | None:
     unread = set(UNREAD)
     if not {"role", "from"}.isdisjoint(keys):
         unread |= {key for key in keys if is_telling(key)}.difference(READ, STEPS, MESSAGE_TOOLS, UNREADABLE)
+        unread |= {"author", "speaker"}  # the role in other dialects; here perhaps a name
     found = Unusual(
         masks,
         *(tuple(key for key in keys if key in each) for each in (UNREADABLE, unread, CHANNELS, STEPS, MESSAGE_TOOLS)),

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any, cast
 
+from tokenmill.tasks.shards.receipt import IN_NO_ROW
+
 from .channels import without_channels
 from .conversation import Conversation, Message, Rejected, RejectionError
 from .dialects import unfolded, with_role
@@ -56,7 +58,7 @@ def conversation(
         layout = layout_of(record, messages_field, tools_field, given)
         turns = _messages(record, layout, reading)
         tools = _tools(record, layout, reading) if layout.tools or reading.tools else []
-        if layout.others:
+        if layout.others or layout.optional:
             _beside(record, layout, reading)
         variables, cut = read_template_kwargs(record.get(KWARGS)), is_cut(record)
     except RejectionError as error:
@@ -327,6 +329,9 @@ def _beside(record: Record, layout: Layout, reading: _Reading) -> None:
         if meaning == "verdict" and value is False:
             raise RejectionError("bad_loss_flag", f"{name} is false: its answer is a bad one; filter such rows out")
         reading.unread.add(name)
+    for name, path in layout.optional:
+        if value_at(record, path, "no_messages") is None:
+            reading.unread.add(f"{name} {quoted(path)} {IN_NO_ROW}")
 
 
 LONG = 24

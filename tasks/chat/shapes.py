@@ -192,7 +192,8 @@ def fields_read(messages_field: str | None, tools_field: str, given: Given = ())
 
 
 class Layout(NamedTuple):
-    """A shape for rows with the same fields: with their spelling, and with what lies beside it, in the order of the row.
+    """A shape for rows with the same fields: with their spelling, and with what lies beside it, in the order of the row;
+    `optional` are the fields named by the blend that a row may lack.
 
     `messages` and the other fields of `shape` may be dotted if the blend names them.
     """
@@ -203,6 +204,7 @@ class Layout(NamedTuple):
     history: str | None
     reasoning: tuple[str, ...]
     others: Sequence[tuple[str, Meaning]]
+    optional: Given
 
 
 def value_at(record: Record, path: str, reason: Reason) -> Any:  # noqa: ANN401 - JSON may be anything
@@ -278,7 +280,9 @@ def _layout(keys: tuple[str, ...], messages_field: str | None, tools_field: str,
             others.append((key, "other" if meaning == "ambiguous" and (clear or key in same) else meaning))
     beside = {*(each.split(".")[0] for each in read if each), KWARGS}
     others.extend((key, "telling") for key in telling if key not in beside)
-    return Layout(shape, systems, tools, history, reasoning, tuple(others))
+    optional = tuple((f"fields.{part}", path) for part, path in given if part not in {"prompt", "response"})
+    optional += (("tools_field", tools_field),) if tools_field != TOOLS[0] else ()
+    return Layout(shape, systems, tools, history, reasoning, tuple(others), optional)
 
 
 def _named(messages_field: str | None, parts: Mapping[str, str]) -> Shape | None:

@@ -18,6 +18,7 @@ from .manifest import Finished, totals
 from .plan import Plan, PlannedShard
 from .preparation import Planned, Preparation
 from .publication import check_bad_rows, first_bad_row
+from .receipt import unread
 from .shrinkage import check_shrinkage
 from .store import Store
 
@@ -88,7 +89,8 @@ def _found(item: Finished, plan: Plan, store: Store, shape: str | None) -> First
     (*others, last) = (shard for shard in plan.shards if (shard.split, shard.dataset) == item.dataset)
     every = not others and len(last.part.members) <= 1 and (receipt.rows_in < MOST_ROWS or last.part.rows == MOST_ROWS)
     bad = first_bad_row([item], store)
-    return FirstRows(receipt.rows_in, receipt.documents, receipt.drops, receipt.not_read, bad, every, shape)
+    not_read = unread(receipt.not_read, receipt.documents)
+    return FirstRows(receipt.rows_in, receipt.documents, receipt.drops, not_read, bad, every, shape)
 
 
 def _require_publishable(

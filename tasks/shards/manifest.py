@@ -19,7 +19,7 @@ from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.storage import join
 
 from .plan import PlannedShard
-from .receipt import NOT_READ, Receipt
+from .receipt import NOT_READ, Receipt, unread
 from .store import PACKS, PREFIX, read_bytes
 
 MANIFEST = "manifest.json"
@@ -191,12 +191,12 @@ def totals(finished: Sequence[Finished], last: Sequence[Finished] = ()) -> dict[
     datasets: dict[str, Counter[str]] = {}
     drops: dict[str, Counter[str]] = {}
     splits: dict[str, Counter[str]] = {}
-    unread: dict[str, Counter[str]] = {}
+    not_read: dict[str, Counter[str]] = {}
     for item in finished:
         counts = datasets.setdefault(f"{item.shard.split}/{item.shard.dataset}", Counter())
         counts.update(rows=item.receipt.rows_in, documents=0, tokens=0, source_bytes=item.shard.part.size)
         if item.receipt.not_read:
-            unread.setdefault(f"{item.shard.split}/{item.shard.dataset}", Counter()).update(item.receipt.not_read)
+            not_read.setdefault(f"{item.shard.split}/{item.shard.dataset}", Counter()).update(item.receipt.not_read)
     for item in [*finished, *last]:
         receipt, name = item.receipt, f"{item.shard.split}/{item.shard.dataset}"
         datasets[name].update(quarantined=receipt.quarantined, truncated=receipt.truncated)
@@ -206,10 +206,15 @@ def totals(finished: Sequence[Finished], last: Sequence[Finished] = ()) -> dict[
         counts.update(documents=item.receipt.documents, tokens=item.receipt.tokens)
         for part, count in item.receipt.parts.items():
             splits.setdefault(item.split_of(part), Counter()).update(documents=count.documents, tokens=count.tokens)
+    lost = {
+        name: kept
+        for name, counts in not_read.items()
+        if (kept := unread(dict(sorted(counts.items())), datasets[name]["documents"]))
+    }
     return {
         **{field: sum(counts[field] for counts in datasets.values()) for field in SUMMED},
         "dropped": dict(sum(drops.values(), Counter())),
         "datasets": {name: {**counts, "dropped": dict(drops[name])} for name, counts in datasets.items()},
         "splits": {name: dict(counts) for name, counts in splits.items()},
-        **({NOT_READ: {name: dict(sorted(counts.items())) for name, counts in unread.items()}} if unread else {}),
+        **({NOT_READ: lost} if lost else {}),
     }

@@ -6,6 +6,7 @@ a row cannot exist. `facts` holds counts specific to a kind of shard. Times, hos
 everything else is the same on every run.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -22,6 +23,14 @@ ROWS_BY_FILE = "rows_by_file"
 
 NOT_READ = "not_read"
 """The fact that counts rows by what of them isn't read or written; shards whose rows are read in full don't have it."""
+
+IN_NO_ROW = "in no row"
+"""How names in `NOT_READ` end that count rows without a field which the blend names: rows may lack it, but not all of them."""
+
+
+def unread(counts: Mapping[str, int], documents: int) -> dict[str, int]:
+    """What of `documents` isn't read: `counts` without fields that some document has."""
+    return {name: count for name, count in counts.items() if count >= documents or not name.endswith(IN_NO_ROW)}
 
 
 class InvalidReceiptError(ValueError):

@@ -179,7 +179,7 @@ READ = [
     (LANGCHAIN, {"messages": [{"type": "human", "data": {"content": "q"}}, {"type": "ai", "data": {"content": "", "additional_kwargs": {
         "function_call": {"name": "f", "arguments": '{"x": 1}'}}}}]}, [user(), calls("")], ()),
     ("author", {"messages": [{"author": "system", "content": "s"}, {"author": "human", "content": "q"}, {"author": "Assistant", "content": "a"}]}, [system(), *TALK], ()),
-    ("author, then roles", {"messages": [{"author": "human", "content": "q"}, {"role": "assistant", "author": "human", "content": "a"}]}, TALK, ()),
+    ("author, then roles", {"messages": [{"author": "human", "content": "q"}, {"role": "assistant", "author": "human", "content": "a"}]}, TALK, ("messages.author",)),
     ("speaker", {"dialogue": [{"speaker": "USER", "text": "q"}, {"speaker": "bot", "text": "a"}]}, TALK, ()),
     (OPENROUTER, {"messages": [user(), answer(reasoning_details=[{"type": "reasoning.text", "text": "t", "signature": "x", "index": 0}])]}, [user(), THOUGHT], ()),
     (OPENROUTER, {"messages": [user(), answer(reasoning="t", reasoning_details=[{"type": "reasoning.text", "text": "t", "format": "anthropic-claude-v1"}])]}, [user(), THOUGHT], ()),
@@ -421,6 +421,20 @@ def test_rows_of_parquet_are_read_and_counted_like_those_of_json(tmp_path):
         [batch] = read_records(Slice(SourceFile(str(path), path.stat().st_size, "parquet"), 0, 1), fields)
         assert conversation(batch.records[0], None, "tools") == conversation(kept, None, "tools"), source
     assert mixed < 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "unread"),
+    [
+        ({"system": "rules", "tools": "meta.tools"}, ()),
+        ({"system": "rulse"}, ("fields.system 'rulse' in no row",)),
+        ({"history": "meta.past"}, ("fields.history 'meta.past' in no row",)),
+    ],
+)
+def test_fields_of_the_blend_that_a_row_lacks_are_counted(fields, unread):
+    row = {"q": "hi", "a": "yo", "rules": "Be kind.", "meta": {"tools": [TOOL]}}
+    found = conversation(row, None, "tools", given_of({"prompt": "q", "response": "a", **fields}))
+    assert found.unread == unread
 
 
 IDS = [1, 2, 99]
