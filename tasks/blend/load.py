@@ -58,7 +58,17 @@ def _parsed(content: object, where: str) -> Blend:
         raise InputError(
             f"{where}: lists prepared files for a trainer; name the blend of sources that they were prepared from"
         )
+    if rows := next(
+        (name for name, value in splits.items() if _is_rows(value) and name not in Blend.model_fields), None
+    ):
+        raise InputError(
+            f"{where}: isn't a blend; its rows are a list under {rows!r}: write these one per line (jq -c '.{rows}[]') to a .jsonl"
+        )
     return parse(Blend, content, where)
+
+
+def _is_rows(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in cast("list[Any]", value))
 
 
 def _is_prepared(listed: object) -> bool:
