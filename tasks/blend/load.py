@@ -68,7 +68,8 @@ def _parsed(content: object, where: str) -> Blend:
 
 
 def _is_rows(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in cast("list[Any]", value))
+    rows = cast("list[Any]", value) if isinstance(value, list) else []
+    return bool(rows) and all(isinstance(each, dict) and "path" not in each for each in rows)
 
 
 def _is_prepared(listed: object) -> bool:

@@ -141,8 +141,8 @@ def _private_bytes() -> int:
 
 
 GIVING_UP = frozenset({"PanicException", "ValueError", "Exception"})
-"""Names of what libraries raise for a text that takes their regular expression too many steps (Rust's panic isn't an Exception),
-or, bare, for one with characters that a vocabulary without an unknown token doesn't cover."""
+"""Exceptions that libraries raise for a text that takes their regular expression too many steps (Rust's panic
+isn't an Exception), or, bare, for one with characters that a vocabulary without an unknown token doesn't cover."""
 
 
 @dataclass(frozen=True, slots=True)

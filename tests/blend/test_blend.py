@@ -154,7 +154,10 @@ EMPTY = "the blend is empty; list at least one dataset under 'datasets' or 'trai
         ({"datasets": ["/data/a"]}, "datasets[0]: "),
         ({"datasets": [source(text_field="")]}, "datasets[0].text_field: String should have at least 1 character"),
         ({"datasets": [source(messages="x")]}, "datasets[0].messages: unknown key; did you mean 'messages_field'?"),
-        ({"version": 1, "data": [{"text": "a"}]}, "its rows are a list under 'data': write these one per line"),
+        (
+            {"version": 1, "data": [{"text": "a"}]},
+            "isn't a blend; its rows are a list under 'data': write these one per line",
+        ),
         ({"train": ["1.0", "/data/train/data_00000"], "valid": None}, "lists prepared files for a trainer; name the"),
         ({"datasets": [source(filter={})]}, "datasets[0].filter: unknown key; did you mean 'filters'?"),
         ({"datasets": [source(messages_field="")]}, "datasets[0].messages_field: String should have at least 1"),
