@@ -13,8 +13,8 @@ from tests.flows.prefect_commands import clean_environment
 
 pytestmark = pytest.mark.slow
 
-PAGES = ["start.md", "tutorial-pretrain.md", "tutorial-sft.md", "tutorial-rl.md"]
-SAVED = re.compile(r"(?:[Ss]ave (?:it|this|the blend|some conversations)|and this)\s+as\s+`([\w.]+)`")
+PAGES = ["start.md", "tutorial-pretrain.md", "tutorial-sft.md", "tutorial-rl.md", "read-packs.md"]
+SAVED = re.compile(r"(?:[Ss]ave\s+(?:it|this|the\s+blend|some\s+conversations)|and\s+this)\s+as\s+`([\w.]+)`")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
