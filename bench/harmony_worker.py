@@ -33,7 +33,7 @@ def main() -> None:
     set_up_arrow()  # as the command does
     imported = time.process_time()
     blend = Blend(datasets=[DataSource(name="benchmark", path=source, converter="openai_messages")])
-    planned = HARMONY.plan(blend, NormalizationSettings(thoughts="keep_all"), out)
+    planned = HARMONY.plan(blend, NormalizationSettings(keep_reasoning="keep_all"), out)
     at_loading = time.process_time()
     harmony_encoder().encode(pa.array([UNSWEPT], pa.large_string()))
     encoding()

@@ -20,6 +20,7 @@ from cyclopts.validators import Number
 from pydantic import ValidationError
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
+from tokenmill.tasks.renamed import LEAVES
 from tokenmill.tasks.report.visible import visible_line
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.storage import absolute
@@ -223,6 +224,7 @@ def _unknown(sentence: str, option: str) -> str:
     """The sentence, with the setting that the option means, if there is one."""
     known = {field for name in KINDS for field in preparation(name).settings.model_fields}
     name = option.removeprefix("--").partition("=")[0].replace("-", "_")
+    name = LEAVES.get(name, name)
     return f"{sentence} It is a setting: write {name}=VALUE." if name in known else sentence
 
 

@@ -4,7 +4,8 @@
 worker does not call flows this way, and has a server.)
 """
 
-from collections.abc import Callable, Generator
+import inspect
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, ParamSpec, TypeVar
@@ -19,6 +20,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED, 
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.console import never_end_by_printing
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.renamed import renamed
 from tokenmill.tasks.shards.worker import exit_if_imported
 from tokenmill.tasks.storage import is_writable
 
@@ -31,12 +33,24 @@ class ServedFlow(Flow[P, R]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the flow's own parameters and result
         """Run the flow. Errors as in `prefect_server`, and those of the flow."""
+        self._require_new_names(kwargs)
         if FlowRunContext.get() is not None:
             return super().__call__(*args, **kwargs)
         exit_if_imported()
         never_end_by_printing()  # before server connections take the numbers of closed streams
         with prefect_server(), tags("tokenmill", self.name):
             return super().__call__(*args, **kwargs)
+
+    def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Validate as Prefect does; deployments can have parameters of earlier versions."""
+        self._require_new_names(parameters)
+        return super().validate_parameters(parameters)
+
+    def _require_new_names(self, parameters: Mapping[str, Any]) -> None:
+        known = inspect.signature(self.fn).parameters
+        for sentence in (renamed(name, known.keys()) for name in parameters.keys() - known.keys()):
+            if sentence is not None:
+                raise InputError(f"{self.name}: {sentence}")
 
 
 def flow(*, name: str, description: str | None = None) -> Callable[[Callable[P, R]], ServedFlow[P, R]]:

@@ -20,14 +20,14 @@ KINDS = {"nll": preparation("nll"), "embed": preparation("embeddings")}
 @flow(name="score-candidates")
 @publishing
 @with_parameters_of(*(kind.settings for kind in KINDS.values()), without=KINDS["nll"].hidden)
-def score_candidates(blend: Blend | str, output_dir: Place, what: What, **chosen: object) -> dict[str, Any]:
-    """Score rows: the settings of the other score than `what` must be left out.
+def score_candidates(blend: Blend | str, output_dir: Place, mode: What, **chosen: object) -> dict[str, Any]:
+    """Score rows: the settings of the other score than `mode` must be left out.
 
     Args:
         blend: The folder of a normalization, a blend, or a file, folder or glob of rows.
         output_dir: Folder or URI for the scores, blend.json and the manifest.
-        what: nll, or embed.
+        mode: nll, or embed.
     """
     given = {name: value for name, value in chosen.items() if value is not None}
-    settings = parse(KINDS[what].settings, given, "settings")
-    return prepare(KINDS[what], KINDS[what].read_blend(blend), settings, output_dir)
+    settings = parse(KINDS[mode].settings, given, "settings")
+    return prepare(KINDS[mode], KINDS[mode].read_blend(blend), settings, output_dir)

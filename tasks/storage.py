@@ -21,8 +21,8 @@ from fsspec.spec import AbstractFileSystem
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import unsealed
 
-SourceIdentity = Literal["content", "stat"]
-"""The identity of a local file: a hash of its content, or path, size and modification time."""
+ChangeDetection = Literal["hash", "mtime"]
+"""How a change of a local file is noticed: by a hash of its content, or by its path, size and modification time."""
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
 

@@ -26,6 +26,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.renamed import renamed
 from tokenmill.tasks.storage import require_place
 
 Model = TypeVar("Model", bound="Strict")
@@ -57,7 +58,13 @@ class Strict(BaseModel, frozen=True):
     def _drop_comments(cls, data: Any) -> Any:  # noqa: ANN401 - unchecked input
         if not isinstance(data, Mapping):
             return data
-        return {key: value for key, value in cast("Mapping[Any, Any]", data).items() if not re.match(COMMENT, str(key))}
+        given = {
+            key: value for key, value in cast("Mapping[Any, Any]", data).items() if not re.match(COMMENT, str(key))
+        }
+        for sentence in (renamed(str(key), cls.model_fields) for key in given.keys() - cls.model_fields.keys()):
+            if sentence is not None:
+                raise ValueError(sentence)
+        return given
 
 
 SIZE = r"^[0-9]*\.?[0-9]+ ?((k|K|m|M|g|G|t|T|p|P|e|E)((i|I)?(b|B))?|b|B)?$"

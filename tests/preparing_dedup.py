@@ -27,7 +27,7 @@ class Run:
 
 def plan(blend, output_dir, **settings):
     """The plan of `blend`, with any share of bad rows, and whatever else is chosen."""
-    return plan_here("dedup", blend, output_dir, **{"bad_row_ceiling": 1.0, **settings})
+    return plan_here("dedup", blend, output_dir, **{"max_bad_row_fraction": 1.0, **settings})
 
 
 def decisions_of(planned, run=None):
@@ -43,7 +43,7 @@ def build(planned, decisions, shards):
 
 def prepare(blend, output_dir, run=None, **settings):
     """Plan, decide, build every pending shard in plan order, publish; returns the decided plan and the manifest."""
-    return prepare_here("dedup", blend, output_dir, run or Run(), **{"bad_row_ceiling": 1.0, **settings})
+    return prepare_here("dedup", blend, output_dir, run or Run(), **{"max_bad_row_fraction": 1.0, **settings})
 
 
 def stored_conversations(folder, columns):

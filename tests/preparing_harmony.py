@@ -9,12 +9,12 @@ from tests.building import build_here, build_shards, plan_here, prepare_here, pu
 
 def plan(blend, output_dir, **settings):
     """The plan of `blend`, with any share of bad rows, and whatever else is chosen."""
-    return plan_here("harmony", blend, output_dir, **{"bad_row_ceiling": 1.0, **settings})
+    return plan_here("harmony", blend, output_dir, **{"max_bad_row_fraction": 1.0, **settings})
 
 
 def prepare(blend, output_dir, **settings):
     """Plan, build every pending shard in plan order, publish; returns the plan and the manifest."""
-    return prepare_here("harmony", blend, output_dir, **{"bad_row_ceiling": 1.0, **settings})
+    return prepare_here("harmony", blend, output_dir, **{"max_bad_row_fraction": 1.0, **settings})
 
 
 def finish(planned, build=build_here):

@@ -10,7 +10,7 @@ from tests.building import build_shards, plan_here, prepare_here
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
 
 
-CHOSEN = {"holdout": NOTHING_HELD_OUT, "bad_row_ceiling": 1.0}
+CHOSEN = {"holdout": NOTHING_HELD_OUT, "max_bad_row_fraction": 1.0}
 
 
 def plan(blend, output_dir, **settings):

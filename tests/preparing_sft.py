@@ -59,7 +59,7 @@ def chat_vocabulary(folder, size=500):
     return byte_level_bpe(folder, size, special=(BOS, EOS, START, END))
 
 
-CHOSEN = {"chat_template": CHATML, "holdout": NOTHING_HELD_OUT, "bad_row_ceiling": 1.0}
+CHOSEN = {"chat_template": CHATML, "holdout": NOTHING_HELD_OUT, "max_bad_row_fraction": 1.0}
 
 
 def chosen(settings):

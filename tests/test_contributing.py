@@ -80,7 +80,7 @@ def test_the_kind_in_the_contributing_guide_is_planned_prepared_and_verified(cal
     blend.write_text(json.dumps({"datasets": [{"name": "texts", "path": str(source)}]}))
     out = tmp_path / "out"
     assert command("plan", blend, "--format", "json", "--kind", "lengths")["plan"]["shards"]["pending"] == 1
-    record = command("lengths", blend, "--output-dir", out, "workers=1", "bad_row_ceiling=1")["lengths"]
+    record = command("lengths", blend, "--output-dir", out, "workers=1", "max_bad_row_fraction=1")["lengths"]
     assert (record["rows"], record["documents"], record["dropped"]) == (61, 60, {"malformed_json": 1})
     assert command("verify", out)["verify"]["shards"] == 1
     (part,) = out.glob("lengths/*.parquet")

@@ -32,7 +32,7 @@ def assert_conserved(path: Path, verdicts: Sequence[Verdict], text_field: str, s
     blend["datasets"][0]["text_field"] = text_field
     with patch.dict("os.environ", {"XDG_CACHE_HOME": _model()}):
         _, manifest = prepare(
-            blend, folder / "out", tokenizer={"model": _model()}, shard_size=shard_size, bad_row_ceiling=1.0,
+            blend, folder / "out", tokenizer={"model": _model()}, shard_size=shard_size, max_bad_row_fraction=1.0,
             holdout={"valid": 0, "test": 0}, allow_shrink=["rows", "array"],
         )  # fmt: skip
     texts = [verdict[1] for verdict in verdicts if isinstance(verdict, tuple) and verdict != EMPTY]

@@ -111,7 +111,7 @@ class Place:
     def work(self, generation: int, number: int) -> Work:
         """One of the preparations of a generation."""
         data, model = self.folder / "data" / str(generation), str(self.folder / "vocabulary")
-        general = {"shard_size": SHARD_SIZE, "shrink_ceiling": 1.0}
+        general = {"shard_size": SHARD_SIZE, "max_shrink_fraction": 1.0}
         kind, names, settings = WORKS[number]
         if kind == "pretrain":
             general["tokenizer"] = {"model": model}
@@ -325,7 +325,10 @@ def nights(place: Place) -> None:
     source = random.Random(f"{place.seed}-nights")
     night = Nights(place.night)
     night.settings(
-        "defaults", tokenizer={"model": str(place.folder / "vocabulary")}, shard_size=SHARD_SIZE, shrink_ceiling=1.0
+        "defaults",
+        tokenizer={"model": str(place.folder / "vocabulary")},
+        shard_size=SHARD_SIZE,
+        max_shrink_fraction=1.0,
     )
     for number in itertools.count():
         night.append("recent", texts(f"night {number}", 20))

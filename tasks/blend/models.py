@@ -71,7 +71,7 @@ class Fim(Strict, frozen=True):
     fragment_rate: Share | None = Field(
         default=None, description="Share of fragments to rearrange in chosen documents with split_sample."
     )
-    no_prefix: str | None = Field(
+    skip_prefix: str | None = Field(
         default=None, min_length=1, description="Don't rearrange documents and fragments that begin with this."
     )
     prefix_token: str | None = Field(default=None, min_length=1, description="Token before the prefix; else detected.")

@@ -54,9 +54,9 @@ def plan_harmony(blend: Blend, settings: HarmonySettings, output_dir: str | None
 
 def require_choices(blend: Blend, settings: HarmonySettings) -> None:
     """Raises InputError for an unknown converter or rule, and for keys that do not apply here."""
-    for code in settings.rules_off:
+    for code in settings.disabled_rules:
         if code not in CODES:
-            raise InputError(f"rules_off: {code!r} is not a rule; {nearest(code, CODES)}")
+            raise InputError(f"disabled_rules: {code!r} is not a rule; {nearest(code, CODES)}")
     for sources in blend.parts().values():
         for source in sources:
             require_no(source, ["transforms", "fim", "template_variables"], "Harmony")
@@ -99,7 +99,7 @@ def _recipe(
         fields=source.named_fields,
         filters=row_filter(source).wanted,
         policy=asdict(policy_of(settings)),
-        rules_off=sorted(settings.rules_off),
+        rules_off=sorted(settings.disabled_rules),
         min_completion_chars=settings.min_completion_chars,
         cross_check=settings.cross_check,
         messages_json=settings.messages_json,

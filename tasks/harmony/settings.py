@@ -5,6 +5,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 from tokenmill.tasks.blend.models import Value
+from tokenmill.tasks.renamed import LEAVES
 from tokenmill.tasks.shards.settings import PreparationSettings
 
 from .converters import ProofTask
@@ -17,7 +18,7 @@ class HarmonySettings(PreparationSettings, frozen=True):
     """Settings of a Harmony normalization."""
 
     effort: Effort = Field(default=DEFAULT.effort, description="Reasoning effort of rows without one in the source.")
-    thoughts: Thoughts = Field(
+    keep_reasoning: Thoughts = Field(
         default=DEFAULT.thoughts, description="Keep all reasoning, or only that after the last user message."
     )
     parallel_calls: ParallelCalls = Field(
@@ -30,7 +31,7 @@ class HarmonySettings(PreparationSettings, frozen=True):
         default=DEFAULT.trailing, description="Messages after the assistant's last one: drop them, or reject the row."
     )
     proofs: ProofTask = Field(default="proof", description="What to train on in rows with proofs.")
-    rules_off: list[str] = Field(default=[], description="Codes of rules that rows may break, for example S15.")
+    disabled_rules: list[str] = Field(default=[], description="Codes of rules that rows may break, for example S15.")
     min_completion_chars: int = Field(default=1, ge=0, description="Answers with fewer characters count as empty.")
     cross_check: float = Field(
         default=0.02,
@@ -74,4 +75,5 @@ class HarmonyRecipe:
 
 def policy_of(settings: HarmonySettings) -> Policy:
     """The composition policy of the settings."""
-    return Policy(**{name: getattr(settings, name) for name in asdict(DEFAULT)})
+    chosen = {name: getattr(settings, LEAVES.get(name, name)) for name in asdict(DEFAULT)}
+    return Policy(**chosen)

@@ -126,7 +126,9 @@ def _invalid(quality: Quality) -> Rejected:
     rule = RULES.get(code)
     reason = f"invalid_harmony_{code}_{rule}" if rule else f"invalid_harmony_{code}"
     where = f"character {quality.quality_error_offset} of the Harmony text"
-    return Rejected(reason, f"{where}: {quality.error_detail}; fix the row, or turn rule {code} off with rules_off")
+    return Rejected(
+        reason, f"{where}: {quality.error_detail}; fix the row, or turn rule {code} off with disabled_rules"
+    )
 
 
 def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on_bad_row: OnBadRow) -> Receipt:

@@ -22,6 +22,7 @@ from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.chat.shapes import Given, fields_read
 from tokenmill.tasks.chat.unwritten import NO_QUESTION
 from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.renamed import LEAVES
 from tokenmill.tasks.sources.files import Rejected
 from tokenmill.tasks.tokenize.settings import SpecialTokens
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
@@ -40,10 +41,13 @@ HARMONY = "harmony"
 OPTIONS: Mapping[str, Sequence[str]] = {
     "effort": get_args(Effort),
     "parallel_calls": get_args(ParallelCalls),
-    "thoughts": get_args(Thoughts),
+    "keep_reasoning": get_args(Thoughts),
     "trailing": get_args(Trailing),
 }
 """Options of the composition, set as template variables; control strings have their own setting."""
+
+POLICIES = {new: old for old, new in LEAVES.items()}
+"""The field of a policy by the name of its option today. Fields are hashed, so they keep their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +69,19 @@ class HarmonyTemplate:
     @property
     def variables(self) -> dict[str, Any]:
         """All options, defaults included."""
-        return {name: value for name, value in asdict(self.policy).items() if name in OPTIONS}
+        return {name: value for name, value in asdict(self.policy).items() if LEAVES.get(name, name) in OPTIONS}
 
     @classmethod
     def of(cls, variables: Mapping[str, Any]) -> "HarmonyTemplate":
         """The template with some options. Raises InputError for an unknown option or value."""
+        variables = {LEAVES.get(name, name): value for name, value in variables.items()}
         for name, value in variables.items():
             if name not in OPTIONS:
                 raise InputError(f"template_variables: {name!r} is not an option of Harmony; {nearest(name, OPTIONS)}")
             if value not in OPTIONS[name]:
                 known = ", ".join(OPTIONS[name])
                 raise InputError(f"template_variables.{name}: {value!r} is not a valid value; choose one of {known}")
-        return cls(Policy(**variables))
+        return cls(Policy(**{POLICIES.get(name, name): value for name, value in variables.items()}))
 
 
 @dataclass(frozen=True, slots=True)

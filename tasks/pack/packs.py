@@ -107,7 +107,7 @@ def require_fitting(finished: Sequence[Finished], shards: Store, recipe: PackRec
             long = int(np.argmax(index["length"].to_numpy() > recipe.capacity))
             raise RunError(
                 f"{place_of(item.shard.part, index['row'][long].as_py())}: a sequence of {index['length'][long].as_py():,} "
-                f"tokens, but pack_size is {recipe.pack_size:,}; raise pack_size, or set oversize=drop or oversize=truncate"
+                f"tokens, but pack_size is {recipe.pack_size:,}; raise pack_size, or set on_oversize=drop or on_oversize=truncate"
             )
 
 

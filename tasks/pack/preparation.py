@@ -170,7 +170,7 @@ def _pack_recipe(settings: SftSettings, vocabulary: Vocabulary) -> PackRecipe:
     return PackRecipe(
         pack_size=settings.pack_size,
         packing=settings.packing,
-        oversize=settings.oversize,
+        oversize=settings.on_oversize,
         pad_seq_to_mult=settings.pad_seq_to_mult,
         pad_id=_pad_id(settings, vocabulary),
         seed=settings.seed,

@@ -67,7 +67,7 @@ class SftSettings(LossSettings, frozen=True):
     )
     pack_size: int = Field(default=4096, ge=2, description="Maximum stored tokens per pack.")
     packing: Packing = Field(default="best_fit_decreasing", description="Algorithm that assigns sequences to packs.")
-    oversize: Oversize = Field(default="drop", description="What to do with sequences longer than a pack.")
+    on_oversize: Oversize = Field(default="drop", description="What to do with sequences longer than a pack.")
     pad_seq_to_mult: int = Field(
         default=1, ge=1, description="Pad sequences to a multiple plus one, for context parallelism (2 x CP)."
     )

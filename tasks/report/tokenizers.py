@@ -115,7 +115,7 @@ def _slices(source: DataSource, rows: int) -> list[Slice]:
     fields, needed = chosen.read_with(text), Needed(require_text, text, chosen) if chosen else require_text
     every = (part for file in discover(source, "train") for part in cut(file, SLICE_BYTES, fields, needed))
     leading = [chosen.on(part) for part in leading_rows(every, rows)]
-    slices = ContentIndex().identify(leading, fields, "stat")
+    slices = ContentIndex().identify(leading, fields, "mtime")
     if not slices:
         raise InputError(f"dataset {source.name!r}: {source.path} holds no rows; fix the path")
     require_form(source, "documents", slices[0])

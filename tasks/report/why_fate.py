@@ -270,7 +270,7 @@ class Prepared:
     def _reason(self, shard: int, receipt: Receipt, row: int) -> str:
         """The reason of a drop that is neither a bad row nor a decision about duplicates."""
         if self._packed and any(row in stored_rows(self.store, receipt, part) for part in receipt.parts):
-            return LEFT_OUT[self.manifest["settings"]["oversize"]]
+            return LEFT_OUT[self.manifest["settings"]["on_oversize"]]
         bad = {each["reason"] for each in quarantined(self.store, receipt).values()}
         reasons = receipt.drops.keys() - bad - {*REASONS}
         if len(reasons) == 1:

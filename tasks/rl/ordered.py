@@ -110,7 +110,7 @@ def write_ordered(files: Sequence[RowFile], batches: Batches, target: str) -> tu
 def _order(rows: _Rows, counts: np.ndarray, batches: Batches) -> Order:
     """The order of the rows. Raises InputError if pass rates do not reach as far as the curriculum."""
     curriculum, rates = batches.curriculum, list(rows.rates.values())
-    span = curriculum.span if curriculum.field else 0.0
+    span = curriculum.pass_rate_range if curriculum.field else 0.0
     _require_span(rows, counts, span)
     return in_order(counts, rates, span, curriculum.spread, batches.seed)
 
@@ -159,10 +159,13 @@ def _chosen(
             f"curriculum.field={curriculum.field}: no training row has a number there; name a field of the rows, or leave it out"
         )
     dropped = {
-        name: Counter({"never_solved": int((own <= curriculum.above).sum()), "always_solved": int((own >= curriculum.below).sum())})
+        name: Counter({"never_solved": int((own <= curriculum.drop_unsolved_at).sum()), "always_solved": int((own >= curriculum.drop_solved_at).sum())})
         for name, own in rates.items()
     }  # fmt: skip
-    kept = {name: ~((own <= curriculum.above) | (own >= curriculum.below)) for name, own in rates.items()}
+    kept = {
+        name: ~((own <= curriculum.drop_unsolved_at) | (own >= curriculum.drop_solved_at))
+        for name, own in rates.items()
+    }
     lines = {name: own[kept[name]] for name, own in every.lines.items()}
     return _Rows(memory, ends, lines, {name: _filled(own[kept[name]]) for name, own in rates.items()}), dropped
 
@@ -200,7 +203,7 @@ def _counts(rows: _Rows, batches: Batches) -> tuple[np.ndarray, dict[str, Any]]:
     names, held = list(rows.lines), np.array([len(own) for own in rows.lines.values()], np.int64)
     if not held.any():
         raise InputError(
-            "curriculum: every training row is left out; lower curriculum.above, or raise curriculum.below"
+            "curriculum: every training row is left out; lower curriculum.drop_unsolved_at, or raise curriculum.drop_solved_at"
         )
     weights, mix = _wanted(names, held, batches)
     if mix is not None and batches.blend.total:
@@ -225,8 +228,8 @@ def _require_span(rows: _Rows, counts: np.ndarray, span: float) -> None:
         most = most_span(np.resize(own, len(batch)) * np.sign(span), batch)
         if abs(span) > most:
             raise InputError(
-                f"curriculum.span={span:g}: the rows of dataset {name!r}, sorted, reach {most:.2f} from first batch to last; "
-                "set a smaller span"
+                f"curriculum.pass_rate_range={span:g}: the rows of dataset {name!r}, sorted, reach {most:.2f} from first batch to last; "
+                "set a smaller range"
             )
 
 

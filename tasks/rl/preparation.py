@@ -28,7 +28,7 @@ from tokenmill.tasks.sources.formats import read_records
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.sources.slices import ContentIndex
-from tokenmill.tasks.storage import SourceIdentity, is_local, join
+from tokenmill.tasks.storage import ChangeDetection, is_local, join
 from tokenmill.tasks.tokenize.exact import encoder_of
 from tokenmill.tasks.tokenize.gate import Gate, Verdict, gate_notes
 from tokenmill.tasks.tokenize.load import commit_notes, commit_of, find_vocabulary, pinned, planned_vocabulary
@@ -66,9 +66,9 @@ RlPlan = Planned[RlSettings, RlFound]
 class _Tables:
     """Finds tables, each once per plan; the hashes of local tables are cached in the store."""
 
-    def __init__(self, store: str, identity: SourceIdentity) -> None:
+    def __init__(self, store: str, identity: ChangeDetection) -> None:
         self._place = join(store, "tables.json")
-        self._identity: SourceIdentity = identity
+        self._identity: ChangeDetection = identity
         self._index = ContentIndex.load(read_bytes(self._place) or b"{}")
         self._found: dict[TableSource, TableFiles] = {}
 
@@ -126,7 +126,7 @@ def plan_rl(blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPla
     require_separate(_tables_of(blend, settings), store.place, output_dir)
     blend = by_source_splits(blend) if settings.splits == "source" else blend
     vocabulary = find_vocabulary(settings.tokenizer) if settings.max_tokens is not None else None
-    tables = _Tables(store.place, settings.source_identity)
+    tables = _Tables(store.place, settings.change_detection)
     chains: dict[str, TransformList] = {}
     verdicts: dict[str, Verdict] = {}
 

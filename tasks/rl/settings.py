@@ -24,12 +24,16 @@ class Curriculum(Strict, frozen=True):
         min_length=1,
         description="Field with the pass rate of a row, or its difficulty; a path with dots.",
     )
-    span: float = Field(
+    pass_rate_range: float = Field(
         default=0.3, description="How far the mean falls from the first batch to the last, or rises if negative."
     )
     spread: float = Field(default=0.15, gt=0, description="Standard deviation of the pass rates that a batch asks for.")
-    above: float = Field(default=0.0, description="Leave out rows at or below this pass rate, as never solved.")
-    below: float = Field(default=1.0, description="Leave out rows at or above this pass rate, as always solved.")
+    drop_unsolved_at: float = Field(
+        default=0.0, description="Leave out rows at or below this pass rate, as never solved."
+    )
+    drop_solved_at: float = Field(
+        default=1.0, description="Leave out rows at or above this pass rate, as always solved."
+    )
 
 
 class RlSettings(PreparationSettings, frozen=True):

@@ -30,7 +30,7 @@ from tokenmill.tasks.sources.formats import count_rows, format_of
 from tokenmill.tasks.sources.opening import SourceCorrupt
 from tokenmill.tasks.sources.parquet import column_batches
 from tokenmill.tasks.sources.slices import ContentIndex, cut
-from tokenmill.tasks.storage import SourceIdentity
+from tokenmill.tasks.storage import ChangeDetection
 from tokenmill.tasks.strict import Strict, parse
 
 Style = Literal["dapo", "skywork"]
@@ -120,7 +120,7 @@ class TableFiles:
         return cls(record["style"], tuple(map(slice_of, record["slices"])))
 
 
-def find_table(source: TableSource, name: str, index: ContentIndex, identity: SourceIdentity) -> TableFiles:
+def find_table(source: TableSource, name: str, index: ContentIndex, identity: ChangeDetection) -> TableFiles:
     """The files of a table, identified by content.
 
     Raises InputError for a table that is missing or empty or has other columns, SourceCorrupt for a file without footer.

@@ -1,4 +1,4 @@
-"""The settings of scores, and the recipes made from them."""
+"""Settings for scoring, and the recipes made from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ KEPT = 'dedup_outcome is null or dedup_outcome == "kept"'
 
 
 DISTINCT = {"behavior": Limits().structures}
-"""Default of `least_structures` by view; in this view, distances mean nothing once behaviors have collapsed."""
+"""Default of `min_distinct_behaviors` by view; in this view, distances mean nothing once behaviors have collapsed."""
 
 
 class SelectionChoices(Strict, frozen=True):
@@ -38,21 +38,21 @@ class SelectionChoices(Strict, frozen=True):
     share: float = Field(
         default=1.0, gt=0, le=1, description="Share of these rows to keep, sampled by a hash of their id."
     )
-    least_structures: float | None = Field(
+    min_distinct_behaviors: float | None = Field(
         default=None,
         ge=0,
         le=1,
         description="Minimum share of distinct behaviors, below which the run fails; by default 0.01 for the view behavior, else 0.",
     )
-    least_calls: float = Field(
+    min_tool_call_fraction: float = Field(
         default=0.0, ge=0, le=1, description="Minimum share of rows with tool calls, below which the run fails."
     )
 
     @property
     def limits(self) -> Limits:
         """The limits that the behaviors of the candidates must keep."""
-        least = DISTINCT.get(self.view, 0.0) if self.least_structures is None else self.least_structures
-        return Limits(least, self.least_calls)
+        least = DISTINCT.get(self.view, 0.0) if self.min_distinct_behaviors is None else self.min_distinct_behaviors
+        return Limits(least, self.min_tool_call_fraction)
 
 
 class NormalizationSettings(HarmonySettings, frozen=True):

@@ -105,10 +105,10 @@ def _require_publishable(
     tolerate = settings.on_bad_row == "quarantine"
     looks = [(item, found["/".join(item.dataset)]) for item in built]
     certain = [item for item, seen in looks if not tolerate or seen.every or not seen.documents]
-    check_bad_rows(certain, store, settings.bad_row_ceiling, tolerate=tolerate)
+    check_bad_rows(certain, store, settings.max_bad_row_fraction, tolerate=tolerate)
     pairs = zip(plan.shards, plan.keys, strict=True)
     proven = [Finished(shard, key, plan.proven[key]) for shard, key in pairs if key in plan.proven]
-    check_bad_rows(proven, plan.store, settings.bad_row_ceiling, tolerate=tolerate)
+    check_bad_rows(proven, plan.store, settings.max_bad_row_fraction, tolerate=tolerate)
     if all(seen.every for seen in found.values()):
         bad = next((seen.bad for seen in found.values() if seen.bad), "")
         check_shrinkage(planned.output_dir, settings, kind.header(planned), totals([*proven, *built]), bad)

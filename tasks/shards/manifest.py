@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.renamed import with_new_names
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.storage import join
@@ -99,7 +100,7 @@ def _manifest(output_dir: str) -> dict[str, Any] | None:
         raise InputError(f"{place}: {error}; prepare the data again") from error
     if "shards" not in manifest:
         raise InputError(f"{place}: not the manifest of a preparation; point at the --output-dir of one")
-    return manifest
+    return manifest | {name: with_new_names(manifest[name]) for name in ("blend", "settings") if name in manifest}
 
 
 def shard_entries(finished: Sequence[Finished], published: Names) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tokenmill.tasks.renamed import LEAVES
 from tokenmill.tasks.sources.files import InputWarning, Slice, slice_of
 from tokenmill.tasks.sources.places import PLACES, places_of
 
@@ -114,9 +115,15 @@ def _reason(shard: PlannedShard, before: Mapping[str, Any] | None) -> str:
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """The fields of an identity that changed, each with its old and new value."""
     return [
-        "source content changed" if name == "source.content" else f"{name} changed: {old!r} -> {new!r}"
+        "source content changed" if name == "source.content" else f"{_shown(name)} changed: {old!r} -> {new!r}"
         for name, (old, new) in difference(before, after).items()
     ]
+
+
+def _shown(name: str) -> str:
+    """The name of a field, with the name that its setting has today."""
+    path, dot, leaf = name.rpartition(".")
+    return f"{path}{dot}{LEAVES.get(leaf, leaf)}"
 
 
 def shard_record(shard: PlannedShard) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def plan_shards(
             needed = Needed(require, fields_of(source), chosen) if chosen else require
             slices = _slices(found.files, settings, fields, needed, index)
             slices = [chosen.on(part) for part in slices]
-            slices = index.identify(slices, fields, settings.source_identity)
+            slices = index.identify(slices, fields, settings.change_detection)
             if not slices:
                 raise InputError(f"dataset {source.name!r}: {_no_rows(source, found)}")
             name = f"{split}/{source.name}"

@@ -259,5 +259,5 @@ def proven_shards(planned: Planned[Any, Any]) -> tuple[list[Finished], list[str]
     settings = planned.settings
     finished, missing = collect(planned.plan, allow_partial=settings.allow_partial)
     tolerate = settings.on_bad_row == "quarantine"
-    check_bad_rows(finished, planned.plan.store, settings.bad_row_ceiling, tolerate=tolerate)
+    check_bad_rows(finished, planned.plan.store, settings.max_bad_row_fraction, tolerate=tolerate)
     return finished, missing

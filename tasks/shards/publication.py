@@ -174,7 +174,9 @@ def check_bad_rows(finished: Sequence[Finished], store: Store, ceiling: float, *
             of_it = [item for item in finished if "/".join(item.dataset) == name and item.receipt.quarantined]
             worst = ", ".join(f"{reason} {number:,}" for reason, number in kinds[name].most_common(MOST_SHOWN))
             remedy = (
-                "fix the data, or raise bad_row_ceiling" if tolerate else "fix the data, or set on_bad_row=quarantine"
+                "fix the data, or raise max_bad_row_fraction"
+                if tolerate
+                else "fix the data, or set on_bad_row=quarantine"
             )
             raise RunError(
                 f"dataset {name.removeprefix('datasets/')!r}: {count:,} of {rows[name]:,} rows are bad ({worst}), {allowed:,} are allowed; "
@@ -395,7 +397,7 @@ def _quarantined(item: Finished, store: Store, origins: Sequence[Origin]) -> byt
 
 
 def _remove_stale(output_dir: str, own: Mapping[str, re.Pattern[str]], current: set[str]) -> None:
-    """Remove names of earlier publications that this one lacks, and local folders and their parents that become empty.
+    """Remove earlier names that this one lacks, and local folders and their parents that become empty.
 
     `current` are paths relative to the output folder, or prefixes of such paths.
     """

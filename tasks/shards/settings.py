@@ -8,7 +8,7 @@ workers, share of the data) never are.
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
-from tokenmill.tasks.storage import SourceIdentity
+from tokenmill.tasks.storage import ChangeDetection
 from tokenmill.tasks.strict import Place, Seed, Size, Strict
 
 OnBadRow = Literal["quarantine", "fail"]
@@ -19,7 +19,7 @@ TINY_ROWS = 10_000
 
 RUNTIME_SETTINGS = {
     *("cluster", "cluster_timeout", "workers", "force", "allow_partial", "store"),
-    *("shrink_ceiling", "allow_shrink", "previous"),
+    *("max_shrink_fraction", "allow_shrink", "previous"),
     *("server", "concurrency"),
 }
 """Settings that decide where and how a preparation runs, and what may be published. Equal preparations may differ in them."""
@@ -57,12 +57,15 @@ class PreparationSettings(ClusterSettings, frozen=True):
     shard_size: Size = Field(default=256_000_000, description="Source bytes per shard, for example 256MB.")
     store: Place | None = Field(default=None, description="Folder or URI of the shards; preparations may share it.")
     holdout: Holdout = Field(default=Holdout(), description="Documents to hold out of a flat blend.")
-    source_identity: SourceIdentity = Field(
-        default="content", description="Recognise local files by content, or by size and modification time (stat)."
+    change_detection: ChangeDetection = Field(
+        default="hash",
+        description="How to notice that a local file changed: by a hash of its content, or by size and modification time (mtime).",
     )
     on_bad_row: OnBadRow = Field(default="quarantine", description="What to do with a row that cannot be read.")
-    bad_row_ceiling: float = Field(default=0.001, ge=0, le=1, description="Share of a dataset's rows that may be bad.")
-    shrink_ceiling: float = Field(
+    max_bad_row_fraction: float = Field(
+        default=0.001, ge=0, le=1, description="Share of a dataset's rows that may be bad."
+    )
+    max_shrink_fraction: float = Field(
         default=0.5, ge=0, le=1, description="Share of a dataset's documents that may be lost since the last version."
     )
     allow_shrink: list[str] = Field(

@@ -1,7 +1,7 @@
 """Refuse to publish a dataset that shrank.
 
 After a failed mount, a partial copy or a filter that matches nothing, every row read is accounted for, but the result is
-useless for training. So publication fails if there are no documents, or if a dataset lost more than `shrink_ceiling` of its
+useless for training. So publication fails if there are no documents, or if a dataset lost more than `max_shrink_fraction` of its
 documents since the last version. `allow_shrink` names exceptions.
 
 The last version is the publication in the output folder, or the one that `previous` names. Only equal preparations are
@@ -49,8 +49,8 @@ def check_shrinkage(
     lost = {name: loss for dataset, name in watched.items() for loss in _loss(dataset, before, totals, settings)}
     if lost:
         raise RunError(
-            f"{'; '.join(lost.values())}; the last version is {place}, and more than {settings.shrink_ceiling:.0%} "
-            f"(shrink_ceiling) may not be lost, so nothing was published; check the sources, fields and filters, or set "
+            f"{'; '.join(lost.values())}; the last version is {place}, and more than {settings.max_shrink_fraction:.0%} "
+            f"(max_shrink_fraction) may not be lost, so nothing was published; check the sources, fields and filters, or set "
             f"allow_shrink={_named(lost)} to publish anyway"
         )
 
@@ -72,7 +72,7 @@ def _loss(
     """The loss of a dataset, if it is too large."""
     was = before[dataset]["documents"] if dataset in before else 0
     found = totals["datasets"].get(dataset, {}).get("documents", 0)
-    if was - found > settings.shrink_ceiling * was:
+    if was - found > settings.max_shrink_fraction * was:
         name = dataset.removeprefix("datasets/")
         noun = "document" if found == 1 else "documents"
         yield f"dataset {name!r}: {found:,} {noun}, {1 - found / was:.0%} fewer than the {was:,} of the last version"

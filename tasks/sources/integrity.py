@@ -5,7 +5,7 @@ overwritten or changed through a memory map is detected regardless of its times,
 reader ends. Row formats are hashed as they are read. Parquet is read out of order: its slices are hashed in blocks first, and
 each block is compared when it is read. xxh3 hashes some 30 GB/s.
 
-Without such a hash, the store's metadata must not change. For a local file (`source_identity=stat`, or a sample, which
+Without such a hash, the store's metadata must not change. For a local file (`change_detection=mtime`, or a sample, which
 ends before its slice) that is size, modification time and change time of the open file, before and after; for an object,
 its version. On S3 every request names the version that was opened (`If-Match`); on Google Cloud Storage the generation
 must be the same before and after. Hub files are pinned by their commit.

@@ -10,7 +10,7 @@ tree is planned by `stat` alone, a touched file is hashed again but not tokenize
 rows of its slice. `cp -p`, rsync and archives restore old modification times; the change time, which the kernel sets, reveals
 files replaced in this way. Cuts of Parquet files, which take two or three requests to a store each, are cached in the same way.
 
-`source_identity=stat` trusts path, size and modification time instead of reading: cheaper, but a moved or touched file
+`change_detection=mtime` trusts path, size and modification time instead of reading: cheaper, but a moved or touched file
 counts as new, and a replacement of the same size and time goes unnoticed.
 
 A sample is the leading part of each dataset: a share of its bytes or a number of its rows. That is cheap and repeatable, but
@@ -27,7 +27,7 @@ import orjson
 import xxhash
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import sealed, unsealed
-from tokenmill.tasks.storage import SourceIdentity, is_local
+from tokenmill.tasks.storage import ChangeDetection, is_local
 from tokenmill.tasks.threads import Item, Result, in_threads
 
 from .files import Require, Slice, SourceFile
@@ -149,7 +149,7 @@ class ContentIndex:
             self.changed = True
         return parts
 
-    def identify(self, slices: Iterable[Slice], fields: Sequence[str], identity: SourceIdentity) -> list[Slice]:
+    def identify(self, slices: Iterable[Slice], fields: Sequence[str], identity: ChangeDetection) -> list[Slice]:
         """The slices with their contents, in order; slices without rows are left out."""
         parts = list(slices)
         known = [self._known(part, fields, identity) for part in parts]
@@ -160,14 +160,14 @@ class ContentIndex:
             if content != NOTHING
         ]
 
-    def _known(self, part: Slice, fields: Sequence[str], identity: SourceIdentity) -> str | None:
+    def _known(self, part: Slice, fields: Sequence[str], identity: ChangeDetection) -> str | None:
         """The cached content identity, or None if the slice must be read."""
         if part.file.version is not None:
             return f"{part.file.version}[{part.start}:{part.stop}]"
         if not is_local(part.file.uri):
             return None
         tag = _tag(part, fields)
-        return f"stat:{tag}" if identity == "stat" else self.entries.get(_now(part, tag))
+        return f"stat:{tag}" if identity == "mtime" else self.entries.get(_now(part, tag))
 
     def _read(self, part: Slice, fields: Sequence[str]) -> str:
         """The hash of the content, cached unless a later change of the file could go unnoticed."""

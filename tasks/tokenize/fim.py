@@ -115,8 +115,8 @@ def fim_recipe(fim: Fim | None, vocabulary: Vocabulary) -> FimRecipe | None:
             "use a byte-level tokenizer, or set fim.rate=0"
         )
     prefix, middle, suffix = (vocabulary.controls[string] for string in strings)
-    chosen = fim.model_dump(exclude={"prefix_token", "middle_token", "suffix_token"})
-    return FimRecipe(**chosen, prefix=prefix, middle=middle, suffix=suffix)
+    chosen = fim.model_dump(exclude={"prefix_token", "middle_token", "suffix_token", "skip_prefix"})
+    return FimRecipe(**chosen, no_prefix=fim.skip_prefix, prefix=prefix, middle=middle, suffix=suffix)
 
 
 PIECES_TRIED = ["def f", "(x, ", "y):\n", "  return", " x"]

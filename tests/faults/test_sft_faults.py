@@ -87,7 +87,7 @@ def failing(preparation, error, **changed):
 
 def test_a_preparation_that_fails_closes_what_it_opened(preparation, before):
     failing(preparation, BadRowError, on_bad_row="fail")
-    failing(preparation, RunError, oversize="error", pack_size=40)
+    failing(preparation, RunError, on_oversize="error", pack_size=40)
     for number in range(30, preparation.operations, 25):  # beyond the verdicts, which may be lost
         with fail_operation(number, OSError(errno.ENOSPC, "No space left on device")):
             failing(preparation, OSError)

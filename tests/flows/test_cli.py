@@ -227,7 +227,7 @@ def test_transforms_are_the_same_wherever_they_are_written_and_a_dry_run_tells_b
     uuid, renamed = [{"select": ["uuid", "agent_ref"]}], [{"rename": {"uuid": "uuid", "asked": "question"}}]
     preparing_rl.prepare(str(questions), out, transforms=uuid)
     published = tree(out)
-    config.write_text(json.dumps({"transforms": uuid, "holdout": {"valid": 0, "test": 0}, "bad_row_ceiling": 1.0}))
+    config.write_text(json.dumps({"transforms": uuid, "holdout": {"valid": 0, "test": 0}, "max_bad_row_fraction": 1.0}))
 
     def planned(*arguments):
         result = called("rl", questions, "--output-dir", out, "--dry-run", *arguments)

@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
         json.dumps({"train": train, "valid": [{"name": "three", "path": str(folder / "three.jsonl")}]})
     )
     exams = [{"name": "exam", "path": str(folder / "exam.jsonl"), "text_field": "question"}]
-    settings = {"shard_size": 15_000, "bad_row_ceiling": 0.1, "evaluations": {"datasets": exams}}
+    settings = {"shard_size": 15_000, "max_bad_row_fraction": 0.1, "evaluations": {"datasets": exams}}
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
     return folder
 

@@ -546,7 +546,7 @@ def test_the_form_explains_itself(deployed):
     assert {name: field["description"] for name, field in shown.items()} == {
         name: field["description"] for name, field in settings["properties"].items()
     }
-    assert bounds_of(shown["bad_row_ceiling"]) == [("maximum", 1), ("minimum", 0)]
+    assert bounds_of(shown["max_bad_row_fraction"]) == [("maximum", 1), ("minimum", 0)]
 
 
 def bounds_of(field):

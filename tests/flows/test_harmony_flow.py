@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
         json.dumps({"datasets": [{"name": "chats", "path": str(folder / "train.jsonl")}]})
     )
     exam = {"datasets": [{"name": "exam", "path": str(folder / "exam.jsonl")}]}
-    settings = {"shard_size": 1_000, "bad_row_ceiling": 0.5, "dedup": {"cap": 2, "evaluations": exam}}
+    settings = {"shard_size": 1_000, "max_bad_row_fraction": 0.5, "dedup": {"cap": 2, "evaluations": exam}}
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
     return folder
 

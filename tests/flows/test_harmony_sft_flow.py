@@ -50,7 +50,7 @@ def test_one_command_makes_packs_of_what_a_normalization_published(normal, tmp_p
     settings = {
         "shard_size": 2000,
         "holdout": {"valid": 0.1, "test": 0},
-        "bad_row_ceiling": 0.001,
+        "max_bad_row_fraction": 0.001,
         "allow_text_markers": False,
     }
     prepare(str(normal / "blend.json"), tmp_path / "expected", chat_template="harmony", **settings)

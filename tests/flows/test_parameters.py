@@ -167,7 +167,7 @@ def test_the_server_accepts_every_way_to_write_a_size(size):
 @pytest.mark.parametrize(
     ("chosen", "sentence"),
     [
-        ({"bad_row_ceiling": 7}, "7 is greater than the maximum of 1"),
+        ({"max_bad_row_fraction": 7}, "7 is greater than the maximum of 1"),
         ({"shard_size": "banana"}, "'banana' does not match"),
         ({"workers": 0}, "0 is less than the minimum of 1"),
         ({"scale": "huge"}, "'huge' is not one of ['tiny', 'small', 'medium', 'full']"),

@@ -73,7 +73,7 @@ def settings_of(folder):
 
 def undisturbed(folder, out):
     """One preparation in this process."""
-    return prepare(str(folder / "blend.json"), out, bad_row_ceiling=0.001, **settings_of(folder))
+    return prepare(str(folder / "blend.json"), out, max_bad_row_fraction=0.001, **settings_of(folder))
 
 
 def run(folder, out, **changed):

@@ -68,7 +68,7 @@ def settings_of(folder):
 def expected(folder, tmp_path_factory):
     """The output of one undisturbed preparation in this process."""
     out = tmp_path_factory.mktemp("expected") / "out"
-    prepare(str(folder / "blend.json"), out, bad_row_ceiling=0.001, **settings_of(folder))
+    prepare(str(folder / "blend.json"), out, max_bad_row_fraction=0.001, **settings_of(folder))
     return tree(out)
 
 

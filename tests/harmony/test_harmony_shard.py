@@ -92,7 +92,7 @@ def test_bad_rows_are_named_with_file_and_line(tmp_path):
     assert lines[2]["reason"] == "malformed_json"
     assert len({line["reason"] for line in lines}) == 4
     with pytest.raises(RunError, match=r"messy\.jsonl:3: "):
-        prepare({"datasets": [messy]}, tmp_path / "strict", bad_row_ceiling=0.0, on_bad_row="fail")
+        prepare({"datasets": [messy]}, tmp_path / "strict", max_bad_row_fraction=0.0, on_bad_row="fail")
 
 
 def test_broken_up_strings_and_other_choices_reach_the_rows(tmp_path):
@@ -269,7 +269,7 @@ def test_a_file_whose_texts_are_no_harmony_is_found(tmp_path):
     ("keys", "settings", "words"),
     [
         ({"converter": "math_v3"}, {}, "no converter 'math_v3'; did you mean 'math_v2'?"),
-        ({}, {"rules_off": ["S99"]}, "rules_off: 'S99' is not a rule"),
+        ({}, {"disabled_rules": ["S99"]}, "disabled_rules: 'S99' is not a rule"),
         ({}, {"holdout": {"valid": 0.1}}, "holdout does not apply"),
         ({"transforms": ["passthrough"]}, {}, "'transforms' has no effect on Harmony"),
     ],

@@ -29,7 +29,7 @@ from tests.tokenize.small_vocabularies import byte_level_bpe
 
 LONG_AGO = (1_000_000_000, 1_000_000_000)
 CHANGES_NO_BYTE = {
-    "shrink_ceiling": 1.0, "allow_shrink": ["some"], "bad_row_ceiling": 0.9, "allow_partial": True,
+    "max_shrink_fraction": 1.0, "allow_shrink": ["some"], "max_bad_row_fraction": 0.9, "allow_partial": True,
     "cluster": "tcp://nowhere:1", "cluster_timeout": 7.0, "workers": 7,
 }  # fmt: skip
 """Settings of every kind, each with a value that no preparation has."""
@@ -92,7 +92,7 @@ class Pretraining(Sample):
         self.rows("corpus/d", rows[117:])
         model = str(byte_level_bpe(self.folder / "vocabulary", size=400))
         settings = {"tokenizer": {"model": model}, "shard_size": 4_000, "holdout": {"valid": 0.2, "test": 0}}
-        return blend_of(self.folder / "corpus"), settings | {"bad_row_ceiling": 1.0}
+        return blend_of(self.folder / "corpus"), settings | {"max_bad_row_fraction": 1.0}
 
 
 class Packing(Sample):
@@ -114,7 +114,7 @@ class Packing(Sample):
         model = str(chat_vocabulary(self.folder / "vocabulary"))
         settings = {
             "tokenizer": {"model": model}, "chat_template": CHATML, "pack_size": 128, "sampling": "down",
-            "shard_size": 10_000, "holdout": {"valid": 0.2, "test": 0}, "bad_row_ceiling": 1.0,
+            "shard_size": 10_000, "holdout": {"valid": 0.2, "test": 0}, "max_bad_row_fraction": 1.0,
         }  # fmt: skip
         return blend_of(*paths, b=0.9), settings
 
@@ -146,7 +146,7 @@ class Reinforcement(Sample):
         self.rows("none", [{"uuid": "empty"}, *questions("none", 12)])
         settings = {
             "target": "nemo_gym", "transforms": [{"select": ["uuid", "agent_ref", "responses_create_params"]}],
-            "holdout": {"valid": 0.2, "test": 0.015}, "bad_row_ceiling": 1.0,
+            "holdout": {"valid": 0.2, "test": 0.015}, "max_bad_row_fraction": 1.0,
         }  # fmt: skip
         return {"datasets": self.sources()}, settings
 
@@ -191,7 +191,7 @@ class Normalizing(Sample):
         ]
         blend = {"datasets": [{**each, "converter": "openai_messages"} for each in blend_of(*paths)["datasets"]]}
         exam = blend_of(self.rows("exam", [{"text": QUESTION}]))
-        return blend, {"dedup": {"cap": 1, "evaluations": exam}, "bad_row_ceiling": 1.0}
+        return blend, {"dedup": {"cap": 1, "evaluations": exam}, "max_bad_row_fraction": 1.0}
 
     def drops(self, manifest):
         return super().drops(manifest) | left_behind(manifest)
@@ -218,7 +218,7 @@ class Deduplicating(Sample):
             self.rows("three", [asked, b"", {"text": f" {texts[0]}"}, {"text": "short", "topic": 0}]),
         ]
         exams = blend_of(self.rows("exam", [{"text": texts[7]}]))
-        return blend_of(*paths), {"evaluations": exams, "cap": 1, "cap_by": "topic", "bad_row_ceiling": 1.0}
+        return blend_of(*paths), {"evaluations": exams, "cap": 1, "cap_by": "topic", "max_bad_row_fraction": 1.0}
 
 
 class Filtering(Sample):
@@ -236,7 +236,7 @@ class Filtering(Sample):
         rows = [{"text": good.format(n=number) if number % 5 else "too short"} for number in range(30)]
         paths = [self.rows("a", [*rows[:14], b"{broken", b""]), self.rows("b", rows[14:])]
         rules = {"rules": ["gopher_quality"], "gopher_quality": {"min_doc_words": 20, "max_avg_word_length": None}}
-        return blend_of(*paths), {**rules, "bad_row_ceiling": 1.0}
+        return blend_of(*paths), {**rules, "max_bad_row_fraction": 1.0}
 
 
 class Embedding(Sample):
@@ -252,7 +252,7 @@ class Embedding(Sample):
         rows = [{"row_id": str(number), "text": self.text} for number in range(self.count)]
         self.rows("rows/a", rows[: self.count // 2])
         self.rows("rows/b", [*rows[self.count // 2 :], {"text": "nameless"}])
-        return str(self.folder / "rows"), {"dimensions": 4, "shard_size": 1_200, "bad_row_ceiling": 1.0}
+        return str(self.folder / "rows"), {"dimensions": 4, "shard_size": 1_200, "max_bad_row_fraction": 1.0}
 
 
 class Scoring(Embedding):

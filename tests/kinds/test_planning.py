@@ -61,8 +61,8 @@ REBUILDS = {
     },
     "rl": {"target": "none", "compression": "zstd", **HELD_OUT},
     "harmony": {
-        "effort": "high", "thoughts": "keep_all", "parallel_calls": "grouped", "special_strings": "escape", "trailing": "reject",
-        "rules_off": ["S18"], "min_completion_chars": 9, "cross_check": 0.5, "messages_json": True,
+        "effort": "high", "keep_reasoning": "keep_all", "parallel_calls": "grouped", "special_strings": "escape", "trailing": "reject",
+        "disabled_rules": ["S18"], "min_completion_chars": 9, "cross_check": 0.5, "messages_json": True,
     },
     "dedup": {"near": False, "cap_by": "other", "id_field": "id"},
     "filter": {"rules": ["c4"], "gopher_quality": {"min_doc_words": 21}, "personal": {"emails": "mask"}},
@@ -76,7 +76,7 @@ LEAVES = {"chat_template": "template", "holdout": "holdout_valid", "gopher_quali
 
 KEEPS = {
     "pretrain": {"prefix_size": 5_000},
-    "sft": {"pack_size": 300, "packing": "concatenative", "oversize": "truncate", "pad_seq_to_mult": 4, "sampling": "up", "seed": 43,
+    "sft": {"pack_size": 300, "packing": "concatenative", "on_oversize": "truncate", "pad_seq_to_mult": 4, "sampling": "up", "seed": 43,
             "allow_text_markers": True},
     "rl": {"batch_size": 4, "seed": 43, "tokenizer": {"model": "/nowhere"}},
     "harmony": {"proofs": "both", "dedup": {"mode": "off"}, "selection": {"view": "none"}},
@@ -99,7 +99,7 @@ OF_THEIR_OWN = {
 }
 """Those that concern some shards, need others beside them, or mean nothing to the kind: they have tests of their own."""
 
-WHICH_ROWS_AND_WHERE = {"shard_size", "store", "source_identity", "scale", "sample", "force", "previous", "on_bad_row"}
+WHICH_ROWS_AND_WHERE = {"shard_size", "store", "change_detection", "scale", "sample", "force", "previous", "on_bad_row"}
 
 
 def test_every_setting_is_known_to_change_bytes_or_not_to(prepared):

@@ -33,7 +33,7 @@ def night(tmp_path):
         sources = zip(names, (web, code), weights, strict=True)
         blend = {"datasets": [{"name": name, "path": str(path), "weight": weight} for name, path, weight in sources]}
         out = tmp_path / f"out-{version}"
-        prepare(blend, out, **{"holdout": SHARES, "bad_row_ceiling": 1.0, **chosen})
+        prepare(blend, out, **{"holdout": SHARES, "max_bad_row_fraction": 1.0, **chosen})
         return str(out)
 
     return publish

@@ -57,7 +57,11 @@ def unchanged_until_data_changes(blend):
 
 
 def test_rl_is_up_to_date_until_its_data_changes(tmp_path):
-    settings = {"holdout": {"valid": 0, "test": 0}, "bad_row_ceiling": 1.0, "transforms": [{"select": ["messages"]}]}
+    settings = {
+        "holdout": {"valid": 0, "test": 0},
+        "max_bad_row_fraction": 1.0,
+        "transforms": [{"select": ["messages"]}],
+    }
     unchanged_until_data_changes(OneBlend(tmp_path, "rl", preparing_rl.prepare, settings))
 
 
@@ -67,7 +71,7 @@ def test_sft_is_up_to_date_until_data_or_template_change(tmp_path):
     template.write_text(CHATML)
     settings = {
         "tokenizer": {"model": str(chat_vocabulary(tmp_path / "vocabulary"))}, "chat_template": str(template),
-        "holdout": {"valid": 0, "test": 0}, "bad_row_ceiling": 1.0, "pack_size": 256,
+        "holdout": {"valid": 0, "test": 0}, "max_bad_row_fraction": 1.0, "pack_size": 256,
     }  # fmt: skip
     blend = OneBlend(tmp_path, "sft", preparing_sft.prepare, settings)
     with probing_once():
@@ -84,7 +88,7 @@ def test_harmony_is_up_to_date_until_data_pools_or_evaluations_change(tmp_path):
     )
     exam = {"datasets": [{"name": "exam", "path": str(evaluations)}]}
     settings = {
-        "bad_row_ceiling": 1.0, "selection": {"pools": str(pools), "view": "none"}, "dedup": {"evaluations": exam},
+        "max_bad_row_fraction": 1.0, "selection": {"pools": str(pools), "view": "none"}, "dedup": {"evaluations": exam},
     }  # fmt: skip
     blend = OneBlend(tmp_path, "harmony", preparing_harmony.prepare, settings, converter="openai_messages")
     unchanged_until_data_changes(blend)

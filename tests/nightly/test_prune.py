@@ -38,7 +38,7 @@ def two_nights(tmp_path_factory):
     """Two versions of two blends, with shards that only the first one has, and one of a third blend."""
     nights = Nights(tmp_path_factory.mktemp("nights"))
     for name in ("news", "web"):
-        nights.settings(name, shrink_ceiling=1.0)
+        nights.settings(name, max_shrink_fraction=1.0)
     nights.run(FIRST)
     nights.append("recent", texts("later", 70))
     nights.run(SECOND)
@@ -157,9 +157,9 @@ def test_an_output_that_cannot_be_read_or_is_of_another_store_stops_everything(n
 
 def test_a_removal_cut_short_anywhere_leaves_no_receipt_without_its_files(nights, monkeypatch):
     """Shards of which nothing is held out are files called `all`, which stand before `receipt.json`, those of others after."""
-    nights.settings("web", holdout={"valid": 0, "test": 0}, shrink_ceiling=1.0)
+    nights.settings("web", holdout={"valid": 0, "test": 0}, max_shrink_fraction=1.0)
     nights.run(THIRD)
-    nights.settings("web", shrink_ceiling=1.0)
+    nights.settings("web", max_shrink_fraction=1.0)
     nights.grow_old()
     store, keep = store_of(nights.out), versions(nights, f"{BOOKS}/{FIRST}")
     original, cuts, left = LocalFileSystem.rm_file, 0, 0
@@ -206,7 +206,7 @@ def test_shards_that_marked_ones_were_made_from_stay(tmp_path):
     ]
     write_rows(tmp_path / "chat.jsonl", rows)
     blend = {"datasets": [{"name": "chat", "path": str(tmp_path / "chat.jsonl"), "converter": "openai_messages"}]}
-    settings = {"store": str(tmp_path / "store"), "source_identity": "stat"}
+    settings = {"store": str(tmp_path / "store"), "change_detection": "mtime"}
     planned, manifest = preparing_harmony.prepare(blend, tmp_path / "out", **settings)
     marked = {entry["key"] for entry in manifest["shards"]}
     assert marked.isdisjoint(planned.plan.keys)

@@ -231,7 +231,7 @@ def test_chat_is_composed_and_every_turn_with_thoughts_is_a_sequence(chats):
     [
         ({"split_turns": "never"}, TRAINED[1:]),
         (
-            {"split_turns": "auto", "template_variables": {"thoughts": "keep_all"}},
+            {"split_turns": "auto", "template_variables": {"keep_reasoning": "keep_all"}},
             [TRAINED[0].removesuffix("<|return|>") + "|" + TRAINED[1], *TRAINED[2:]],
         ),
         ({"loss_on": "last_turn"}, [*TRAINED[1:3], "<|channel|>final<|message|>So long<|return|>"]),

@@ -158,7 +158,7 @@ def test_data_sets_and_splits_share_no_pack(tmp_path, chosen):
 
 
 CHOICES = {
-    "pack_size": 300, "packing": "first_fit_shuffle", "seed": 7, "oversize": "truncate", "pad_seq_to_mult": 8,
+    "pack_size": 300, "packing": "first_fit_shuffle", "seed": 7, "on_oversize": "truncate", "pad_seq_to_mult": 8,
 }  # fmt: skip
 
 
@@ -264,7 +264,7 @@ def test_every_row_is_followed_into_the_packs_and_back(tmp_path, source, chosen,
     groups(monkeypatch, 9_000)
     long = talk(user("#long# " + "mill " * 300), assistant("Yes."))
     write_rows(source, [*ROWS[:40], b"broken", long, *ROWS[40:]])
-    _, manifest = prepare(blend_of(source), tmp_path / "out", oversize=oversize, **chosen)
+    _, manifest = prepare(blend_of(source), tmp_path / "out", on_oversize=oversize, **chosen)
     assert len(manifest["derived"]["shards"]) > 1
     lines = [json.loads(line) if line.startswith(b"{") else None for line in source.read_bytes().splitlines()]
     fates = [why_row(str(tmp_path / "out"), f"{source}:{line}")[0][-1] for line in range(1, len(lines) + 1)]
@@ -283,7 +283,7 @@ def test_every_row_is_followed_into_the_packs_and_back(tmp_path, source, chosen,
 
 
 def test_a_cut_sequence_is_the_beginning_of_the_stored_one(tmp_path, source, chosen):
-    prepare(blend_of(source), tmp_path / "out", **chosen | {"oversize": "truncate", "pack_size": 100})
+    prepare(blend_of(source), tmp_path / "out", **chosen | {"on_oversize": "truncate", "pack_size": 100})
     expected = Counter()
     for ids, mask in stored_in(tmp_path / "out/shards"):
         cut = ids[:100], (*mask[:100][:-1], 0)

@@ -461,7 +461,7 @@ def test_a_conversation_of_many_sequences_is_encoded_bit_by_bit_and_counted_once
         {"role": "assistant", "content": "Seven.", "reasoning_content": "Count them, one by one."},
     ]
     source = write_rows(tmp_path / "some.jsonl", [{"messages": turn * count} for count in (30, 1, 30, 2)])
-    chosen |= {"pack_size": 300, "oversize": oversize}
+    chosen |= {"pack_size": 300, "on_oversize": oversize}
     _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
     expected = tree(tmp_path / "out")
     assert manifest["totals"]["documents"] == 4
@@ -686,7 +686,7 @@ def test_long_sequences_are_cut_where_that_is_asked_for_and_their_masks_with_the
     rows = [*CONVERSATIONS[:20], *(longer(record, 400) for record in CONVERSATIONS[20:30])]
     source = write_rows(tmp_path / "some.jsonl", rows)
     chosen |= {**KEEPING, "pad_seq_to_mult": multiple, "pack_size": 400}
-    _, manifest = prepare(blend_of(source), tmp_path / "out", oversize="truncate", **chosen)
+    _, manifest = prepare(blend_of(source), tmp_path / "out", on_oversize="truncate", **chosen)
     most = max(size for size in range(1, 401) if size % multiple == 1 % multiple)
     truth = {number: shifted(whole(tokenizer, record), most) for number, record in enumerate(rows)}
     found = {sequence.document: sequence for sequence in sequences_of(tmp_path / "out")}
@@ -722,7 +722,7 @@ NOTHING_PREDICTED = "{% for m in messages %}{{ m.content ~ '<|im_end|>' }}{% end
 )
 def test_a_sequence_that_has_nothing_left_to_learn_once_it_is_cut_is_dropped(tmp_path, chosen, template, row, reason):
     source = write_rows(tmp_path / "some.jsonl", [row])
-    chosen |= {"chat_template": template, "pack_size": 100, "oversize": "truncate", "allow_shrink": ["some"]}
+    chosen |= {"chat_template": template, "pack_size": 100, "on_oversize": "truncate", "allow_shrink": ["some"]}
     _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
     assert manifest["totals"]["dropped"] == {reason: 1}
     assert files_of(tmp_path / "out") == []
@@ -733,7 +733,7 @@ def test_a_sequence_whose_answer_lies_behind_the_cut_is_counted_also_where_its_c
 ):
     record = talk(user("#1#"), thinking("Hm.", "A."), user("word " * 300), thinking("Well.", "B."))
     source = write_rows(tmp_path / "some.jsonl", [record])
-    chosen |= {"pack_size": 100, "oversize": "truncate"}
+    chosen |= {"pack_size": 100, "on_oversize": "truncate"}
     planned, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
     (receipt,) = pack_receipts(planned)
     assert receipt.facts["nothing_trained_in_pack_sequences"] == 1
@@ -765,7 +765,7 @@ def test_long_sequences_are_dropped_and_their_conversation_only_with_the_last_of
 def test_a_long_sequence_stops_the_run_where_that_is_asked_for(tmp_path, chosen, shard_size):
     rows = [marked(1), b"", marked(3), talk(user("#4#"), assistant("wheel " * 400)), marked(5)]
     source = write_rows(tmp_path / "some.jsonl", rows)
-    chosen |= {"oversize": "error", "pack_size": 200, "shard_size": shard_size}
+    chosen |= {"on_oversize": "error", "pack_size": 200, "shard_size": shard_size}
     with pytest.raises(RunError, match=rf"^{source}:4: a sequence of [\d,]+ tokens, but pack_size is 200; raise"):
         prepare(blend_of(source), tmp_path / "out", **chosen)
     assert not (tmp_path / "out/blend.json").exists()

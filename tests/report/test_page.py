@@ -331,7 +331,7 @@ def test_scores_have_pages_whose_figures_are_those_of_their_tables(tmp_path):
         assert sum(int(row[0]) for row in shown) == len(lengths) == 24
         assert max(int(row[4]) for row in shown) == max(lengths)
         assert f"{table['row_id'][0].as_py()}" in text
-        assert "bad_row_ceiling" not in text.partition("All settings")[0]
+        assert "max_bad_row_fraction" not in text.partition("All settings")[0]
         assert run(["verify", str(out)]) == 0
         (out / "report.html").write_text(text.replace(f">{max(lengths)}<", ">1<"))
         assert run(["verify", str(out)]) == 1

@@ -416,7 +416,7 @@ def test_each_document_of_a_bin_names_the_line_that_it_came_from(shortest, reaso
     dropped = [b"{broken", b"", "", f"a {EOS} b"]
     rows = [row for number, text in enumerate(kept) for row in [*dropped[: number % 6], text][-(number % 3) - 1 :]]
     source = write_lines(tmp_path / "a.jsonl", rows)
-    chosen = {"tokenizer": {"model": str(vocabulary)}, "shard_size": 5000, "bad_row_ceiling": 0.9}
+    chosen = {"tokenizer": {"model": str(vocabulary)}, "shard_size": 5000, "max_bad_row_fraction": 0.9}
     chosen |= {"min_doc_chars": shortest, "special_tokens_in_text": "reject", "holdout": {"valid": 0.3, "test": 0.2}}
     _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
     assert len(manifest["shards"]) > 3
@@ -432,7 +432,7 @@ def test_each_document_of_a_bin_names_the_line_that_it_came_from(shortest, reaso
 def test_in_every_format_the_line_is_the_number_of_the_row(name, tmp_path, vocabulary):
     texts = [None if number % 7 == 3 else "" if number % 5 == 2 else f"row {number} {HOSTILE}" for number in range(400)]
     write_texts(tmp_path / name, texts, 40)
-    chosen = {"tokenizer": {"model": str(vocabulary)}, "shard_size": 10_000, "bad_row_ceiling": 0.9}
+    chosen = {"tokenizer": {"model": str(vocabulary)}, "shard_size": 10_000, "max_bad_row_fraction": 0.9}
     prepare(blend_of(tmp_path / name), tmp_path / "out", **chosen)
     shown = sequences(view_output(str(tmp_path / "out"), rows=999))
     rows = {sequence.line: sequence.passages[0].text.removesuffix(EOS) for sequence in shown}

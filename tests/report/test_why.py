@@ -101,7 +101,7 @@ def pretrained(tmp_path_factory, vocabulary):
         Source(folder / "plain.jsonl", good[:60], BAD | TEXTS),
         Source(folder / "packed.jsonl.gz", good[60:], BAD | TEXTS),
     ]
-    chosen = {"tokenizer": {"model": str(vocabulary)}, "shard_size": SHARD_SIZE, "bad_row_ceiling": 0.9}
+    chosen = {"tokenizer": {"model": str(vocabulary)}, "shard_size": SHARD_SIZE, "max_bad_row_fraction": 0.9}
     chosen |= {"min_doc_chars": 6, "holdout": {"valid": 0.2, "test": 0.2}}
     few = [{"text": sentence(1_000 + number)} for number in range(100)]
     parts = [(BAD if number % 2 else TEXTS) if number < 2 else {} for number in range(20)]
@@ -326,7 +326,12 @@ def test_rows_of_parquet_and_of_arrays(tmp_path, vocabulary, decode):
     pq.write_table(pa.table({"text": nulls}), tmp_path / "a.parquet", row_group_size=10)
     (tmp_path / "b.json").write_text(json.dumps([{"text": text} for text in nulls], indent=1))
     out = tmp_path / "out"
-    settings = {"tokenizer": {"model": str(vocabulary)}, "shard_size": 400, "bad_row_ceiling": 1, "min_doc_chars": 8}
+    settings = {
+        "tokenizer": {"model": str(vocabulary)},
+        "shard_size": 400,
+        "max_bad_row_fraction": 1,
+        "min_doc_chars": 8,
+    }
     prepare(blend_of(tmp_path / "a.parquet", tmp_path / "b.json"), out, **settings)
     for name in ("a.parquet", "b.json"):
         for row, text in enumerate(nulls):
@@ -340,7 +345,7 @@ def test_a_changed_source_hides_the_reason_alone(pretrained, tmp_path, vocabular
     rows = [b"", {"text": ""}, {"text": sentence(1)}, b"{"]
     source = write_rows(tmp_path / "a.jsonl", rows)
     out = tmp_path / "out"
-    prepare(blend_of(source), out, tokenizer={"model": str(vocabulary)}, bad_row_ceiling=1)
+    prepare(blend_of(source), out, tokenizer={"model": str(vocabulary)}, max_bad_row_fraction=1)
     assert [only(why_row(str(out), f"a.jsonl:{line}")).reason for line in (1, 2, 3, 4)] == [
         *("blank_line", "empty_document"), None, "malformed_json"
     ]  # fmt: skip

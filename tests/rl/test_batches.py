@@ -49,7 +49,7 @@ def batches_of(manifest, size):
 def test_every_batch_has_its_quotas_and_the_pass_rates_of_the_schedule_and_no_row_is_lost(thousand):
     blend = blend_of(thousand, QUOTAS)
     _, plain = prepare(blend, thousand / "plain", store=str(thousand / "store"))
-    curriculum = {"field": "pass.rate", "span": 0.5}
+    curriculum = {"field": "pass.rate", "pass_rate_range": 0.5}
     chosen = {"batch_size": BATCH, "curriculum": curriculum, "store": str(thousand / "store")}
     _, manifest = prepare(blend, thousand / "ordered", **chosen)
     assert manifest["volatile"]["shards"]["built"] == 0
@@ -152,7 +152,7 @@ def test_phases_follow_each_other(small):
 def test_rows_that_are_always_or_never_solved_are_left_out_and_told(tmp_path):
     rates = [0, 1, 0.5, 0.25, 0.75, None, "0.5", 0.5]
     write_sets(tmp_path, {"a": 8}, lambda *_: rates)
-    chosen = {"batch_size": 2, "curriculum": {"field": "pass.rate", "span": 0.1}}
+    chosen = {"batch_size": 2, "curriculum": {"field": "pass.rate", "pass_rate_range": 0.1}}
     _, manifest = prepare(blend_of(tmp_path, "a"), tmp_path / "out", **chosen)
     assert sorted(row["row"] for batch in batches_of(manifest, 2) for row in batch) == [2, 3, 4, 5, 6, 7]
     assert manifest["batches"]["datasets"]["a"]["left_out"] == {"never_solved": 1, "always_solved": 1}
@@ -175,8 +175,12 @@ def test_one_batch_has_no_schedule(tmp_path):
         ({"tokens": 10}, {"batch_size": 8}, "sampling=down or sampling=up"),
         ({"tokens": 10}, {}, "set batch_size"),
         ({}, {"batch_size": 8, "curriculum": {"field": "rate"}}, "no training row has a number there"),
-        ({}, {"batch_size": 8, "curriculum": {"field": "pass.rate", "span": 3}}, "dataset 'a', sorted, reach 0.9"),
-        ({}, {"batch_size": 8, "curriculum": {"field": "row", "below": 0}}, "every training row is left out"),
+        (
+            {},
+            {"batch_size": 8, "curriculum": {"field": "pass.rate", "pass_rate_range": 3}},
+            "dataset 'a', sorted, reach 0.9",
+        ),
+        ({}, {"batch_size": 8, "curriculum": {"field": "row", "drop_solved_at": 0}}, "every training row is left out"),
         ({"tokens": 900}, {"batch_size": 8, "sampling": "up"}, "'a': max_epochs=2 of 100 tokens"),
     ],
 )

@@ -378,7 +378,7 @@ def test_random_rows_become_what_a_plain_fill_makes_of_them(tmp_path_factory, ca
     style, rows = case
     path = tmp_path_factory.getbasetemp() / f"random{next(numbered)}.parquet"
     stored(path, [(question, answer) for question, answer, _, _ in rows])
-    files = find_table(TableSource(path=str(path), style=style), "d", ContentIndex(), "stat")
+    files = find_table(TableSource(path=str(path), style=style), "d", ContentIndex(), "mtime")
     loaded, peer = load_table(files), read_rows(path)
     path.unlink()
     resolve = resolve_placeholders({"d": lambda: loaded})

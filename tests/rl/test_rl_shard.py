@@ -386,7 +386,7 @@ def test_a_row_in_quarantine_shows_how_it_begins_and_one_that_is_filtered_out_ca
     assert "field a" in row["detail"]
     path = write_rows(tmp_path / "some.jsonl", [{"used_in": "other"}] * 30 + [{"used_in": ["mine"], "a": 1}])
     blend = transformed(path, {"select": ["a"]}, used_in="mine")
-    _, manifest = prepare(blend, tmp_path / "out", on_bad_row="fail", bad_row_ceiling=0.0, allow_shrink=["some"])
+    _, manifest = prepare(blend, tmp_path / "out", on_bad_row="fail", max_bad_row_fraction=0.0, allow_shrink=["some"])
     assert lines_of(manifest["train"]) == [b'{"a":1}']
     assert manifest["totals"]["dropped"] == {"filtered": 30}
 

@@ -53,7 +53,7 @@ def write_pairs(path, pairs, **options):
     return write_rows(path, [row(question, answer) for question, answer in pairs], **options)
 
 
-def found(path, identity="content", style="dapo", **fields):
+def found(path, identity="hash", style="dapo", **fields):
     return find_table(TableSource(path=str(path), style=style, **fields), "some", ContentIndex(), identity)
 
 
@@ -161,7 +161,7 @@ def test_texts_that_repeat_are_held_once_however_many_batches_they_come_in(tmp_p
 def test_the_files_of_a_table_travel_as_json_and_are_loaded_once_in_a_process(tmp_path):
     write_pairs(tmp_path / "a.parquet", PAIRS)
     write_pairs(tmp_path / "b.parquet", PAIRS)
-    for identity in ("content", "stat"):
+    for identity in ("hash", "mtime"):
         files = found(tmp_path, identity, "skywork")
         travelled = TableFiles.from_record(json.loads(json.dumps(files.record())))
         assert travelled == files
@@ -229,7 +229,7 @@ def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path, monkeypatch
         load_table(files)
 
 
-@pytest.mark.parametrize("identity", ["content", "stat"])
+@pytest.mark.parametrize("identity", ["hash", "mtime"])
 def test_a_damaged_page_is_found_when_the_table_is_loaded(tmp_path, identity):
     path = write_pairs(tmp_path / "a.parquet", PAIRS * 50, write_page_checksum=True, compression="none")
     content = bytearray(path.read_bytes())

@@ -187,7 +187,7 @@ def messy(folder, rows):
 
 def test_every_row_has_a_score_or_a_reason(folder, tmp_path):
     blend = messy(tmp_path, MESSY)
-    _, manifest = prepare("nll", blend, tmp_path / "out", model=str(folder / "random"), bad_row_ceiling=1.0)
+    _, manifest = prepare("nll", blend, tmp_path / "out", model=str(folder / "random"), max_bad_row_fraction=1.0)
     assert manifest["totals"]["dropped"] == REASONS
     assert manifest["totals"]["rows"] == len(MESSY) == manifest["totals"]["documents"] + sum(REASONS.values())
     found = table_of(tmp_path / "out/nll").select(["row_id", "id", "dataset", "split"]).to_pylist()
@@ -204,7 +204,7 @@ def test_every_text_has_a_vector_or_a_reason(tmp_path):
         {"row_id": "d", "embed_text": None},
         {"embed_text": "nameless"},
     ]
-    _, manifest = prepare("embed", messy(tmp_path, rows), tmp_path / "out", dimensions=16, bad_row_ceiling=1.0)
+    _, manifest = prepare("embed", messy(tmp_path, rows), tmp_path / "out", dimensions=16, max_bad_row_fraction=1.0)
     assert manifest["totals"]["dropped"] == {"empty_text": 1, "no_text": 1, "no_id": 1}
     table = table_of(tmp_path / "out/embeddings")
     assert table["row_id"].to_pylist() == ["a", "b"]

@@ -165,9 +165,9 @@ ALIKE = rows_of_messages(1000)
     ("choices", "collapsed"),
     [
         ({"view": "behavior"}, "2 distinct structures in 1000 rows are 0.200%, below the limit of 1.000%"),
-        ({"view": "behavior", "least_structures": 0.002}, None),
+        ({"view": "behavior", "min_distinct_behaviors": 0.002}, None),
         ({"view": "prompt"}, None),
-        ({"view": "prompt", "least_calls": 0.5}, "0.000% of rows call a tool, below the limit of 50.000%"),
+        ({"view": "prompt", "min_tool_call_fraction": 0.5}, "0.000% of rows call a tool, below the limit of 50.000%"),
     ],
 )
 def test_behaviours_that_have_collapsed_are_published_and_then_fail(tmp_path, choices, collapsed):

@@ -170,7 +170,7 @@ def mixed(tmp_path_factory, model):
         words = [f"word {number} {row}" for row in range(len(fates))]
         fates = write_file(folder / "in" / name, fates, words)
         rows += [(name, line, *each) for line, each in enumerate(zip(fates, words, strict=True), 1)]
-    settings = {"tokenizer": {"model": model}, "holdout": {"valid": 0.2, "test": 0.1}, "bad_row_ceiling": 0.5}
+    settings = {"tokenizer": {"model": model}, "holdout": {"valid": 0.2, "test": 0.1}, "max_bad_row_fraction": 0.5}
     planned, manifest = prepare(blend_of(folder / "in"), folder / "out", shard_size=6_000, **settings)
     return planned, manifest, rows, folder
 
@@ -242,7 +242,7 @@ def test_packs_of_bundles_name_the_file_and_line_of_every_conversation(tmp_path)
         write_lines(tmp_path / "in" / f"{number:02}.jsonl", [lines[0], b"{}", *lines[1:]])
         expected |= {(f"{number:02}.jsonl", line, f"q {number} {row}") for row, line in enumerate((1, 3, 4))}
     planned, manifest = prepare_sft(
-        blend_of(tmp_path / "in"), tmp_path / "out", holdout=NOTHING_HELD_OUT, bad_row_ceiling=0.5
+        blend_of(tmp_path / "in"), tmp_path / "out", holdout=NOTHING_HELD_OUT, max_bad_row_fraction=0.5
     )
     assert len(planned.plan.shards) == 1
     (shard,) = manifest["shards"]

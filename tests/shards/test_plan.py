@@ -256,7 +256,7 @@ def test_a_file_written_just_now_is_read_again_even_if_size_and_time_are_the_sam
 
 
 def test_stat_identity_trusts_size_and_time_and_takes_a_touched_file_for_new(corpus, tmp_path, chosen):
-    chosen |= {"source_identity": "stat"}
+    chosen |= {"change_detection": "mtime"}
     prepare(blend_of(corpus), tmp_path / "out", **chosen)
     with opened_files() as opened:
         assert pending(blend_of(corpus), tmp_path / "out", **chosen) == []

@@ -227,7 +227,7 @@ def test_a_name_never_means_other_data_than_before(tmp_path, chosen):
     for _ in range(12):
         rows = [TEXTS[number] for number in random.integers(0, 200, random.integers(20, 120))]
         path = write_lines(tmp_path / "a.jsonl", rows)
-        settings = chosen | {"shard_size": int(random.integers(800, 3000)), "shrink_ceiling": 1.0}
+        settings = chosen | {"shard_size": int(random.integers(800, 3000)), "max_shrink_fraction": 1.0}
         prepare(blend_of(path), tmp_path / "out", min_doc_chars=int(random.integers(1, 45)), **settings)
         for name in published(tmp_path / "out"):
             content = (tmp_path / "out" / name).read_bytes()

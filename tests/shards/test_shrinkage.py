@@ -110,10 +110,10 @@ def documents(out, name="datasets/web"):
 )
 def test_the_ceiling_is_the_share_that_may_be_lost(ceiling, left, refused, prepare, tmp_path):
     write(tmp_path / "code.jsonl", 5), write(tmp_path / "web.jsonl", 20)
-    prepare(blend(tmp_path), tmp_path / "out", shrink_ceiling=ceiling)
+    prepare(blend(tmp_path), tmp_path / "out", max_shrink_fraction=ceiling)
     write(tmp_path / "web.jsonl", left) if left else (tmp_path / "web.jsonl").write_text("\n")
     with pytest.raises(RunError, match=f"more than {ceiling:.0%}") if refused else nullcontext():
-        prepare(blend(tmp_path), tmp_path / "out", shrink_ceiling=ceiling)
+        prepare(blend(tmp_path), tmp_path / "out", max_shrink_fraction=ceiling)
     assert documents(tmp_path / "out") == (20 if refused else left)
 
 

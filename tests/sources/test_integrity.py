@@ -199,7 +199,7 @@ def test_a_new_link_or_mode_is_no_change_of_the_rows(tmp_path, contents):
 
 
 @pytest.mark.parametrize("swap", SWAPS)
-@pytest.mark.parametrize("choice", [{"identity": "stat"}, {"rows": ROWS - 1}])
+@pytest.mark.parametrize("choice", [{"identity": "mtime"}, {"rows": ROWS - 1}])
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_what_is_not_held_to_a_hash_is_held_to_the_time_of_change(tmp_path, contents, kind, choice, swap):
     path = source(tmp_path, kind, contents)

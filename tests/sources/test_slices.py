@@ -146,7 +146,7 @@ def test_what_names_a_column_of_text_is_the_hash_of_its_chunks_and_nothing_else(
     (part,) = ContentIndex().identify(cut(file_of(path), 1 << 30, [field]), [field], "content")
     assert part.content == f"xxh3_128:{xxhash.xxh3_128_hexdigest(column_bytes(path, field))}"
     os.utime(path, ns=(LONG_AGO, LONG_AGO))
-    (part,) = ContentIndex().identify(cut(file_of(path), 1 << 30, [field]), [field], "stat")
+    (part,) = ContentIndex().identify(cut(file_of(path), 1 << 30, [field]), [field], "mtime")
     assert part.content == f"stat:{path}:{path.stat().st_size}:{LONG_AGO}:0:5:{field}"
 
 
@@ -333,12 +333,12 @@ def test_a_clock_that_jumped_changes_no_content(tmp_path, monkeypatch, days):
 def test_stat_identity_reads_nothing_and_takes_another_modification_time_for_another_content(tmp_path, no_reading):
     path = write(tmp_path / "a.jsonl", b"some row\n" * 20)
     no_reading()
-    before = contents(path, 30, identity="stat")
+    before = contents(path, 30, identity="mtime")
     assert len(set(before.values())) == 6
     write(path, b"SAME ROW\n" * 20)
-    assert contents(path, 30, identity="stat") == before
+    assert contents(path, 30, identity="mtime") == before
     os.utime(path, ns=(LONG_AGO, LONG_AGO + 1))
-    assert not set(contents(path, 30, identity="stat").values()) & set(before.values())
+    assert not set(contents(path, 30, identity="mtime").values()) & set(before.values())
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_what_the_store_says_of_its_content_is_taken_with_the_range(no_reading):
     file = SourceFile("s3://bucket/a.jsonl", 250, "jsonl", version="d41d8cd9")
     found = ContentIndex().identify(cut(file, 100, ["text"]), ["text"], "content")
     assert [part.content for part in found] == ["d41d8cd9[0:100]", "d41d8cd9[100:200]", "d41d8cd9[200:250]"]
-    other = ContentIndex().identify(cut(replace(file, version="00"), 100, ["text"]), ["text"], "stat")
+    other = ContentIndex().identify(cut(replace(file, version="00"), 100, ["text"]), ["text"], "mtime")
     assert not {part.content for part in found} & {part.content for part in other}
 
 

@@ -217,7 +217,7 @@ def with_control_strings(special):
 def treated(texts, model, folder, **settings):
     source = write_lines(folder / "some.jsonl", texts)
     _, manifest = prepare(
-        blend_of(source), folder / "out", tokenizer={"model": model}, holdout=NOTHING_HELD_OUT, bad_row_ceiling=1.0,
+        blend_of(source), folder / "out", tokenizer={"model": model}, holdout=NOTHING_HELD_OUT, max_bad_row_fraction=1.0,
         **settings,
     )  # fmt: skip
     assert {verdict["backend"] for verdict in manifest["tokenizer"]["gate"].values()} == {"gigatoken"}

@@ -54,8 +54,8 @@ def as_text(ids):
 
 
 def recipe_of(prefix=PREFIX, middle=MIDDLE, suffix=SUFFIX, **chosen):
-    fim = parse(Fim, chosen, "fim").model_dump(exclude={"prefix_token", "middle_token", "suffix_token"})
-    return FimRecipe(**fim, prefix=prefix, middle=middle, suffix=suffix)
+    fim = parse(Fim, chosen, "fim").model_dump(exclude={"prefix_token", "middle_token", "suffix_token", "skip_prefix"})
+    return FimRecipe(**fim, no_prefix=chosen.get("skip_prefix"), prefix=prefix, middle=middle, suffix=suffix)
 
 
 def encoded(texts, recipe, encoder=None, **more):
@@ -162,9 +162,9 @@ def test_fragments_are_chosen_one_by_one():
     assert counts["psm"] + counts["spm"] == 2 * counts["documents"]
 
 
-def test_what_begins_with_no_prefix_stays():
+def test_skip_prefix_leaves_documents_as_they_are():
     texts = ["#! a", "a #!", "#", f"#! a{SPLIT}b{SPLIT}#! c"]
-    recipe = recipe_of(rate=1, no_prefix="#!", split_sample=SPLIT, fragment_rate=1)
+    recipe = recipe_of(rate=1, skip_prefix="#!", split_sample=SPLIT, fragment_rate=1)
     documents, counts = encoded(texts, recipe)
     assert [PREFIX in ids for ids in documents] == [False, True, True, True]
     assert counts == {"documents": 3, "psm": counts["psm"], "spm": 3 - counts["psm"]}
@@ -397,7 +397,7 @@ def test_a_rate_of_0_and_no_fim_are_the_same_shards_with_the_keys_of_before(smal
 
 def test_every_option_gives_other_shards(small, sources, tmp_path):
     options = [
-        {"rate": 0.5}, {"rate": 0.6}, {"spm_rate": 0.2}, {"seed": 7}, {"no_prefix": "#"}, {"split_sample": "\n", "fragment_rate": 0.5},
+        {"rate": 0.5}, {"rate": 0.6}, {"spm_rate": 0.2}, {"seed": 7}, {"skip_prefix": "#"}, {"split_sample": "\n", "fragment_rate": 0.5},
         {"split_sample": "\t", "fragment_rate": 0.5}, {"split_sample": "\n", "fragment_rate": 0.6},
         {"prefix_token": "<s>", "middle_token": CONTROL[1], "suffix_token": CONTROL[2]},
     ]  # fmt: skip
@@ -422,7 +422,7 @@ def test_control_strings_in_text_follow_the_policy(small, tmp_path):
         output = tmp_path / treatment
         _, manifest = prepare(
             blend_of(source), output, tokenizer={"model": str(small)}, fim={"rate": 1}, holdout=NOTHING_HELD_OUT,
-            special_tokens_in_text=treatment, bad_row_ceiling=1,
+            special_tokens_in_text=treatment, max_bad_row_fraction=1,
         )  # fmt: skip
         view = view_output(str(output), rows=4)
         found[treatment] = manifest["shards"][0]["facts"]["fim"]["documents"], manifest["totals"]["dropped"]

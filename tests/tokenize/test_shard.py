@@ -139,7 +139,7 @@ def assert_conserved(given, output, manifest, tokenizer):
 
 
 def prepared(given, output, small, **settings):
-    everything = {"holdout": NOTHING_HELD_OUT, "bad_row_ceiling": 1.0, **settings}
+    everything = {"holdout": NOTHING_HELD_OUT, "max_bad_row_fraction": 1.0, **settings}
     return prepare(blend_of(given.path), output, tokenizer={"model": str(small)}, **everything)
 
 
