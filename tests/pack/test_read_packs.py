@@ -42,7 +42,7 @@ def loss_of(model, row, *names):
 
 
 @torch.inference_mode()
-def test_the_loss_of_packs_is_that_of_their_sequences(reader):
+def test_packs_have_the_loss_of_their_sequences(reader):
     found, folder = reader
     torch.manual_seed(0)
     size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
