@@ -66,12 +66,11 @@ def run_preparation(name: str, blend: Blend, output_dir: str, chosen: Mapping[st
 
 def run_order(output_dir: str, settings: "OrderSettings") -> dict[str, Any]:
     """Plan the order of a training, and return the artifact record: in this process if the data are small."""
-    from tokenmill.tasks.train.order import artifact_record
-    from tokenmill.tasks.train.ordering import checked_data, is_little, make_order
+    from tokenmill.tasks.train.order import artifact_record, checked_data, fits_in_process, make_order
 
     if settings.cluster == "local" and not is_shown():
         data = checked_data(output_dir, settings)
-        if is_little(data, settings):
+        if fits_in_process(data, settings):
             with turn_in(output_dir, say):
                 return artifact_record(make_order(data, settings, run_here), data.path)
     from .order import order_samples

@@ -7,8 +7,7 @@ from typing import Any
 
 from tokenmill.tasks.shards.stage import function_workers, step_task
 from tokenmill.tasks.strict import Place
-from tokenmill.tasks.train.order import artifact_record
-from tokenmill.tasks.train.ordering import checked_data, make_order
+from tokenmill.tasks.train.order import artifact_record, checked_data, make_order
 from tokenmill.tasks.train.settings import OrderSettings
 
 from .output_folder import publishing

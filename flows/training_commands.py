@@ -89,7 +89,7 @@ def batch(
 ) -> None:
     """Show what a training step reads, with source rows, loss and gradient norm; or find the steps that read a row."""
     from tokenmill.tasks.report.batch import Reading, find_record, print_found
-    from tokenmill.tasks.train.skips import SkippedStep, extend_skip_list
+    from tokenmill.tasks.train.job import SkippedStep, extend_skip_list
 
     if (step is None) == (find is None):
         raise InputError(

@@ -21,14 +21,12 @@ from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.train.events import Step
 from tokenmill.tasks.train.history import history_of
-from tokenmill.tasks.train.job import JOB, TrainData, is_training, job_of
-from tokenmill.tasks.train.order import INDICES, ORDER, read_order
-from tokenmill.tasks.train.phases import with_quotas
+from tokenmill.tasks.train.job import JOB, SkippedDocument, TrainData, is_training, job_of
+from tokenmill.tasks.train.order import INDICES, ORDER, read_order, with_quotas
 from tokenmill.tasks.train.prepared import prepared_data, vocabulary_of
 from tokenmill.tasks.train.proof import Documents, Opened, Packs, opened
 from tokenmill.tasks.train.rows import FlatPacks
 from tokenmill.tasks.train.samples import Piece, parts_of, pieces_of, samples_with
-from tokenmill.tasks.train.skips import SkippedDocument
 
 from .view import Decode, Pack, Passage, SubSequence, View, decoded, view_record
 from .view_rows import Tokens

@@ -108,7 +108,7 @@ def summarise(job: Job, started: Started, steps: Sequence[Step], warmup: int = W
     tokens, loss_tokens = sum(step.tokens for step in measured), sum(step.loss_tokens for step in measured)
     nll = math.fsum(step.loss * step.loss_tokens for step in measured)
     each, rates = [step.seconds for step in measured], [step.mfu for step in measured if step.mfu is not None]
-    configuration = _configuration(job)
+    configuration = {**_configuration(job), "engine": started.engine}
     return BenchmarkRecord(
         key=_key(configuration, started), engine=started.engine, device=started.device, processes=started.processes,
         parameters=started.parameters, configuration=configuration, warmup=warmup, steps=len(measured), seconds=seconds,

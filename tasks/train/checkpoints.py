@@ -26,14 +26,17 @@ from .events import Event, Step, Validated
 from .job import CHECKPOINTS
 
 if TYPE_CHECKING:  # the process that watches a training must not import torch
-    from .engine import Engine, World
+    from .engine import World
+    from .megatron import MegatronEngine
 
 NAME = re.compile(r"step_(\d{8,})")
 FACTS = "checkpoint.json"
 DAMAGED = "damaged; remove this checkpoint's folder to resume from the previous one"
 
 
-def save(engine: "Engine", world: "World", output_dir: str, step: int, keep: int, events: Sequence[Event] = ()) -> str:
+def save(
+    engine: "MegatronEngine", world: "World", output_dir: str, step: int, keep: int, events: Sequence[Event] = ()
+) -> str:
     """Write the checkpoint of a step, remove all but the newest `keep`, and return its folder. Raises OSError.
 
     `events` are those of the first process since the last checkpoint.
@@ -53,7 +56,7 @@ def save(engine: "Engine", world: "World", output_dir: str, step: int, keep: int
     return folder
 
 
-def resume(engine: "Engine", world: "World", output_dir: str) -> int:
+def resume(engine: "MegatronEngine", world: "World", output_dir: str) -> int:
     """Load the newest checkpoint and return its step, 0 if there is none. Raises InputError for a damaged one."""
     if world.first:
         sweep_folders(f"{output_dir}/{CHECKPOINTS}")

@@ -1,19 +1,19 @@
-"""The interface of training engines, and the processes that train together."""
+"""The processes that train together, and how they share a step."""
 
 import os
 import resource
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
+import numpy as np
 import torch
 from tokenmill.tasks.errors import InputError
 from torch import distributed
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage] - part of its documented API
 
-from .rows import Batch
 from .settings import Device
 
 Reduction = Literal["sum", "max"]
@@ -129,39 +129,13 @@ class Losses:
         return self.total / self.tokens if self.tokens else 0.0
 
 
-class Engine(Protocol):
-    """A model and its optimizer, split over the processes. All processes call each method together."""
+def attended(sequences: np.ndarray | None, device: torch.device) -> torch.Tensor | None:
+    """Which tokens each token attends to, bool [rows, 1, length, length]; None for plain causal attention.
 
-    shape: Shape
-
-    def step(self, batches: Sequence[Batch], learning_rate: float) -> tuple[Losses, float]:
-        """Train on this replica's micro-batches; returns the losses before the step, and the gradient's norm.
-
-        The gradient is that of the mean over all trained tokens of the global batch.
-        """
-        ...
-
-    def losses(self, batches: Sequence[Batch]) -> Losses:
-        """The losses on a global batch, without training."""
-        ...
-
-    def save(self, folder: str) -> None:
-        """Write the complete state. After `load`, training continues exactly on a CPU, and up to rounding on a GPU."""
-        ...
-
-    def load(self, folder: str) -> None:
-        """Restore the state that `save` wrote."""
-        ...
-
-    def weights(self) -> Mapping[str, torch.Tensor]:
-        """The model with Llama's names, on the CPU, in the precision of training; complete only in the first process."""
-        ...
-
-
-def attended(batch: Batch, device: torch.device) -> torch.Tensor | None:
-    """Which tokens each token attends to, bool [rows, 1, length, length]; None for plain causal attention."""
-    if batch.segments is None:
+    `sequences` numbers those in each row, int32 [rows, length]; None if each row is one.
+    """
+    if sequences is None:
         return None
-    segments = torch.from_numpy(batch.segments).to(device)
+    segments = torch.from_numpy(sequences).to(device)
     same = segments[:, :, None] == segments[:, None, :]
     return same.tril()[:, None]

@@ -65,7 +65,9 @@ class TorchAttention(MegatronModule):
 
 
 class MegatronEngine:
-    """See Engine. One per process, because megatron-core's groups are global."""
+    """A model and its optimizer, split over the processes, which call each method together. One per process, because megatron-core's
+    groups are global.
+    """
 
     def __init__(
         self, settings: TrainSettings, precision: Precision, world: World, vocabulary: int, weights: Weights
@@ -91,7 +93,10 @@ class MegatronEngine:
         config.grad_scale_func = self._optimizer.scale_loss
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> tuple[Losses, float]:
-        """See Engine."""
+        """Train on this replica's micro-batches; returns the losses before the step, and the gradient's norm.
+
+        The gradient is that of the mean over all trained tokens of the global batch.
+        """
         self._model.train()
         self._model.zero_grad_buffer()
         self._optimizer.zero_grad()
@@ -103,23 +108,26 @@ class MegatronEngine:
         return losses, float(norm)
 
     def losses(self, batches: Sequence[Batch]) -> Losses:
-        """See Engine."""
+        """The losses on a global batch, without training."""
         self._model.eval()
         with torch.no_grad():
             return self._run(batches, forward_only=True)
 
     def save(self, folder: str) -> None:
-        """See Engine. The format is that of `megatron.core.dist_checkpointing`."""
+        """Write the complete state in the format of `megatron.core.dist_checkpointing`.
+
+        After `load`, training continues exactly on a CPU, and up to rounding on a GPU.
+        """
         dist_checkpointing.save(self._state(loading=False), folder)
 
     def load(self, folder: str) -> None:
-        """See Engine."""
+        """Restore the state that `save` wrote."""
         state = cast("dict[str, Any]", dist_checkpointing.load(self._state(loading=True), folder))
         self._bare.load_state_dict(state["model"])
         _restore(self._optimizer, state["optimizer"])
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """See Engine."""
+        """The model with Llama's names, on the CPU, in the precision of training; complete only in the first process."""
         found: dict[str, torch.Tensor] = {}
         for full_name, parameter in self._bare.named_parameters():
             name, layer = name_in_layer(full_name, self._first_layer)
@@ -189,7 +197,7 @@ class MegatronEngine:
             for each in (batch.tokens, batch.labels, batch.loss_mask)
         )
         positions = torch.from_numpy(batch.positions.copy()).to(device)
-        output = model(tokens, positions, attended(batch, device), labels=labels)
+        output = model(tokens, positions, attended(batch.segments, device), labels=labels)
 
         def summed(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
             loss, count = (output.float() * mask).sum(), mask.sum()

@@ -1,42 +1,44 @@
-"""Plan a training and check it before any process starts: a mistake found here costs a second, not a reservation.
+"""Plan a training run and check it before any process starts: a mistake found here costs a second, not a reservation.
 
 Each check raises InputError with what is wrong, which value, where, and the remedy. Nothing is written, torch isn't loaded, and
 of token files at most some packs are read. Only the training machine can tell whether the model fits into its memory.
+
+Initial weights of a different shape would fail only on the reserved machines. Weights trained with a different tokenizer would
+not fail at all, although every id would mean a different string. So the tokenizer must be identical, and every field of
+config.json that changes the computation must match the settings.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import orjson
+from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.pack.formats import find_template
+from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.shards.identity import difference
 from tokenmill.tasks.shards.manifest import MANIFEST
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, filesystem, join
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .blocks import require_block_hashes
 from .file_sizes import check_file_sizes
 from .held_out import held_out
 from .history import METRICS, TRAINING
-from .initial_weights import check_initial_weights, start_place
-from .job import CHECKPOINTS, JOB, MODEL, Job, job_of
-from .launchers.launch import process_count
-from .order import require_packages, sentence_on_order
-from .phases import require_steps, source_name, with_quotas
-from .prepared import (
-    content_digest,
-    listed_files,
-    prepared_data,
-    prepared_manifest,
-)
-from .settings import RUNTIME_SETTINGS, TrainSettings
-from .skips import check_skipped, read_skip_list
-from .tokenizer_files import check_tokenizer
+from .job import CHECKPOINTS, JOB, MODEL, Job, TrainData, check_skipped, job_of, read_skip_list
+from .launchers.launch import process_count, start_folder, start_place
+from .order import require_packages, require_steps, sentence_on_order, source_name, with_quotas
+from .prepared import NOT_FOUND_HERE, content_digest, listed_files, prepared_data, prepared_manifest, vocabulary_of
+from .settings import RUNTIME_SETTINGS, ModelSettings, TrainSettings
 
-PACKAGES = ("torch", "megatron", "transformers")
-
-TOKENS_COUNTED = 1_000_000
+COUNTED_TOKENS = 1_000_000
 """Tokens of each dataset in which trained tokens behind EOS are counted; a chat template writes about as many everywhere."""
 
 OWN_LAUNCHERS = {"local", "slurm", "kubernetes"}
@@ -56,71 +58,57 @@ def plan_training(path: str, settings: TrainSettings, output_dir: str) -> Job:
 
 
 def check(job: Job) -> list[str]:
-    """Check a job. Returns lines to show before it starts, and raises InputError when it cannot run."""
-    manifest = prepared_manifest(job.data.path)
-    _check_complete(job, manifest)
-    listed = listed_files(job.data.path, manifest)
-    if content_digest(listed) != job.data.made_from:
-        raise InputError(
-            f"{job.data.path}: prepared again since this job was planned; start over to train on its new content"
-        )
-    _check_train_split(job)
-    _check_row_length(job)
-    _check_packages(job.settings)
-    _check_parallelism(job.settings)
-    _check_sequence_multiple(job)
-    _check_divisibility(job)
-    _check_batch(job.settings)
-    require_steps(job.data, job.settings)
-    _check_reads(job)
-    _check_skipped(job)
+    """Check a job. Returns lines to show before it starts, and raises InputError when it can't run."""
+    settings, data = job.settings, job.data
+    manifest = prepared_manifest(data.path)
+    listed = listed_files(data.path, manifest)
+    _check_data(job, manifest, content_digest(listed))
+    if settings.launcher == "local":
+        require_packages("train", ("torch", "megatron", "transformers"), ", or choose a launcher that trains elsewhere")
+    _check_parallelism(job)
+    _check_batch(settings)
+    require_steps(data, settings)
+    _check_own_features(job)
     resumption = _check_output(job)
     epochs = _check_epochs(job)
-    if job.settings.launcher in OWN_LAUNCHERS:  # other trainers read ids and need no tokenizer
-        check_tokenizer(job.data)
-    check_file_sizes(job.data.path, listed, manifest)
-    check_initial_weights(job)
-    notes = [*_repeated_in_validation(job), *_cleared_by_bridge(job), *sentence_on_order(job.data, job.settings)]
+    if settings.launcher in OWN_LAUNCHERS:  # other trainers read ids and need no tokenizer
+        find_exported_template(data, vocabulary_of(data))
+    check_file_sizes(data.path, listed, manifest)
+    _check_initial_weights(job)
+    notes = [*_repeated_in_validation(job), *_cleared_by_bridge(job), *sentence_on_order(data, settings)]
     return [*epochs, *notes, *resumption]
 
 
-def _check_complete(job: Job, manifest: Mapping[str, Any]) -> None:
-    missing = manifest["missing"]
+def _check_data(job: Job, manifest: Mapping[str, Any], content: str) -> None:
+    """The data must be complete and as planned, every pack must fit into a row, or at least one dataset must fill one."""
+    path, missing = job.data.path, manifest["missing"]
     if missing:
         raise InputError(
-            f"{job.data.path}: published without {len(missing):,} of its shards, {missing[0]} among them; run the same "
+            f"{path}: published without {len(missing):,} of its shards, {missing[0]} among them; run the same "
             "preparation again without allow_partial"
         )
-
-
-def _check_train_split(job: Job) -> None:
-    if not any(source.tokens for source in job.data.of("train")):
-        raise InputError(
-            f"{job.data.path}: the train split is empty; prepare datasets under 'datasets' or 'train', with a smaller "
-            "holdout"
-        )
-
-
-def _check_row_length(job: Job) -> None:
-    """Every pack must fit into a row, or at least one dataset must fill one."""
+    if content != job.data.made_from:
+        raise InputError(f"{path}: prepared again since this job was planned; start over to train on its new content")
     length, pack_size = job.settings.sequence_length, job.data.pack_size
-    if pack_size is not None:
-        if length < pack_size - 1:
-            raise InputError(
-                f"sequence_length={length} is too short for packs of up to {pack_size} tokens, {pack_size - 1} of them "
-                f"inputs; set sequence_length={pack_size}, or prepare with pack_size={length}"
-            )
-        return
-    longest = max(source.tokens for source in job.data.of("train"))
-    if longest <= length:
+    longest = max((source.tokens for source in job.data.of("train")), default=0)
+    if not longest:
+        raise InputError(
+            f"{path}: the train split is empty; prepare datasets under 'datasets' or 'train', with a smaller holdout"
+        )
+    if pack_size is not None and length < pack_size - 1:
+        raise InputError(
+            f"sequence_length={length} is too short for packs of up to {pack_size} tokens, {pack_size - 1} of them "
+            f"inputs; set sequence_length={pack_size}, or prepare with pack_size={length}"
+        )
+    if pack_size is None and longest <= length:
         raise InputError(
             f"sequence_length={length} needs {length + 1:,} tokens in one dataset, but the largest in the train split "
-            f"of {job.data.path} has {longest:,}; set sequence_length={max(2, longest - 1)} or less, or prepare more data"
+            f"of {path} has {longest:,}; set sequence_length={max(2, longest - 1)} or less, or prepare more data"
         )
 
 
 def _repeated_in_validation(job: Job) -> Iterator[str]:
-    """The datasets of the valid split that do not fill a row."""
+    """The datasets of the valid split that don't fill a row."""
     length = job.settings.sequence_length
     if job.data.kind == "sft" or job.settings.validate_every is None:
         return
@@ -130,76 +118,52 @@ def _repeated_in_validation(job: Job) -> Iterator[str]:
 
 
 def _cleared_by_bridge(job: Job) -> Iterator[str]:
-    """The trained tokens that Megatron-Bridge leaves out before its #5213: it clears the loss where the input is EOS."""
+    """The trained tokens that Megatron-Bridge excludes before its #5213: it clears the loss where the input is EOS."""
     if job.settings.launcher != "megatron-bridge" or job.data.kind != "sft":
         return
     trained = cleared = 0
-    for _, batch in held_out(job.data, "train", TOKENS_COUNTED):
+    for _, batch in held_out(job.data, "train", COUNTED_TOKENS):
         trained += int(batch.loss.sum())
         cleared += int(batch.loss[1:][batch.ids[:-1] == job.data.eos].sum())  # the first of a sequence has no loss
     if cleared:
         yield (
-            f"{cleared:,} of {trained:,} trained tokens ({cleared / trained:.1%}, of the first {TOKENS_COUNTED:,} tokens per "
+            f"{cleared:,} of {trained:,} trained tokens ({cleared / trained:.1%}, of the first {COUNTED_TOKENS:,} tokens per "
             "dataset) follow an EOS: Megatron-Bridge 0.6.2 and older leave them out of the loss (NVIDIA-NeMo/Megatron-Bridge#5213); "
             "use 0.7 or newer, or launcher=local"
         )
 
 
-def _check_packages(settings: TrainSettings) -> None:
-    if settings.launcher == "local":
-        require_packages(f"engine={settings.engine}", PACKAGES, ", or choose a launcher that trains elsewhere")
-
-
-def _check_skipped(job: Job) -> None:
-    """What is left out must be of these data, and the trainer must be one that leaves it out."""
+def _check_own_features(job: Job) -> None:
+    """Skip lists must be of these data, block hashes must exist, and the trainer must be one that follows them."""
+    launcher = job.settings.launcher
     check_skipped(job.skipped, job.data.made_from, job.settings.steps)
-    if job.skipped and job.settings.launcher not in OWN_LAUNCHERS:
-        raise InputError(f"skip_list: launcher={job.settings.launcher} starts another trainer; set launcher=local")
-
-
-def _check_reads(job: Job) -> None:
-    """Block hashes must exist, and the trainer must be one that checks them."""
-    if not job.settings.check_reads:
-        return
-    if job.data.kind == "sft":
+    if job.settings.check_reads and job.data.kind == "sft":
         raise InputError("check_reads=true: packs are copied once before training; check them with tokenmill verify")
-    if job.settings.launcher not in OWN_LAUNCHERS:
-        raise InputError(
-            f"check_reads=true: launcher={job.settings.launcher} starts another trainer; set launcher=local"
-        )
-    require_block_hashes(job.data)
+    for asked, name in ((job.settings.check_reads, "check_reads=true"), (job.skipped, "skip_list")):
+        if asked and launcher not in OWN_LAUNCHERS:
+            raise InputError(f"{name}: launcher={launcher} starts another trainer; set launcher=local")
+    if job.settings.check_reads:
+        require_block_hashes(job.data)
 
 
-def _check_parallelism(settings: TrainSettings) -> None:
-    """The engine must support the kinds of parallelism."""
-    parallel = settings.parallel
-    if settings.launcher in OWN_LAUNCHERS and (parallel.context > 1 or parallel.sequence):
+def _check_parallelism(job: Job) -> None:
+    """Lengths, and the parts of the model, must be divisible by the processes that share them.
+
+    Sequences are split into two pieces per process of `context`, one from either end; with `sequence`, into one per process of
+    `context` and `tensor`.
+    """
+    model, parallel, launcher = job.settings.model, job.settings.parallel, job.settings.launcher
+    if launcher in OWN_LAUNCHERS and (parallel.context > 1 or parallel.sequence):
         asked = f"parallel.context={parallel.context}" if parallel.context > 1 else "parallel.sequence=true"
         raise InputError(
-            f"{asked}: launcher={settings.launcher} does not split sequences; remove it, or set launcher=megatron-bridge"
+            f"{asked}: launcher={launcher} does not split sequences; remove it, or set launcher=megatron-bridge"
         )
-    if settings.engine != "transformers":
-        return
-    for name, value in (("parallel.tensor", parallel.tensor), ("parallel.pipeline", parallel.pipeline)):
-        if value > 1:
-            raise InputError(f"{name}={value}: engine=transformers does not split a model; use engine=megatron-core")
-    if settings.optimizer.distributed:
-        raise InputError("optimizer.distributed=true: engine=transformers cannot do this; use engine=megatron-core")
-
-
-def _check_sequence_multiple(job: Job) -> None:
-    """The length of sequences must be a multiple of the number of pieces they are split into.
-
-    These are two per process of `context`, one from either end; with `sequence`, one per process of `context` and
-    `tensor`.
-    """
-    parallel, length = job.settings.parallel, job.settings.sequence_length
     multiple = math.lcm(
         2 * parallel.context if parallel.context > 1 else 1,
         parallel.context * parallel.tensor if parallel.sequence else 1,
     )
     asked = f"parallel.context={parallel.context} and tensor={parallel.tensor} with sequence={parallel.sequence}"
-    padded = job.data.pad_seq_to_mult
+    length, padded = job.settings.sequence_length, job.data.pad_seq_to_mult
     if padded is not None and padded % multiple:
         raise InputError(
             f"{asked}: sequences must be padded to a multiple of {multiple}, and {job.data.path} has "
@@ -209,11 +173,6 @@ def _check_sequence_multiple(job: Job) -> None:
         raise InputError(
             f"{asked}: sequence_length={length} must be a multiple of {multiple}; set it to {-(-length // multiple) * multiple}"
         )
-
-
-def _check_divisibility(job: Job) -> None:
-    """The parts of the model must be divisible by the processes that share them."""
-    model, parallel = job.settings.model, job.settings.parallel
     for name, value, setting, pieces in (
         ("model.heads", model.heads, "tensor", parallel.tensor),
         ("model.key_value_heads", model.key_value_heads, "tensor", parallel.tensor),
@@ -259,7 +218,6 @@ class Epochs:
 
     @property
     def count(self) -> float:
-        """The number of epochs."""
         return self.drawn / self.held
 
     def __str__(self) -> str:
@@ -267,7 +225,7 @@ class Epochs:
 
 
 def epochs_of(job: Job) -> list[Epochs]:
-    """How often the whole training reads each source of the train split.
+    """How often the whole training run reads each source of the train split.
 
     Documents are drawn by weight. Packs count as one source: all are read before any is read again, because their weights
     were applied when they were published.
@@ -275,16 +233,11 @@ def epochs_of(job: Job) -> list[Epochs]:
     sources, rows = job.data.of("train"), job.settings.steps * job.settings.global_batch
     if job.data.kind == "sft":
         return [Epochs("all packs", rows, sum(source.rows or 0 for source in sources), "packs")]
-    if job.data.phases:  # weights are the samples that whole phases read
-        length = job.settings.sequence_length
-        return [
-            Epochs(source_name(job.data, source), sum(source.weights) * length, source.tokens, "tokens")
-            for source in sources
-        ]
-    weight = sum(sum(source.weights) for source in sources)
-    tokens = rows * job.settings.sequence_length
+    length = job.settings.sequence_length
+    # With phases, weights are the samples that whole phases read.
+    each = length if job.data.phases else rows * length / sum(sum(source.weights) for source in sources)
     return [
-        Epochs(source.dataset, tokens * sum(source.weights) / weight, source.tokens, "tokens") for source in sources
+        Epochs(source_name(job.data, source), sum(source.weights) * each, source.tokens, "tokens") for source in sources
     ]
 
 
@@ -315,7 +268,12 @@ def _check_output(job: Job) -> list[str]:
     system, path = filesystem(place)
     if not any(system.exists(join(path, name)) for name in (CHECKPOINTS, METRICS, TRAINING, MODEL)):
         return []
-    changed = difference(_content(earlier), _content(job))
+
+    def content_of(job: Job) -> dict[str, Any]:
+        data = {"content": job.data.made_from, "tokenizer": job.data.fingerprint}
+        return {**job.settings.model_dump(exclude=RUNTIME_SETTINGS), "data": data}
+
+    changed = difference(content_of(earlier), content_of(job))
     if changed:
         differences = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in changed.items())
         raise InputError(
@@ -324,7 +282,128 @@ def _check_output(job: Job) -> list[str]:
     return [f"{place}: this job resumes from its last checkpoint"]
 
 
-def _content(job: Job) -> dict[str, Any]:
-    """The settings and data that determine the result of a job."""
-    data = {"content": job.data.made_from, "tokenizer": job.data.fingerprint}
-    return {**job.settings.model_dump(exclude=RUNTIME_SETTINGS), "data": data}
+def _check_initial_weights(job: Job) -> None:
+    """Raises InputError unless `start_from`, if given, has the data's tokenizer and the model's shape.
+
+    A model on the hub is fetched for this, as the trainer would do.
+    """
+    start = job.settings.start_from
+    if start is None:
+        return
+    training = Path(start).expanduser()
+    if (training / JOB).is_file():
+        if not (training / MODEL / "config.json").is_file():
+            raise InputError(f"start_from={start}: this training has not written its {MODEL} yet; let it finish first")
+        earlier = job_of((training / JOB).read_bytes(), str(training / JOB))
+        fingerprint, config = earlier.data.fingerprint, None
+        before, model = earlier.settings.model.model_dump(), job.settings.model.model_dump()
+        differences = [
+            f"model.{name} is {before[name]}, not {model[name]}" for name in model if before[name] != model[name]
+        ]
+    else:
+        fingerprint, config = _tokenizer_and_config(start)
+        differences = list(_config_differences(config, job.settings.model))
+    if fingerprint != job.data.fingerprint:
+        raise InputError(
+            f"start_from={start}: its tokenizer is {fingerprint}, but {job.data.path} was prepared with "
+            f"{job.data.tokenizer['model']!r}, which is {job.data.fingerprint}; prepare the data with the model's tokenizer, or "
+            "use a model trained with the data's"
+        )
+    if config is not None:
+        _check_vocabulary_size(start, config.get("vocab_size", 0), job)
+    if differences:
+        raise InputError(
+            f"start_from={start}: not the model of the settings: {'; '.join(differences)}; set model to match these weights"
+        )
+
+
+def _tokenizer_and_config(start: str) -> tuple[str, dict[str, Any]]:
+    """The fingerprint of a model's tokenizer, and its config.json."""
+    try:
+        folder = start_folder(start)
+    except InputError as error:
+        raise InputError(f"start_from: {str(error).removeprefix('model: ')}") from error
+    try:
+        fingerprint = find_vocabulary(TokenizerSource(model=str(folder))).fingerprint
+    except InputError as error:
+        raise InputError(
+            f"start_from={start}: its tokenizer cannot be compared with that of the data: {error}; put the model's "
+            "tokenizer.json beside its config.json"
+        ) from error
+    place = folder / "config.json"
+    try:
+        return fingerprint, dict(orjson.loads(place.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"start_from: {place} is not a JSON object: {error}; save the model again") from error
+
+
+def _check_vocabulary_size(start: str, rows: int, job: Job) -> None:
+    size, model = job.data.vocabulary_size, job.settings.model
+    if rows < size:
+        raise InputError(
+            f"start_from={start}: its vocab_size is {rows}, but the data has ids up to {size - 1}; use a model whose "
+            "embedding has a row for each of them"
+        )
+    if rows > model.vocabulary(size):
+        raise InputError(
+            f"start_from={start}: its vocab_size is {rows}, but model.vocabulary_multiple={model.vocabulary_multiple} "
+            f"pads the data's {size} ids to {model.vocabulary(size)}; set model.vocabulary_multiple={rows}"
+        )
+
+
+def _config_differences(config: Mapping[str, Any], model: ModelSettings) -> Iterator[str]:
+    """The fields of config.json that make the model compute differently from `model`, given the defaults of `LlamaConfig`."""
+    known = {name: value for name, value in config.items() if value is not None}
+    rope = known.get("rope_parameters") or {}
+    scaled = rope or known.get("rope_scaling") or {}
+    head = model.hidden // model.heads
+    for name, found, wanted, setting in (
+        ("model_type", known.get("model_type"), "llama", None),
+        ("hidden_size", known.get("hidden_size"), model.hidden, "hidden"),
+        ("num_hidden_layers", known.get("num_hidden_layers"), model.layers, "layers"),
+        ("num_attention_heads", known.get("num_attention_heads"), model.heads, "heads"),
+        ("num_key_value_heads", known.get("num_key_value_heads", known.get("num_attention_heads")), model.key_value_heads, "key_value_heads"),
+        ("head_dim", known.get("head_dim", head), head, "hidden"),
+        ("intermediate_size", known.get("intermediate_size"), model.feed_forward, "feed_forward"),
+        ("rope_theta", rope.get("rope_theta", known.get("rope_theta", 10_000.0)), model.rope_base, "rope_base"),
+        ("rope_type", scaled.get("rope_type", scaled.get("type", "default")), "default", None),
+        ("rms_norm_eps", known.get("rms_norm_eps", 1e-6), model.norm_epsilon, "norm_epsilon"),
+        ("tie_word_embeddings", known.get("tie_word_embeddings", False), model.tied_embeddings, "tied_embeddings"),
+        ("hidden_act", known.get("hidden_act", "silu"), "silu", None),
+        ("attention_bias", known.get("attention_bias", False), False, None),
+        ("mlp_bias", known.get("mlp_bias", False), False, None),
+    ):  # fmt: skip
+        if found != wanted:
+            remedy = f"but model.{setting} is {wanted!r}" if setting else f"but only {wanted!r} is supported"
+            yield f"{name} is {found!r}, {remedy}"
+
+
+def exported_files(data: TrainData) -> dict[str, bytes]:
+    """tokenizer.json and tokenizer_config.json for a model trained on `data`, by name; with the chat template of packs.
+
+    Raises InputError when the tokenizer or the chat template of the preparation isn't found.
+    """
+    vocabulary = vocabulary_of(data)
+    names = {number: token for token, number in vocabulary.controls.items()}
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": names.get(-1 if vocabulary.bos is None else vocabulary.bos),
+        "eos_token": names.get(-1 if vocabulary.eos is None else vocabulary.eos),
+        "chat_template": find_exported_template(data, vocabulary),
+    }
+    given = {name: value for name, value in config.items() if value is not None}
+    return {"tokenizer.json": vocabulary.definition(), "tokenizer_config.json": orjson.dumps(given)}
+
+
+def find_exported_template(data: TrainData, vocabulary: Vocabulary) -> str | None:
+    """The chat template of the conversations; the tokenizer's own for documents. Raises InputError if it isn't found."""
+    if data.kind != "sft":
+        return vocabulary.chat_template
+    settings = parse(SftSettings, prepared_manifest(data.path)["settings"], data.path)
+    try:
+        template = find_template(settings, vocabulary)
+    except InputError as error:
+        raise InputError(
+            f"{data.path}: was prepared with a chat template that is not found here: {error}; {NOT_FOUND_HERE}"
+        ) from error
+    return template.source if isinstance(template, ChatTemplate) else None

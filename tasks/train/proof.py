@@ -14,21 +14,77 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import orjson
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 
 from .history import history_of
 from .job import JOB, Job, TrainData, contents_of, job_of
-from .order import INDICES, ORDER, Order, prepared_indices, read_order
-from .phases import with_quotas
+from .order import INDICES, ORDER, Order, prepared_indices, read_order, with_quotas
 from .prepared import prepared_data
-from .reads import content_numbers, range_digest, sample_hashes, step_digests, wrong_position
-from .recorded import SKIPPED, recorded_reads
 from .rows import PackedRows, flat_packs, layout_folder, split_samples
-from .samples import Pieces, parts_of, pieces_of
+from .samples import (
+    Pieces,
+    content_numbers,
+    parts_of,
+    pieces_of,
+    range_digest,
+    sample_hashes,
+    step_digest,
+    step_digests,
+    wrong_position,
+)
 from .settings import Plan
+
+READS = "reads-{rank:05d}.jsonl"
+
+
+def remove_torn_line(log: Path) -> None:
+    """Remove a line that a killed process has begun, or the next line would go on in it. Raises OSError."""
+    content = log.read_bytes() if log.exists() else b""
+    if not content.endswith(b"\n") and content:
+        publish_bytes(str(log), content[: content.rfind(b"\n") + 1])
+
+
+SKIPPED = "skipped"
+"""In place of the digest of a step that the trainer has left out."""
+
+
+def recorded_reads(path: str, global_batch: int) -> dict[int, str]:
+    """The digest of each step that all replicas have recorded in the folder of a training, by their latest lines, or SKIPPED.
+
+    Raises InputError for a damaged line, and if no step is whole. A line that a killed process has begun is left out.
+    """
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for file in sorted(Path(path).glob("reads-*.jsonl")):
+        lines = file.read_bytes().split(b"\n")
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                found = orjson.loads(line)
+                steps.setdefault(found["step"], []).append({**found, "sums": found["sums"] and tuple(found["sums"])})
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(f"{file}:{number}: damaged; remove this line") from error
+    sums = {step: _sums(lines, global_batch) for step, lines in steps.items()}
+    whole = {step: SKIPPED if None in parts else step_digest(parts) for step, parts in sums.items() if parts}
+    if steps and not whole:
+        raise InputError(
+            f"{path}: no step of {global_batch} samples is recorded whole; each data-parallel replica writes its own "
+            "reads-RANK.jsonl: copy those of all machines into this folder"
+        )
+    return whole
+
+
+def _sums(lines: list[dict[str, Any]], global_batch: int) -> list[Any]:
+    """The sums of the latest replicas that together read a whole step, None of those that left it out; empty if none have yet."""
+    runs: dict[int, dict[int, tuple[int, int] | None]] = {}
+    for line in sorted(lines, key=lambda line: line["time"]):
+        replicas = runs.pop(line["samples"], {})
+        runs[line["samples"]] = {**replicas, line["replica"]: line["sums"]}
+    whole = (own for samples, own in reversed(runs.items()) if samples * len(own) == global_batch)
+    return list(next(whole, {}).values())
 
 
 @dataclass(frozen=True)
@@ -117,7 +173,7 @@ def opened(job: Job, path: str) -> Opened:
     return Documents(job.data, plan, temporary.name, temporary)
 
 
-NEAR = 100
+NEARBY_STEPS = 100
 """How many steps before and after a wrong one to compare, to find out which step was read instead."""
 
 
@@ -151,6 +207,8 @@ def prove(path: str) -> Proof:
         )
     last, packed = max(steps), job.data.kind == "sft"
     order = None if packed else read_order(path)
+    if order and order.global_batch != job.settings.global_batch and not order.differences(job.data, job.settings):
+        order = None  # the job reads the same samples in steps of a different size, which have no digests in the order
     plan = place if order is None else join(path, ORDER)
     for number in range(1, last + 1):
         if number not in steps:
@@ -219,7 +277,7 @@ def _explained(compared: _Comparison, step: int) -> str:
     """The first sample of a step that differs from the plan, and what was read instead, as far as this can be known."""
     observed, planned = compared.observed[step - 1], compared.digest(step)
     size = compared.job.settings.global_batch
-    near = range(max(1, step - NEAR), min(len(compared.observed), step + NEAR) + 1)
+    near = range(max(1, step - NEARBY_STEPS), min(len(compared.observed), step + NEARBY_STEPS) + 1)
     try:
         instead = next((other for other in near if compared.digest(other) == observed), None)
         if instead is not None:

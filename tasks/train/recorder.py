@@ -34,9 +34,8 @@ from torch import distributed
 from .job import JOB, Job, TrainData, contents_of, job_of
 from .order import INDICES, fetch_indices, followed_order, keep_order, read_order
 from .prepared import prepared_data
-from .reads import content_numbers, sample_hashes, step_sums
-from .recorded import READS, remove_torn_line
-from .samples import parts_of, pieces_of
+from .proof import READS, remove_torn_line
+from .samples import content_numbers, parts_of, pieces_of, sample_hashes, step_sums
 from .settings import TrainSettings
 
 NUMBER = "sample_number"

@@ -15,7 +15,7 @@ as flat arrays in the training's folder: once, 5 bytes per token, at some 100 MB
 import hashlib
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -23,16 +23,14 @@ from typing import Any, Protocol, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenmill.tasks.blend.models import SPLITS, Split
-from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.publish import publish, sweep
 from tokenmill.tasks.storage import filesystem, is_local, join
 
 from .blocks import BlockChecks
-from .job import READ_SPLITS, Source, TrainData, contents_of
+from .job import READ_SPLITS, Skipped, SkippedDocument, TrainData, contents_of
 from .order import prepared_indices
-from .reads import content_numbers, sample_hashes
-from .samples import Phased, Pieces, pieces_of
+from .samples import Pieces, content_numbers, parts_of, pieces_of, sample_hashes, split_samples
 
 COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8, "seq_start_id": np.int32}
 BOUNDS = {"input_ids": "tokens", "seq_start_id": "sequences"}
@@ -111,16 +109,6 @@ def remove_torn_indices(folder: str) -> None:
             path.unlink()
 
 
-class _Tokens:
-    """The tokenizer interface that GPTDataset needs."""
-
-    def __init__(self, data: TrainData) -> None:
-        self.vocab_size = data.vocabulary_size
-        self.eod = self.eos = data.eos
-        self.pad = -1
-        self.unique_identifiers = {"fingerprint": data.fingerprint}
-
-
 def document_rows(
     data: TrainData, length: int, sizes: Sequence[int], seed: int, folder: str
 ) -> list[DocumentRows | None]:
@@ -139,59 +127,6 @@ def document_rows(
             else None
         )
     return found
-
-
-def split_samples(data: TrainData, split: Split, length: int, size: int, seed: int, indices: str, folder: str) -> Any:  # noqa: ANN401
-    """megatron-core's dataset of `size` samples of a split, with its index caches in `indices`; None without any.
-
-    With phases, it is of all their samples. `folder` caches the indices of pairs on an object store. A process group is needed.
-    """
-    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-    from megatron.core.datasets.gpt_dataset import GPTDataset
-
-    if not data.of(split):
-        return None
-    if split == "train" and data.phases:
-        phases = [
-            split_samples(data.in_phase(number), split, length, phase.samples, seed, indices, folder)
-            for number, phase in enumerate(data.phases)
-        ]
-        return Phased(phases, np.cumsum([phase.samples for phase in data.phases]))
-    config, sizes = samples_config(data, split, length, size, seed, indices, folder)
-    built = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
-    return built[SPLITS.index(split)]
-
-
-def samples_config(
-    data: TrainData, split: Split, length: int, size: int, seed: int, indices: str, folder: str
-) -> tuple[Any, list[int]]:
-    """megatron-core's configuration of a split, and its sizes of all splits. It names the index caches."""
-    from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
-
-    place = SPLITS.index(split)
-    blends: list[Any] = [None, None, None]
-    sizes = [0, 0, 0]
-    blends[place], sizes[place] = _blend(data.of(split)), size
-    remote = any(not is_local(file) for source in data.sources for file in source.files)
-    config = GPTDatasetConfig(
-        random_seed=seed,
-        sequence_length=length,
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        create_attention_mask=False,
-        tokenizer=cast("Any", _Tokens(data)),
-        path_to_cache=indices,
-        mmap_bin_files=not remote,
-        object_storage_cache_path=join(folder, "objects") if remote else None,
-        blend_per_split=blends,
-    )
-    return config, sizes
-
-
-def _blend(sources: Sequence[Source]) -> tuple[list[str], list[float]]:
-    files = [file for source in sources for file in source.files]
-    return files, [weight for source in sources for weight in source.weights]
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,3 +261,55 @@ def _order(packs: int, seed: int, epoch: int) -> np.ndarray:
     """The packs in the order of an epoch; 8 bytes each."""
     digest = hashlib.sha256(f"{seed} {epoch}".encode()).digest()
     return np.random.Generator(np.random.Philox(int.from_bytes(digest[:8], "little"))).permutation(packs)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRows:
+    """Rows without the labels of documents that are left out."""
+
+    rows: DocumentRows | PackedRows
+    skipped: frozenset[tuple[int, int, int | None]]
+
+    @classmethod
+    def of(cls, rows: DocumentRows | PackedRows, skipped: Iterable[Skipped]) -> "TrainedRows":
+        """The rows without these documents. Raises InputError for one that the rows do not hold."""
+        documents = [each for each in skipped if isinstance(each, SkippedDocument)]
+        packed, counts = isinstance(rows, PackedRows), _documents_of(rows)
+        for each in documents:
+            known = each.source < len(counts) and each.document < counts[each.source]
+            if not known or packed == (each.sequence is None):
+                raise InputError(
+                    f"skip_list: {each.model_dump_json()} names no document of the training data; list it again with tokenmill batch"
+                )
+        return cls(rows, frozenset((each.source, each.document, each.sequence) for each in documents))
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """See Rows."""
+        batch = self.rows.batch(numbers)
+        mask = batch.loss_mask.copy()
+        if isinstance(self.rows, PackedRows):
+            for row, number in enumerate(numbers):
+                pack = self.rows.pack(number)
+                mine = (sequence for _, document, sequence in self.skipped if document == pack)
+                sequences = [sequence for sequence in mine if sequence is not None]
+                mask[row] &= ~np.isin(cast("np.ndarray", batch.segments)[row], sequences)
+        else:
+            samples = self.rows.samples
+            self._mask(mask, pieces_of(samples, [number % len(samples) for number in numbers]))
+        return replace(batch, loss_mask=mask)
+
+    def _mask(self, mask: np.ndarray, pieces: Pieces) -> None:
+        """Clear the labels in documents that are left out; label i is token i + 1 of the sample."""
+        for row in range(len(mask)):
+            place = -1
+            for piece in pieces.of(row):
+                if (piece.source, piece.document, None) in self.skipped:
+                    mask[row, max(0, place) : place + piece.length] = False
+                place += piece.length
+
+
+def _documents_of(rows: DocumentRows | PackedRows) -> list[int]:
+    """The number of documents of each prefix, or that of all packs."""
+    if isinstance(rows, PackedRows):
+        return [len(rows.packs)]
+    return [len(part.dataset.sequence_lengths) for part in parts_of(rows.samples)]

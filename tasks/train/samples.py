@@ -1,16 +1,91 @@
-"""What a training sample reads: pieces of documents, from megatron-core's own index arrays.
+"""What training steps read: megatron-core's datasets of a split, the pieces of documents in a sample, and their digests.
 
 GPTDataset lays the documents of a prefix end to end, epoch after epoch (`document_index`), cuts them into samples
 (`sample_index`) and shuffles these (`shuffle_index`). BlendedDataset draws from several prefixes (`dataset_index`,
 `dataset_sample_index`). A sample of n tokens reads n + 1: the last one is only a label, and the next sample begins with it.
 A million pieces take 0.1 s; no object is made per token or per piece.
+
+A sample is hashed (xxh3_64) over its pieces: content of the prefix, document, offset, length; never a path. The digest of a step
+is two sums over its samples, modulo 2^64: of the hashes, and of the hashes times the position in the step, counted from 1. So
+the processes of a step add up their parts in any number and order, equal first sums mean the same samples in a different order,
+and one wrong sample is found by division. A sample of 20 pieces costs about 2 microseconds.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+from tokenmill.tasks.blend.models import SPLITS, Split
+from tokenmill.tasks.storage import is_local, join
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest, xxh3_128_intdigest
+
+from .job import TrainData
+
+MASK = 2**64 - 1
+FIELDS = 5
+"""64-bit numbers hashed per piece: two of the content, then document, offset and length."""
+
+
+class _Tokens:
+    """The tokenizer interface that GPTDataset needs."""
+
+    def __init__(self, data: TrainData) -> None:
+        self.vocab_size = data.vocabulary_size
+        self.eod = self.eos = data.eos
+        self.pad = -1
+        self.unique_identifiers = {"fingerprint": data.fingerprint}
+
+
+def split_samples(data: TrainData, split: Split, length: int, size: int, seed: int, indices: str, folder: str) -> Any:  # noqa: ANN401
+    """megatron-core's dataset of `size` samples of a split, with its index caches in `indices`; None without any.
+
+    With phases, it is of all their samples. `folder` caches the indices of pairs on an object store. A process group is needed.
+    """
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset
+
+    if not data.of(split):
+        return None
+    if split == "train" and data.phases:
+        phases = [
+            split_samples(data.in_phase(number), split, length, phase.samples, seed, indices, folder)
+            for number, phase in enumerate(data.phases)
+        ]
+        return Phased(phases, np.cumsum([phase.samples for phase in data.phases]))
+    config, sizes = samples_config(data, split, length, size, seed, indices, folder)
+    built = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
+    return built[SPLITS.index(split)]
+
+
+def samples_config(
+    data: TrainData, split: Split, length: int, size: int, seed: int, indices: str, folder: str
+) -> tuple[Any, list[int]]:
+    """megatron-core's configuration of a split, and its sizes of all splits. It names the index caches."""
+    from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
+
+    place = SPLITS.index(split)
+    blends: list[Any] = [None, None, None]
+    sizes = [0, 0, 0]
+    sources = data.of(split)
+    weights = [weight for source in sources for weight in source.weights]
+    blends[place], sizes[place] = ([file for source in sources for file in source.files], weights), size
+    remote = any(not is_local(file) for source in data.sources for file in source.files)
+    config = GPTDatasetConfig(
+        random_seed=seed,
+        sequence_length=length,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+        tokenizer=cast("Any", _Tokens(data)),
+        path_to_cache=indices,
+        mmap_bin_files=not remote,
+        object_storage_cache_path=join(folder, "objects") if remote else None,
+        blend_per_split=blends,
+    )
+    return config, sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +239,50 @@ def _joined(source: np.ndarray, found: Sequence[tuple[np.ndarray, ...]]) -> Piec
     read = fields[2] > 0
     kept = np.concatenate([[0], np.cumsum(read)])[bounds]
     return Pieces(kept, sources[read], *fields[:, read])
+
+
+def content_numbers(contents: Sequence[str]) -> np.ndarray:
+    """Names of contents as numbers, uint64 [contents, 2]."""
+    numbers = [divmod(xxh3_128_intdigest(content.encode()), 2**64) for content in contents]
+    return np.array(numbers, np.uint64).reshape(-1, 2)
+
+
+def sample_hashes(pieces: Pieces, contents: np.ndarray) -> np.ndarray:
+    """The hash of each sample, uint64; `contents` are those of the prefixes, from `content_numbers`. Empty without any."""
+    if not len(contents):
+        return np.empty(0, np.uint64)
+    fields = np.empty((len(pieces.source), FIELDS), "<u8")
+    fields[:, :2] = contents[pieces.source]
+    for column, values in enumerate((pieces.document, pieces.offset, pieces.length), 2):
+        fields[:, column] = values
+    data, bounds = memoryview(fields.tobytes()), (pieces.bounds * fields.itemsize * FIELDS).tolist()
+    hashes = [xxh3_64_intdigest(data[begin:end]) for begin, end in itertools.pairwise(bounds)]
+    return np.array(hashes, np.uint64)
+
+
+def step_sums(hashes: np.ndarray, positions: np.ndarray) -> tuple[int, int]:
+    """The two sums over samples (uint64) at `positions` of a step, counted from 0."""
+    return int(hashes.sum()), int((hashes * (positions.astype(np.uint64) + np.uint64(1))).sum())
+
+
+def step_digest(sums: Iterable[tuple[int, int]]) -> str:
+    """The digest of a step from the sums of its parts: both totals, as 32 hexadecimal digits."""
+    return "".join(f"{sum(each) & MASK:016x}" for each in zip(*sums, strict=True))
+
+
+def step_digests(hashes: np.ndarray, global_batch: int) -> list[str]:
+    """The digests of whole steps, from the hashes of all their samples in order."""
+    positions = np.arange(global_batch)
+    return [step_digest([step_sums(step, positions)]) for step in hashes.reshape(-1, global_batch)]
+
+
+def range_digest(digests: Sequence[str]) -> str:
+    """The digest of consecutive steps."""
+    return digests[0] if len(digests) == 1 else xxh3_128_hexdigest("".join(digests).encode())
+
+
+def wrong_position(planned: str, observed: str, global_batch: int) -> int | None:
+    """The position of the wrong sample, if replacing a single one explains the difference between two digests."""
+    hashes, weighted = ((int(observed[part], 16) - int(planned[part], 16)) & MASK for part in (np.s_[:16], np.s_[16:]))
+    explained = (place for place in range(global_batch) if hashes and (place + 1) * hashes & MASK == weighted)
+    return next(explained, None)

@@ -8,7 +8,6 @@ from tokenmill.tasks.score import TOKEN_BUDGET
 from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.strict import Place, Seed, Strict
 
-Engine = Literal["megatron-core", "transformers"]
 Launcher = Literal["local", "slurm", "kubernetes", "megatron-lm", "megatron-bridge", "nemo-rl"]
 Precision = Literal["bfloat16", "float32"]
 Device = Literal["cpu", "cuda"]
@@ -82,7 +81,6 @@ class OptimizerSettings(Strict, frozen=True):
 class TrainSettings(Strict, frozen=True):
     """The settings of a training."""
 
-    engine: Engine = Field(default="megatron-core", description="Training library.")
     model: ModelSettings = Field(default=ModelSettings(), description="Shape of the model.")
     parallel: ParallelSettings = Field(default=ParallelSettings(), description="How the model is split over processes.")
     optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="How the weights are updated.")

@@ -1,95 +1,117 @@
-"""Train, as one of the processes that train together.
+"""Train, as one of the processes that train together: read, step, report; validate and save at intervals.
 
 It resumes from the newest checkpoint of the job's folder, trains to the last step, and exports the model in the format of
-Hugging Face's libraries.
+Hugging Face's libraries. A thread reads the rows of the next step while the device computes, so waiting for data shows only if
+reading is slower than training. A step is timed between two synchronizations of the device.
 """
 
-from dataclasses import replace
-from functools import partial
-from typing import cast
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
+import numpy as np
+from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.storage import is_local
 
 from . import checkpoints
 from .blocks import block_checks, check_places_of_documents
-from .engine import Engine, World, joined
-from .events import Event, Exported, Started, emit
-from .initial_weights import start_folder
-from .job import MODEL, READ_SPLITS, Job, contents_of
-from .loop import Training, flops_per_token, peak_flops, train
-from .masked import TrainedRows
-from .model import Weights, configuration, fresh, parameters, publish_model, stored
+from .engine import Losses, Shape, World, joined
+from .events import Event, Exported, Saved, Started, Step, Validated, emit
+from .job import MODEL, READ_SPLITS, Job, contents_of, skipped_steps
+from .launchers.launch import start_folder
+from .model import configuration, fresh, parameters, publish_model, stored
 from .order import fetch_indices, prepared_indices
-from .rows import DocumentRows, PackedRows, Rows, document_rows, flat_packs, lay_out, layout_folder, remove_torn_indices
-from .settings import Precision
-from .skips import skipped_steps
-from .tokenizer_files import tokenizer_files
+from .preflight import exported_files
+from .rows import (
+    Batch,
+    DocumentRows,
+    PackedRows,
+    Rows,
+    TrainedRows,
+    document_rows,
+    flat_packs,
+    lay_out,
+    layout_folder,
+    remove_torn_indices,
+)  # fmt: skip
+from .samples import step_digest, step_sums
+from .settings import ModelSettings, OptimizerSettings, Precision, TrainSettings
+
+if TYPE_CHECKING:  # megatron-core takes seconds to import
+    from .megatron import MegatronEngine
+
+
+PEAK_FLOPS: dict[frozenset[str], float] = {
+    frozenset({"A100"}): 312e12,
+    frozenset({"H100"}): 989e12,
+    frozenset({"H100", "PCIe"}): 756e12,
+    frozenset({"H100", "NVL"}): 835e12,
+    frozenset({"H200"}): 989e12,
+    frozenset({"H200", "NVL"}): 835e12,
+    frozenset({"L40"}): 181e12,
+    frozenset({"L40S"}): 362e12,
+    frozenset({"L4"}): 121e12,
+    frozenset({"B200"}): 2250e12,
+}
+"""Dense bfloat16 FLOPS from NVIDIA's data sheets, by the words in a device's name; the entry with the most words applies.
+Figures that a sheet gives only with 2:4 sparsity are halved.
+"""
 
 
 def run(job: Job) -> None:
     """Train. Raises InputError and RunError, with messages for the user."""
-    with joined(job.settings.device) as world:
-        exported = tokenizer_files(job.data) if world.first else {}  # fail now, not after the last step
-        precision: Precision = job.settings.precision or ("bfloat16" if world.device.type == "cuda" else "float32")
-        engine = _engine(job, world, precision)
+    settings, model = job.settings, job.settings.model
+    vocabulary = model.vocabulary(job.data.vocabulary_size)
+    with joined(settings.device) as world:
+        exported = exported_files(job.data) if world.first else {}  # fail now, not after the last step
+        precision: Precision = settings.precision or ("bfloat16" if world.device.type == "cuda" else "float32")
+        weights = (
+            fresh(model, vocabulary, settings.seed)
+            if settings.start_from is None
+            else stored(start_folder(settings.start_from), model, vocabulary)
+        )
+        from .megatron import MegatronEngine
+
+        engine = MegatronEngine(settings, precision, world, vocabulary, weights)
         rows, validation = _rows(job, world)
         rows = TrainedRows.of(rows, job.skipped) if job.skipped else rows
-        unsaved: list[Event] = []
         done = checkpoints.resume(engine, world, job.output_dir)
-        model, vocabulary = job.settings.model, _vocabulary(job)
-        report = partial(_report, world, unsaved)
+        unsaved: list[Event] = []
+
+        def report(event: Event) -> None:
+            if world.first:
+                emit(event)
+                unsaved.append(event)  # the next checkpoint holds it, too
+
+        def save(step: int) -> str:
+            folder = checkpoints.save(engine, world, job.output_dir, step, settings.keep_checkpoints, unsaved)
+            unsaved.clear()
+            return folder
+
         report(
             Started(
-                step=done, steps=job.settings.steps, parameters=parameters(model, vocabulary),
-                device=world.device_name(), processes=world.size, engine=job.settings.engine,
+                step=done, steps=settings.steps, parameters=parameters(model, vocabulary), device=world.device_name(),
+                processes=world.size, engine="megatron-core",
             )
         )  # fmt: skip
         peak = peak_flops(world.device_name())
         training = Training(
-            settings=job.settings, engine=engine, world=world, rows=rows, validation=validation,
-            flops_per_token=flops_per_token(model, vocabulary, job.settings.sequence_length),
-            peak_flops=peak * world.size if peak else None,
-            report=report, save=partial(_save, engine, world, job, unsaved),
+            settings=settings, engine=engine, world=world, rows=rows, validation=validation,
+            flops_per_token=flops_per_token(model, vocabulary, settings.sequence_length),
+            peak_flops=peak * world.size if peak else None, report=report, save=save,
             skipped=skipped_steps(job.skipped) if job.skipped else None,
         )  # fmt: skip
         train(training, done)
-        weights = engine.weights()
+        final = engine.weights()
         if world.first:
-            config = configuration(model, vocabulary, job.settings.sequence_length, job.data.eos)
-            publish_model(f"{job.output_dir}/{MODEL}", config, weights, exported)
+            config = configuration(model, vocabulary, settings.sequence_length, job.data.eos)
+            publish_model(f"{job.output_dir}/{MODEL}", config, final, exported)
             emit(Exported(path=f"{job.output_dir}/{MODEL}"))
         world.wait()
-
-
-def _report(world: World, unsaved: list[Event], event: Event) -> None:
-    """Report an event once, and keep it for the next checkpoint."""
-    if world.first:
-        emit(event)
-        unsaved.append(event)
-
-
-def _vocabulary(job: Job) -> int:
-    return job.settings.model.vocabulary(job.data.vocabulary_size)
-
-
-def _engine(job: Job, world: World, precision: Precision) -> Engine:
-    settings, vocabulary = job.settings, _vocabulary(job)
-    weights = _weights(job)
-    if settings.engine == "transformers":
-        from .plain import PlainEngine
-
-        config = configuration(settings.model, vocabulary, settings.sequence_length, job.data.eos)
-        return PlainEngine(settings, precision, world, config, weights)
-    from .megatron import MegatronEngine
-
-    return MegatronEngine(settings, precision, world, vocabulary, weights)
-
-
-def _weights(job: Job) -> Weights:
-    settings, vocabulary = job.settings, _vocabulary(job)
-    if settings.start_from is None:
-        return fresh(settings.model, vocabulary, settings.seed)
-    return stored(start_folder(settings.start_from), settings.model, vocabulary)
 
 
 def _rows(job: Job, world: World) -> tuple[DocumentRows | PackedRows, Rows | None]:
@@ -126,7 +148,159 @@ def _packs(job: Job, world: World, split: str, folder: str) -> PackedRows:
     return PackedRows(flat_packs(place), job.settings.sequence_length, job.data.eos or 0, job.settings.seed, contents)
 
 
-def _save(engine: Engine, world: World, job: Job, unsaved: list[Event], step: int) -> str:
-    folder = checkpoints.save(engine, world, job.output_dir, step, job.settings.keep_checkpoints, unsaved)
-    unsaved.clear()
-    return folder
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The parts of a training. `flops_per_token` is the model's; `peak_flops` that of all devices, None if unknown.
+
+    The steps `skipped` read their rows and update nothing; None if the training leaves nothing out.
+    """
+
+    settings: TrainSettings
+    engine: "MegatronEngine"
+    world: World
+    rows: Rows
+    validation: Rows | None
+    flops_per_token: float
+    peak_flops: float | None
+    report: Callable[[Event], None]
+    save: Callable[[int], str]
+    skipped: frozenset[int] | None = None
+
+
+def train(training: Training, done: int) -> None:
+    """Run all steps after the first `done`. Raises RunError when the loss is no longer finite."""
+    settings = training.settings
+    with ThreadPoolExecutor(1) as reader:
+        ahead = _ahead(training, reader, range(done, settings.steps))
+        for step in range(done + 1, settings.steps + 1):
+            training.world.synchronize()
+            began = time.perf_counter()
+            batches = next(ahead)
+            waited = time.perf_counter() - began
+            losses, norm = _step(training, step, batches)
+            training.world.synchronize()
+            _report(training, step, batches, losses, norm, time.perf_counter() - began, waited)
+            _finish_step(training, step)
+
+
+def _step(training: Training, step: int, batches: Sequence[Batch]) -> tuple[Losses, float]:
+    """Update the weights, unless the step or all that it would train on is left out; then there is no loss."""
+    settings = training.settings
+    if training.skipped is not None:
+        labels = training.world.reduced([sum(int(batch.loss_mask.sum()) for batch in batches)], "sum")
+        if step in training.skipped or not labels[0]:
+            return Losses(0.0, 0), 0.0
+    return training.engine.step(batches, learning_rate(step, settings.steps, settings.optimizer))
+
+
+def _ahead(training: Training, reader: ThreadPoolExecutor, steps: range) -> Iterator[list[Batch]]:
+    """The batches of each step, read during the previous step."""
+    following = [reader.submit(_read, training.rows, training.engine.shape, step) for step in steps[:1]]
+    for step in steps:
+        batches = following.pop().result()
+        if step + 1 in steps:
+            following.append(reader.submit(_read, training.rows, training.engine.shape, step + 1))
+        yield batches
+
+
+def _read(rows: Rows, shape: Shape, step: int) -> list[Batch]:
+    return [rows.batch(numbers) for numbers in shape.numbers(step)]
+
+
+def _report(
+    training: Training, step: int, batches: Sequence[Batch], losses: Losses, norm: float, seconds: float, waited: float
+) -> None:
+    if not math.isfinite(losses.total) or not math.isfinite(norm):
+        raise RunError(
+            f"step {step}: the loss is {losses.mean} and the gradient's norm {norm}; lower optimizer.learning_rate or raise "
+            "optimizer.warmup_steps, and check the data of this step"
+        )
+    settings, world = training.settings, training.world
+    share = training.engine.shape.replicas / world.size  # processes that share a replica read the same rows
+    (padding,) = world.reduced([sum(batch.padding for batch in batches) * share], "sum")
+    longest, waiting, memory = world.reduced([seconds, waited, world.memory()], "max")
+    tokens = settings.global_batch * settings.sequence_length
+    flops = tokens * training.flops_per_token / longest
+    training.report(
+        Step(
+            step=step,
+            loss=losses.mean,
+            learning_rate=learning_rate(step, settings.steps, settings.optimizer),
+            gradient_norm=norm,
+            tokens=tokens,
+            loss_tokens=losses.tokens,
+            padding=round(padding),
+            seconds=longest,
+            waited=waiting,
+            mfu=flops / training.peak_flops if training.peak_flops else None,
+            memory=int(memory),
+            read=_digest_of_reads(training, step, batches),
+        )
+    )
+
+
+def _digest_of_reads(training: Training, step: int, batches: Sequence[Batch]) -> str | None:
+    """What all replicas have read in a step, None if the rows have no hashes.
+
+    Raises RunError when processes that share a replica have read different rows.
+    """
+    hashes, shape = np.concatenate([batch.reads for batch in batches]), training.engine.shape
+    if not len(hashes):
+        return None
+    positions = np.concatenate(shape.numbers(step - 1)) % training.settings.global_batch
+    sums = np.array(step_sums(hashes, positions), np.uint64).view(np.int64).tolist()
+    replicas: dict[int, tuple[int, int]] = {}
+    for replica, first, second in training.world.gathered([shape.replica, *sums]):
+        if replicas.setdefault(replica, (first, second)) != (first, second):
+            raise RunError(
+                f"step {step}: processes of replica {replica} read different rows; check that they see the same data"
+            )
+    return step_digest(replicas.values())
+
+
+def _finish_step(training: Training, step: int) -> None:
+    """Compute the validation loss and save a checkpoint when they are due."""
+    settings = training.settings
+    last = step == settings.steps
+    if training.validation and settings.validate_every and (last or step % settings.validate_every == 0):
+        numbers = range(settings.validation_batches)
+        found = [
+            training.engine.losses(_read(training.validation, training.engine.shape, number)) for number in numbers
+        ]
+        loss = Losses(sum(each.total for each in found), sum(each.tokens for each in found)).mean
+        training.report(Validated(step=step, loss=loss))
+    if last or (settings.checkpoint_every and step % settings.checkpoint_every == 0):
+        training.report(Saved(step=step, path=training.save(step)))
+
+
+def learning_rate(step: int, steps: int, settings: OptimizerSettings) -> float:
+    """The learning rate of step `step` of `steps`, counted from 1: linear warm-up to the peak, then decay."""
+    if step <= settings.warmup_steps:
+        return settings.learning_rate * step / settings.warmup_steps
+    done = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
+    if settings.decay == "constant":
+        return settings.learning_rate
+    share = 1 - done if settings.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return settings.minimum_learning_rate + share * (settings.learning_rate - settings.minimum_learning_rate)
+
+
+def peak_flops(device: str) -> float | None:
+    """The dense bfloat16 FLOPS of a device by the name its driver gives it; None if unlisted, or a MIG slice."""
+    words = frozenset(re.split(r"[\s-]+", device))
+    found = [wanted for wanted in PEAK_FLOPS if wanted <= words]
+    return PEAK_FLOPS[max(found, key=len)] if found and "MIG" not in words else None
+
+
+def flops_per_token(model: ModelSettings, vocabulary: int, sequence_length: int) -> float:
+    """FLOPs of a forward and backward pass per token; a multiplication with its addition counts two.
+
+    `vocabulary` is padded already. All matrix products count, in attention those that a causal model needs: (sequence_length +
+    1) / 2 tokens on average. Packed rows need less, as their sequences do not attend to each other. Norms, activations, rotary
+    positions and recomputation do not count.
+    """
+    head = model.hidden // model.heads
+    projections = 2 * model.hidden * head * (model.heads + model.key_value_heads)
+    attention = 2 * model.heads * head * (sequence_length + 1) / 2
+    feed_forward = 3 * model.hidden * model.feed_forward
+    forward = model.layers * (projections + attention + feed_forward) + model.hidden * vocabulary
+    return 3 * 2 * forward  # the backward pass costs twice the forward pass

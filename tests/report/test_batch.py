@@ -24,7 +24,7 @@ from tokenmill.tasks.report.why import print_why, why_row
 from tokenmill.tasks.report.why_fate import Read
 from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.job import JOB, Job, contents_of
-from tokenmill.tasks.train.ordering import make_order
+from tokenmill.tasks.train.order import make_order
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.rows import PackedRows, document_rows, flat_packs, lay_out, layout_folder
 from tokenmill.tasks.train.settings import OrderSettings, TrainSettings

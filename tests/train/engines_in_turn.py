@@ -20,10 +20,10 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
-from tokenmill.tasks.train.loop import learning_rate
 from tokenmill.tasks.train.orphans import die_with_parent
 from tokenmill.tasks.train.rows import Batch, FlatPacks, PackedRows
 from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.training import learning_rate
 
 from tests.forking import fork
 
@@ -42,7 +42,7 @@ SETTINGS = {
 
 def settings_of(case):
     """The settings of a case; it names those of the model and the optimizer that differ."""
-    given = case.get("settings", {})
+    given = {name: value for name, value in case.get("settings", {}).items() if name != "engine"}
     parts = {part: {**SETTINGS[part], **given.get(part, {})} for part in ("model", "optimizer")}
     return TrainSettings.model_validate({**SETTINGS, **given, **parts})
 
@@ -113,8 +113,8 @@ def engine_of(case, world):
     settings = settings_of(case)
     vocabulary = settings.model.vocabulary(VOCABULARY)
     weights, precision = fresh(settings.model, vocabulary, settings.seed), case.get("precision", "float32")
-    if settings.engine == "transformers":
-        from tokenmill.tasks.train.plain import PlainEngine  # noqa: PLC0415
+    if case.get("settings", {}).get("engine") == "plain":
+        from tests.train.plain import PlainEngine  # noqa: PLC0415
 
         config = configuration(settings.model, vocabulary, LENGTH, PAD)
         return PlainEngine(settings, precision, world, config, weights)
@@ -254,7 +254,9 @@ def free_port():
 
 
 def main():
-    from tokenmill.tasks.train import checkpoints, engine, megatron, model, plain  # noqa: F401, PLC0415 - for all that are forked
+    from tokenmill.tasks.train import checkpoints, engine, megatron, model  # noqa: F401, PLC0415 - for all that are forked
+
+    from tests.train import plain  # noqa: F401, PLC0415
 
     plan = Path(sys.argv[1])
     cases = json.loads(plan.read_text())

@@ -40,7 +40,7 @@ def watched(asked, path, output, ended):
 
 
 def main():
-    from tokenmill.tasks.train import megatron, plain, training  # noqa: F401, PLC0415 - for all that are forked
+    from tokenmill.tasks.train import megatron, training  # noqa: F401, PLC0415 - for all that are forked
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those who watch leave no zombies
     with socket.socket(fileno=int(sys.argv[1])) as asked:

@@ -14,9 +14,9 @@ from tokenmill.tasks.train import checkpoints
 from tokenmill.tasks.train.checkpoints import steps_in
 from tokenmill.tasks.train.events import Exported, Saved, Step
 from tokenmill.tasks.train.job import Job
-from tokenmill.tasks.train.loop import Training, train
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.training import Training, train
 from xxhash import xxh3_128_hexdigest
 
 from tests.preparing_sft import chat_vocabulary
@@ -28,7 +28,7 @@ from tests.train.training_runs import engines_in_turn, found
 
 torch.set_num_threads(1)
 
-PLAIN = {"engine": "transformers", "steps": 8, "checkpoint_every": 4, "model": {"tied_embeddings": True}}
+PLAIN = {"engine": "plain", "steps": 8, "checkpoint_every": 4, "model": {"tied_embeddings": True}}
 
 
 def plain(**settings):
@@ -166,7 +166,6 @@ RESUMED = [
     case("replicas", 2),
     case("replicas, distributed optimizer", 2, settings=DISTRIBUTED),
     case("replicas, distributed optimizer, bfloat16", 2, settings=DISTRIBUTED, precision="bfloat16"),
-    case("replicas of plain", 2, settings={"engine": "transformers"}),
     case("tensor", 2, settings={"parallel": {"tensor": 2}}),
     case("pipeline", 2, settings={"parallel": {"pipeline": 2}}),
     case("pipeline, tied", 2, settings={"parallel": {"pipeline": 2}, "model": {"tied_embeddings": True}}),

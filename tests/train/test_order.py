@@ -13,22 +13,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.train import blocks, indices
+from tokenmill.tasks.train import blocks
+from tokenmill.tasks.train import order as order_module
 from tokenmill.tasks.train.blocks import block_checks, check_places_of_documents, require_block_hashes
 from tokenmill.tasks.train.engine import joined
-from tokenmill.tasks.train.order import INDICES, fetch_indices, prepared_indices, read_order
-from tokenmill.tasks.train.ordering import checked_data, make_order
+from tokenmill.tasks.train.order import INDICES, checked_data, fetch_indices, make_order, prepared_indices, read_order
 from tokenmill.tasks.train.prepared import prepared_data
-from tokenmill.tasks.train.reads import (
+from tokenmill.tasks.train.rows import document_rows
+from tokenmill.tasks.train.samples import (
     content_numbers,
+    parts_of,
+    pieces_of,
     range_digest,
     sample_hashes,
     step_digest,
     step_sums,
     wrong_position,
 )
-from tokenmill.tasks.train.rows import document_rows
-from tokenmill.tasks.train.samples import parts_of, pieces_of
 from tokenmill.tasks.train.settings import OrderSettings, Plan
 
 from tests.flaky_storage import flaky_server, used_here
@@ -256,10 +257,10 @@ def test_indices_in_a_bucket_are_copied_and_used(vocabulary, tmp_path, caplog):
 
 def test_ranges_of_steps_share_digests(data, order, monkeypatch):
     """Ten steps to a digest, and few samples at once."""
-    monkeypatch.setattr(indices, "TOKENS_AT_ONCE", 40)
+    monkeypatch.setattr(order_module, "TOKENS_AT_ONCE", 40)
     plan = Plan(**SETTINGS.model_dump(include=set(Plan.model_fields)))
-    task = indices.Task(data=data, plan=plan, indices=f"{data.path}/{INDICES}", objects="")
-    assert indices.digests(task, 0, 25, 10) == [
+    task = order_module.Task(data=data, plan=plan, indices=f"{data.path}/{INDICES}", objects="")
+    assert order_module.digest_steps(task, 0, 25, 10) == [
         range_digest(order.digests[part]) for part in (np.s_[:10], np.s_[10:20], np.s_[20:])
     ]
 

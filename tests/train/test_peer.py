@@ -9,8 +9,7 @@ import pytest
 from tokenmill.tasks.shards.pool import run_here
 from tokenmill.tasks.train.launchers import launch_of
 from tokenmill.tasks.train.launchers.launch import write_files
-from tokenmill.tasks.train.order import INDICES
-from tokenmill.tasks.train.ordering import make_order
+from tokenmill.tasks.train.order import INDICES, make_order
 from tokenmill.tasks.train.preflight import plan_training
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.proof import prove

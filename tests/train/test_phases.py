@@ -11,8 +11,7 @@ from tokenmill.tasks.report.batch import Reading
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.train.engine import joined
-from tokenmill.tasks.train.order import INDICES, read_order
-from tokenmill.tasks.train.ordering import checked_data, make_order
+from tokenmill.tasks.train.order import INDICES, checked_data, make_order, read_order
 from tokenmill.tasks.train.preflight import check, plan_training
 from tokenmill.tasks.train.rows import split_samples
 from tokenmill.tasks.train.samples import parts_of, pieces_of, samples_with

@@ -19,9 +19,8 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.binidx import index, read_index
-from tokenmill.tasks.train.initial_weights import start_place
 from tokenmill.tasks.train.job import Job, Source, TrainData
-from tokenmill.tasks.train.launchers.launch import process_count
+from tokenmill.tasks.train.launchers.launch import process_count, start_place
 from tokenmill.tasks.train.preflight import RUNTIME_SETTINGS, check, epochs_of, plan_training
 from tokenmill.tasks.train.settings import TrainSettings
 
@@ -78,9 +77,6 @@ SETTINGS = [
     ("pretrain", {"parallel": {"context": 2}, "processes": 2, "micro_batch": 1}, ANYWHERE, "remove it, or set launcher=megatron-bridge"),
     ("pretrain", {"parallel": {"sequence": True}}, ANYWHERE, "parallel.sequence=true: launcher=local does not split sequences"),
     ("pretrain", {"parallel": {"sequence": True}, "launcher": "slurm"}, ANYWHERE, "launcher=slurm does not split"),
-    ("pretrain", {"engine": "transformers", "parallel": {"tensor": 2}, "processes": 2}, {"engine": "megatron-core"}, "parallel.tensor=2: engine=transformers does not split a model; use engine=megatron-core"),
-    ("pretrain", {"engine": "transformers", "parallel": {"pipeline": 2}, "processes": 2}, {"engine": "megatron-core"}, "parallel.pipeline=2: engine=transformers"),
-    ("pretrain", {"engine": "transformers", "optimizer": {"distributed": True}}, {"engine": "megatron-core"}, "optimizer.distributed=true: engine=transformers"),
     ("pretrain", {"processes": 3, "parallel": {"tensor": 2}}, {"processes": 4}, "set nodes and processes so that their product is a multiple of 2"),
     ("pretrain", {"nodes": 1, "parallel": {"tensor": 2}}, {"nodes": 2}, "1 machine(s) of 1 process(es) do not divide into replicas of 2"),
     ("pretrain", {"processes": 3, "parallel": {"tensor": 3}, "model": {"heads": 4, "key_value_heads": 4, "hidden": 48, "feed_forward": 96, "vocabulary_multiple": 96}}, {"model": {"heads": 6, "key_value_heads": 6, "hidden": 48, "feed_forward": 96, "vocabulary_multiple": 96}}, "model.heads=4 is not divisible by 3"),
@@ -530,7 +526,6 @@ def test_the_same_job_goes_on_wherever_it_runs_and_whatever_it_leaves_out(job, t
     [
         ({"steps": 4}, "steps was 3, now 4"),
         ({"seed": 1}, "seed was 42, now 1"),
-        ({"engine": "transformers"}, "engine was 'megatron-core', now 'transformers'"),
         ({"model": {"layers": 2}}, "model.layers was 4, now 2"),
         ({"optimizer": {"learning_rate": 0.1}}, "optimizer.learning_rate was 0.003, now 0.1"),
         ({"precision": "bfloat16"}, "precision was None, now 'bfloat16'"),

@@ -13,12 +13,11 @@ from tokenmill.tasks.train.engine import Shape, joined
 from tokenmill.tasks.train.events import Saved, Step, event_in
 from tokenmill.tasks.train.history import METRICS, History
 from tokenmill.tasks.train.job import JOB, Job, contents_of
-from tokenmill.tasks.train.order import ORDER, followed_order, keep_order, read_order
-from tokenmill.tasks.train.ordering import make_order
+from tokenmill.tasks.train.order import ORDER, followed_order, keep_order, make_order, read_order, sentence_on_order
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.proof import prove
-from tokenmill.tasks.train.reads import step_digest, step_sums
 from tokenmill.tasks.train.rows import PackedRows, document_rows, flat_packs, lay_out, layout_folder
+from tokenmill.tasks.train.samples import step_digest, step_sums
 from tokenmill.tasks.train.settings import OrderSettings, TrainSettings
 
 from tests.train.small_data import packs, texts
@@ -42,7 +41,7 @@ def data(tmp_path_factory, vocabulary):
 
 def rows_of(job):
     with joined("cpu"):
-        sizes, folder = (job.settings.steps * BATCH, 0), f"{job.output_dir}/cache"
+        sizes, folder = (job.settings.steps * job.settings.global_batch, 0), f"{job.output_dir}/cache"
         return document_rows(job.data, job.settings.sequence_length, sizes, job.settings.seed, folder)[0]
 
 
@@ -55,14 +54,14 @@ def recorded(data, folder, settings=SETTINGS, shapes=((1, 1),), change=lambda nu
     keep_order(read_order(data.path), job.output_dir)
     Path(folder).mkdir(exist_ok=True)
     Path(folder, JOB).write_bytes(orjson.dumps(job.model_dump()))
-    history, rows = History(str(folder)), rows or rows_of(job)
+    history, rows, batch = History(str(folder)), rows or rows_of(job), settings.global_batch
     for step in range(1, settings.steps + 1):
         replicas, size = shapes[step % len(shapes)]
         sums = []
         for replica in range(replicas):
-            numbers = Shape(replica, replicas, size, BATCH // (replicas * size)).numbers(step - 1)
+            numbers = Shape(replica, replicas, size, batch // (replicas * size)).numbers(step - 1)
             reads = np.concatenate([rows.batch(change(each)).reads for each in numbers])
-            sums.append(step_sums(reads, np.concatenate(numbers) % BATCH))
+            sums.append(step_sums(reads, np.concatenate(numbers) % batch))
         history.add(
             Step(
                 step=step, loss=1.0, learning_rate=1.0, gradient_norm=1.0, tokens=1, loss_tokens=1, padding=0, seconds=1.0,
@@ -108,6 +107,20 @@ def swapped(data):
         b.model_copy(update={"contents": [a.contents[0], *b.contents[1:]]}),
     ]
     return data.model_copy(update={"sources": sources, "made_from": "xxh3_128:0"})
+
+
+def test_a_run_with_steps_of_a_different_size_reads_in_the_order_and_is_proven(data, tmp_path):
+    other = SETTINGS.model_copy(update={"global_batch": 2 * BATCH, "steps": STEPS // 2})
+    assert followed_order(data, other) is not None
+    assert sentence_on_order(data, other)[0].endswith("its indices are used")
+    proof = prove(recorded(data, tmp_path / "model", other))
+    assert (proof.problem, proof.steps) == (None, STEPS // 2)
+    wrong = recorded(
+        data, tmp_path / "wrong", other, change=lambda numbers: [3 if n == 5 * BATCH else n for n in numbers]
+    )
+    assert "step 3 did not read what was planned: sample 6 was to be" in prove(wrong).problem
+    fewer = other.model_copy(update={"steps": STEPS // 2 - 1})
+    assert "global_batch is 12 in the training and 6 in the order" in sentence_on_order(data, fewer)[0]
 
 
 NOT_PLANNED = "did not read what was planned"
@@ -249,7 +262,7 @@ def test_a_training_killed_twice_and_resumed_by_two_processes_read_the_plan(data
 @pytest.mark.slow
 def test_a_flipped_bit_stops_the_trainer_before_any_step_on_it(data, tmp_path):
     here("", hash_blocks, block_calls(data))
-    settings = SETTINGS.model_copy(update={"engine": "transformers", "check_reads": True})
+    settings = SETTINGS.model_copy(update={"check_reads": True})
     for ending in ("bin", "idx"):
         place = Path(f"{data.of('train')[0].files[0]}.{ending}")
         before = place.read_bytes()

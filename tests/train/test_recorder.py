@@ -12,9 +12,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.tokenizers.text.libraries.null_tokenizer import NullTokenizer
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.train.engine import joined
-from tokenmill.tasks.train.order import INDICES
-from tokenmill.tasks.train.ordering import make_order
-from tokenmill.tasks.train.phases import with_quotas
+from tokenmill.tasks.train.order import INDICES, make_order, with_quotas
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.proof import prove
 from tokenmill.tasks.train.recorder import ReadRecorder, use_order

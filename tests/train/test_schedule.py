@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.train.loop import learning_rate
 from tokenmill.tasks.train.settings import OptimizerSettings
+from tokenmill.tasks.train.training import learning_rate
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
 
 HIGHEST, LOWEST = 0.004, 0.0005

@@ -7,13 +7,12 @@ import pytest
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.batch import Reading
 from tokenmill.tasks.train.events import Step
-from tokenmill.tasks.train.job import Job
-from tokenmill.tasks.train.masked import TrainedRows
+from tokenmill.tasks.train.job import Job, SkippedDocument, SkippedStep, extend_skip_list, read_skip_list
 from tokenmill.tasks.train.preflight import check, plan_training
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.proof import prove
+from tokenmill.tasks.train.rows import TrainedRows
 from tokenmill.tasks.train.settings import TrainSettings
-from tokenmill.tasks.train.skips import SkippedDocument, SkippedStep, extend_skip_list, read_skip_list
 
 from tests.report.test_batch import BATCH, PACKED, SETTINGS, training
 from tests.train.small_data import packs, texts
@@ -117,10 +116,9 @@ MODEL = {"layers": 1, "hidden": 32, "heads": 4, "key_value_heads": 2, "feed_forw
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["transformers", "megatron-core"])
-def test_a_training_leaves_out_a_step_and_reads_as_planned(both, tmp_path, engine):
+def test_a_training_leaves_out_a_step_and_reads_as_planned(both, tmp_path):
     data = Reading.of(both["documents"][0]).data
-    settings = {"model": MODEL, "engine": engine, "micro_batch": 5, "device": "cpu", "validate_every": None}
+    settings = {"model": MODEL, "micro_batch": 5, "device": "cpu", "validate_every": None}
     settings = TrainSettings.model_validate({**SETTINGS.model_dump(), **settings, "steps": 5})
 
     def trained(name, skipped):

@@ -21,8 +21,8 @@ from tokenmill.tasks.train.benchmark import (
 )
 from tokenmill.tasks.train.events import Started, Step
 from tokenmill.tasks.train.job import Job, Source, TrainData
-from tokenmill.tasks.train.loop import flops_per_token, peak_flops
 from tokenmill.tasks.train.settings import ModelSettings, TrainSettings
+from tokenmill.tasks.train.training import flops_per_token, peak_flops
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -127,7 +127,6 @@ def test_what_no_step_depends_on_does_not_make_another_configuration(base):
         ({"model": {"layers": 3}}, {}, 2, r"model.layers \("),
         ({"sequence_length": 64}, {}, 2, r"sequence_length \("),
         ({"optimizer": {"distributed": True}}, {}, 2, r"optimizer.distributed \("),
-        ({"engine": "transformers"}, {}, 2, r"engine \("),
         ({"data": {"fingerprint": "sha256:2"}}, {}, 2, r"data.tokenizer \("),
         ({"data": {"sources": [Source(dataset="a", split="train", files=["x"], weights=[1.5], tokens=5)]}}, {}, 2, r"source.a.tokens \("),
         ({}, {}, 3, r"warmup \(3 here, 2 there\)"),

@@ -13,10 +13,10 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.events import Exported, Failed, Saved, Started, Step
 from tokenmill.tasks.train.job import Job
-from tokenmill.tasks.train.loop import learning_rate
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.rows import Batch, PackedRows, document_rows, flat_packs, lay_out
 from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.training import learning_rate
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from tests.preparing_sft import CHATML
@@ -65,9 +65,9 @@ def pretraining(documents, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finetuning(packed, pretraining, tmp_path_factory):
-    """The other engine, on packs, from what was pretrained: the job of that, its own, and what it told."""
+    """On packs, from what was pretrained: the job of that, its own, and what it told."""
     asked = job(
-        packed, tmp_path_factory.mktemp("finetuning"), engine="transformers", start_from=pretraining[0].output_dir,
+        packed, tmp_path_factory.mktemp("finetuning"), start_from=pretraining[0].output_dir,
         sequence_length=PACK, steps=6, validate_every=6,
     )  # fmt: skip
     return pretraining[0], asked, train(asked)
@@ -75,8 +75,8 @@ def finetuning(packed, pretraining, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def other(packed, documents, tmp_path_factory):
-    """The same with the engines changed, and two processes that share each matrix; from the folder of a model."""
-    before = job(documents, tmp_path_factory.mktemp("before"), engine="transformers")
+    """The same with two processes that share each matrix; from the folder of a model."""
+    before = job(documents, tmp_path_factory.mktemp("before"))
     assert train(before).code == 0
     asked = job(
         packed, tmp_path_factory.mktemp("after"), start_from=f"{before.output_dir}/model", sequence_length=PACK, steps=6,

@@ -1,42 +1,47 @@
-"""Common parts of launchers: the files and command of a job, the arguments of torchrun, and process counts."""
+"""What launchers share: the files and command of a job, its settings by name, the arguments of torchrun, and checks.
+
+Scripts are files in `scripts`, where `@name@` stands for a value.
+"""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from pathlib import Path
+from typing import Any
 
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.score.weights import find_model
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.storage import is_local, join
-from tokenmill.tasks.train.job import JOB, Job
+from tokenmill.tasks.storage import ART, absolute, is_local, join
+from tokenmill.tasks.tokenize.hub_files import named_model
+from tokenmill.tasks.train.job import CHECKPOINTS, JOB, MODEL, Job
 from tokenmill.tasks.train.settings import Launcher, TrainSettings
 
 PROGRAMS: Mapping[Launcher, tuple[str, str]] = {
     "slurm": ("srun", "run this on a login node of the cluster, or submit there the job.sbatch that --dry-run writes"),
     "kubernetes": ("kubectl", "install it, or apply the job.yaml that --dry-run writes from a machine that has it"),
 }
-"""The program that a launcher runs, and the remedy if it is not installed."""
+"""The program that a launcher runs, and the remedy if it isn't installed."""
 
 RUN = ("-m", "torch.distributed.run")
-"""Arguments of Python, because the `torchrun` on PATH may belong to another environment."""
+"""Arguments of Python, because the `torchrun` on PATH may belong to a different environment."""
 
 TRAINER = ("-m", "tokenmill.tasks.train.trainer")
-PEER = "tokenmill.tasks.train.peer"
 SCRIPT = "train.sh"
-HUGGING_FACE, NULL = "HuggingFaceTokenizer", "NullTokenizer"
-
 NVIDIA_SMI, SECONDS = "nvidia-smi", 60
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a training is started.
+    """How to start a training run.
 
     `files` are texts by their names in the output folder. `command`, with `environment` added to the current one, starts
-    the training. If `runs`, it is run and watched here; otherwise the user runs it elsewhere.
+    the run. If `runs`, it is run and watched here; otherwise the user runs it elsewhere.
     """
 
     files: Mapping[str, str]
@@ -51,8 +56,36 @@ def write_files(launch: Launch, output_dir: str) -> None:
         publish_bytes(join(output_dir, name), text.encode())
 
 
+def script(name: str, /, **values: object) -> str:
+    """Fill in the values of a script."""
+    text = Path(__file__).with_name("scripts").joinpath(name).read_text("utf-8")
+    return re.sub(r"@(\w+)@", lambda found: str(values[found[1]]), text)
+
+
+def job_values(job: Job) -> dict[str, Any]:
+    """The settings of a job by name, as Megatron's arguments need them. Raises InputError for a fractional rope_base."""
+    settings = job.settings
+    base, checkpoints = settings.model.rope_base, join(job.output_dir, CHECKPOINTS)
+    if not base.is_integer():  # Megatron takes whole numbers
+        raise InputError(
+            f"model.rope_base={base}: launcher={settings.launcher} takes whole numbers only; round it, or set launcher=local"
+        )
+    return {
+        **settings.model_dump(), **settings.model.model_dump(), **settings.parallel.model_dump(),
+        **settings.optimizer.model_dump(),
+        "rope_base": int(base),
+        "vocabulary_size": job.data.vocabulary_size,
+        "validate_every": settings.validate_every or settings.steps,
+        "validation_batches": settings.validation_batches if job.validates else 0,
+        "checkpoints": checkpoints,
+        "save_interval": settings.checkpoint_every or settings.steps,
+        "blend": join(job.data.path, "blend.json"),
+        "cache": join(job.output_dir, "cache"),
+    }  # fmt: skip
+
+
 def require_program(launcher: Launcher) -> None:
-    """Raises InputError when the program that the launcher runs is not installed on this machine."""
+    """Raises InputError when the program that the launcher runs isn't installed on this machine."""
     program, remedy = PROGRAMS.get(launcher, (None, ""))
     if program is not None and shutil.which(program) is None:
         raise InputError(f"launcher={launcher}: {program} is not on this machine's PATH; {remedy}")
@@ -69,35 +102,13 @@ def local_folder(output_dir: str, launcher: Launcher) -> str:
 
 
 def require_files(launcher: Launcher, places: Iterable[str]) -> None:
-    """Raises InputError unless the data is in files, because other trainers cannot read object stores."""
+    """Raises InputError for data on an object store, which other trainers can't read."""
     stored = next((place for place in places if not is_local(place)), None)
     if stored is not None:
         raise InputError(
             f"launcher={launcher}: its trainer opens files, but {stored} is in an object store; prepare the data again "
             "with --output-dir, and store where that is set, in a file system that the nodes mount"
         )
-
-
-def places_of(job: Job) -> list[str]:
-    """The folder of the job's data, and its files, which may be in a store elsewhere."""
-    return [job.data.path, *(file for source in job.data.sources for file in source.files)]
-
-
-def hugging_face_name(job: Job) -> str | None:
-    """The folder or hub id of the data's tokenizer; None for encodings, single files and pinned revisions."""
-    name, revision = str(job.data.tokenizer["model"]), job.data.tokenizer.get("revision")
-    single_file = name.endswith((".json", ".model", ".tiktoken"))
-    return name if "/" in name and not single_file and revision is None else None
-
-
-def integral_rope_base(job: Job) -> int:
-    """The base of rotary positions. Raises InputError unless it is a whole number, as Megatron requires."""
-    base = job.settings.model.rope_base
-    if not base.is_integer():
-        raise InputError(
-            f"model.rope_base={base}: launcher={job.settings.launcher} takes whole numbers only; round it, or set launcher=local"
-        )
-    return int(base)
 
 
 def script_lines(words: Sequence[str]) -> str:
@@ -114,7 +125,7 @@ def script_lines(words: Sequence[str]) -> str:
 def on_one_machine(processes: int, program: Sequence[str]) -> list[str]:
     """Python's arguments to run `program`, a script or `-m` and a module, in several processes of this machine.
 
-    They meet at the loopback address and any free port, so trainings can share a machine, and a machine needs no name.
+    They meet at the loopback address and any free port, so training runs can share a machine, and a machine needs no name.
     torchrun restarts nothing: a retry resumes the whole run from its checkpoint.
     """
     return [
@@ -136,7 +147,7 @@ def torchrun_words(job: Job, processes: int) -> str:
 
 def peer_words(job: Job) -> str:
     """The words in a bash script, before a program of another trainer, that make it follow the job's order and record."""
-    return f"-m {PEER} {shlex.quote(join(job.output_dir, JOB))}"
+    return f"-m tokenmill.tasks.train.peer {shlex.quote(join(job.output_dir, JOB))}"
 
 
 def process_count(settings: TrainSettings) -> int:
@@ -153,7 +164,7 @@ def process_count(settings: TrainSettings) -> int:
 def gpu_count() -> int:
     """The GPUs that a process started here would see, by nvidia-smi and CUDA_VISIBLE_DEVICES.
 
-    torch would take 2 s to import, and leave a context on the device. Raises InputError when the driver does not answer.
+    torch would take 2 s to import, and leave a context on the device. Raises InputError when the driver doesn't answer.
     """
     tool = shutil.which(NVIDIA_SMI)
     if tool is None:
@@ -168,9 +179,32 @@ def gpu_count() -> int:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return found
-    return len(list(takewhile(lambda name: _is_gpu(name, found), map(str.strip, named.split(",")))))
+
+    def is_gpu(name: str) -> bool:
+        return int(name) < found if name.isdigit() else found > 0 and name.startswith(("GPU-", "MIG-"))
+
+    # CUDA ignores all entries from the first that isn't a GPU.
+    return len(list(takewhile(is_gpu, map(str.strip, named.split(",")))))
 
 
-def _is_gpu(name: str, found: int) -> bool:
-    """Whether an entry of CUDA_VISIBLE_DEVICES is a GPU; CUDA ignores all entries from the first that is not."""
-    return int(name) < found if name.isdigit() else found > 0 and name.startswith(("GPU-", "MIG-"))
+def start_place(start_from: str) -> str:
+    """The absolute path of a local or registered folder; of a model on the hub its id.
+
+    Other trainers read ids alone, so a revision or a folder of a repository is fetched, and its local folder given. Raises
+    InputError for anything else.
+    """
+    if start_from.startswith(ART) or Path(start_from).expanduser().exists():
+        return absolute(start_from)
+    model = named_model(start_from, None, "start_from")
+    return str(start_folder(start_from)) if model.revision or model.inside else model.repository
+
+
+def model_name(place: str) -> str:
+    """The name of a model for other libraries: the model folder of a training, else `place` itself."""
+    training = Path(place).expanduser()
+    return str(training / MODEL) if (training / JOB).is_file() else place
+
+
+def start_folder(name: str) -> Path:
+    """The folder of a model: an earlier training's, a local one, or one fetched from the hub. Raises InputError."""
+    return find_model(model_name(name)).folder

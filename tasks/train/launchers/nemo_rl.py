@@ -17,30 +17,19 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.rl.targets import TargetName
 from tokenmill.tasks.shards.manifest import read_manifest
 from tokenmill.tasks.storage import absolute, filesystem, join
-from tokenmill.tasks.train.initial_weights import model_name, start_place
 from tokenmill.tasks.train.settings import TrainSettings
 
-from .launch import SCRIPT, Launch, local_folder, require_files
+from .launch import SCRIPT, Launch, local_folder, model_name, require_files, script, start_place
 
 CONFIG = "nemo_rl.yaml"
 INTERPOLATION = re.compile(r"(\\*)\$\{")
 
-HEADING = """\
-# Settings of NeMo-RL; {script} beside this file runs them. All others come from the file it inherits from.
-"""
-
-GYM_HEADING = """\
-# Add the configurations of the resources servers that the rows' agent_ref name to env.nemo_gym.config_paths.
-"""
-
-TEXT = """\
-#!/usr/bin/env bash
-# Trains with NeMo-RL: NEMO_RL=<its folder> bash {script}; settings may follow, as in cluster.gpus_per_node=8.
-set -euo pipefail
-cd "${{NEMO_RL:?set it to the folder of NeMo-RL}}"
-export NEMO_RL="$PWD" # the settings inherit from a file in this folder
-exec uv run {program} --config {config} "$@"
-"""
+HEADING = (
+    f"# Settings of NeMo-RL; {SCRIPT} beside this file runs them. All others come from the file it inherits from.\n"
+)
+GYM_HEADING = (
+    "# Add the configurations of the resources servers that the rows' agent_ref name to env.nemo_gym.config_paths.\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +120,6 @@ def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> 
     InputError for rows that NeMo-RL cannot read, and for an output folder outside a file system.
     """
     target: TargetName = manifest["settings"]["target"]
-    _require_readable(manifest, target)
-    recipe = RECIPES[target]
-    place = join(local_folder(output_dir, "nemo-rl"), CONFIG)
-    heading = HEADING.format(script=SCRIPT) + (GYM_HEADING if target == "nemo_gym" else "")
-    script = TEXT.format(
-        script=shlex.quote(join(output_dir, SCRIPT)), program=recipe.program, config=shlex.quote(place)
-    )
-    settings = _settings(manifest, recipe, output_dir, model)
-    files = {CONFIG: heading + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), SCRIPT: script}
-    return Launch(files, ["bash", join(output_dir, SCRIPT)], False)
-
-
-def _require_readable(manifest: Mapping[str, Any], target: TargetName) -> None:
     if target not in RECIPES:
         raise InputError(
             f"launcher=nemo-rl: NeMo-RL has no reader for rows prepared with target={target}; prepare with "
@@ -156,6 +132,11 @@ def _require_readable(manifest: Mapping[str, Any], target: TargetName) -> None:
     if manifest["train"].endswith(".zst"):
         raise InputError("launcher=nemo-rl: NeMo-RL reads plain JSON Lines only; prepare again with compression=none")
     require_files("nemo-rl", [manifest["train"], manifest["val"]])
+    recipe, place = RECIPES[target], shlex.quote(join(local_folder(output_dir, "nemo-rl"), SCRIPT))
+    heading = HEADING + (GYM_HEADING if target == "nemo_gym" else "")
+    settings = yaml.safe_dump(_settings(manifest, recipe, output_dir, model), sort_keys=False, allow_unicode=True)
+    text = script("nemo_rl.sh", script=place, program=recipe.program, config=shlex.quote(join(output_dir, CONFIG)))
+    return Launch({CONFIG: heading + settings, SCRIPT: text}, ["bash", join(output_dir, SCRIPT)], False)
 
 
 def _settings(manifest: Mapping[str, Any], recipe: _Recipe, output_dir: str, model: str) -> dict[str, Any]:

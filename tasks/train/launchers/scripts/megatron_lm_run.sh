@@ -1,0 +1,2 @@
+exec python @torchrun@ @peer@ "$program" \
+    @expanded@ "$@"
