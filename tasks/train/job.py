@@ -160,7 +160,7 @@ def job_of(content: bytes, place: str) -> Job:
 
 
 def read_skip_list(place: str) -> list[Skipped]:
-    """The entries of a list. Raises InputError for a missing file or a line that is no entry."""
+    """The entries of a list. Raises InputError for a missing file or a line that isn't an entry."""
     content = read_bytes(absolute(place))
     if content is None:
         raise InputError(

@@ -240,7 +240,7 @@ def _report(
 
 
 def _digest_of_reads(training: Training, step: int, batches: Sequence[Batch]) -> str | None:
-    """What all replicas have read in a step, None if the rows have no hashes.
+    """What all replicas have read in a step, None if the rows lack hashes.
 
     Raises RunError when processes that share a replica have read different rows.
     """

@@ -125,7 +125,7 @@ def script_lines(words: Sequence[str]) -> str:
 def on_one_machine(processes: int, program: Sequence[str]) -> list[str]:
     """Python's arguments to run `program`, a script or `-m` and a module, in several processes of this machine.
 
-    They meet at the loopback address and any free port, so training runs can share a machine, and a machine needs no name.
+    They meet at the loopback address and any free port, so training runs can share a machine, and a machine does not need a name.
     torchrun restarts nothing: a retry resumes the whole run from its checkpoint.
     """
     return [
