@@ -15,8 +15,7 @@ from prefect.client.schemas.objects import State
 from pydantic import Field
 from tokenmill.tasks.errors import PartlyFailedError
 from tokenmill.tasks.nightly.blends import NightlyBlend, find_blends
-from tokenmill.tasks.nightly.compare import Comparison, store_of
-from tokenmill.tasks.nightly.outcome import Outcome, failures, night_record
+from tokenmill.tasks.nightly.night import Comparison, Outcome, failures, night_record, store_of
 from tokenmill.tasks.nightly.prune import GRACE_SECONDS, alone_with
 from tokenmill.tasks.nightly.stage import announce, claim, compare, error_of, follow_version, prune, summarize
 from tokenmill.tasks.shards.settings import PreparationSettings

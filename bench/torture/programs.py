@@ -14,10 +14,9 @@ from functools import cache
 
 import numpy as np
 from tokenmill.tasks.chat import programs
-from tokenmill.tasks.chat.check import renderer_of, text_encoder
+from tokenmill.tasks.chat.check import BUNDLED, renderer_of, text_encoder
 from tokenmill.tasks.chat.conversation import Conversation, Rejected
 from tokenmill.tasks.chat.encoding import Batch, Filled
-from tokenmill.tasks.chat.load import BUNDLED
 from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.template import ChatTemplate
 

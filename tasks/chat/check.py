@@ -1,8 +1,12 @@
-"""The self-check: before a run, a template and a tokenizer must produce correct masks on synthetic conversations.
+"""Load a chat template, and check that it and a tokenizer produce correct masks on synthetic conversations.
 
-For every probe that the template accepts, the decoded tokens must equal the rendering, the decoded trained tokens must equal
-the characters chosen by the policy, and the ids must be the tokenizer's own. A template that leaves nothing to train on fails
-here and not in training. The check takes seconds, because it loads the reference tokenizer, so its result is cached.
+A template is chosen by name, from the tokenizer, from a file, or given as text. Any other name is an error that suggests the
+nearest known name; it is never rendered as a template.
+
+The self-check runs before a preparation. For every probe that the template accepts, the decoded tokens must equal the rendering,
+the decoded trained tokens must equal the characters chosen by the policy, and the ids must be the tokenizer's own. A template
+that leaves nothing to train on fails here and not in training. The check takes seconds, because it loads the reference tokenizer,
+so its result is cached.
 """
 
 import hashlib
@@ -11,12 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
-from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.tokenize.encoders import Encoder
@@ -28,10 +33,79 @@ from .controls import Controls
 from .conversation import Conversation, Rejected
 from .encoding import Batch, Piece, Sequences
 from .loss import LossPolicy, completions, ended
-from .probes import PROBES, TemplateProfile, is_reply, profile_template
+from .probes import PROBES, TemplateProfile, is_reply, profile_template, unwritten_by
 from .sequences import Pieces, Renderer, SplitTurns
 from .template import ChatTemplate, compiled
-from .unwritten import unwritten_by
+
+BUNDLED = Path(__file__).parents[2] / "blends" / "templates"
+
+OTHERS = ("harmony", "tokenizer")
+"""Choices beside the bundled templates; `harmony` is not Jinja and is handled by the package harmony."""
+
+TOOLS_END, CALL_FORMAT, HEADER_END = "</tools>", "<function=", "<|im_end|>"
+"""The delimiters of tool-call instructions in a header like nano3's, and text that only such instructions contain."""
+
+
+def load_template(chosen: str, vocabulary: Vocabulary, variables: Mapping[str, Any]) -> ChatTemplate:
+    """The template named by `chosen`: `tokenizer`, a bundled one, a file, or Jinja text. Raises InputError if there is
+    none or it is not valid Jinja.
+    """
+    variables = {**_token_names(vocabulary), **variables}
+    if chosen == "tokenizer":
+        return compiled(_own_source(vocabulary), variables)
+    if "{%" in chosen or "{{" in chosen:
+        return compiled(chosen, variables)
+    bundled = {path.stem: path for path in sorted(BUNDLED.glob("*.jinja"))}
+    if chosen in bundled:
+        return compiled(_read(bundled[chosen]), {**_own_instructions(vocabulary), **variables})
+    path = Path(chosen).expanduser()
+    if path.is_file():
+        return compiled(_read(path), variables)
+    known = [*bundled, *OTHERS]
+    raise InputError(
+        f"chat_template: {chosen!r} is not a known template, a file, or Jinja text; {nearest(chosen, known)}, "
+        "or give the path of a .jinja file"
+    )
+
+
+def _token_names(vocabulary: Vocabulary) -> dict[str, str]:
+    """`bos_token` and `eos_token`, as templates call the tokenizer's tokens."""
+    names = {number: token for token, number in vocabulary.controls.items()}
+    ids = {"bos_token": vocabulary.bos, "eos_token": vocabulary.eos}
+    return {variable: names[number] for variable, number in ids.items() if number is not None and number in names}
+
+
+def _own_source(vocabulary: Vocabulary) -> str:
+    if vocabulary.chat_template is None:
+        raise InputError(
+            "chat_template: the tokenizer has no template (neither chat_template.jinja nor an entry in tokenizer_config.json); "
+            "give the path of a .jinja file, or name the format that the model was trained with: nano3, lightning35 or harmony"
+        )
+    return vocabulary.chat_template
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"chat_template: {path} cannot be read: {error}; give a UTF-8 text file") from error
+
+
+def _own_instructions(vocabulary: Vocabulary) -> dict[str, str]:
+    """The tool-call instructions of the model's own template, if that is of the same kind."""
+    if vocabulary.chat_template is None or CALL_FORMAT not in vocabulary.chat_template:
+        return {}
+    probe = PROBES["a tool call"]
+    try:
+        rendering = ChatTemplate(vocabulary.chat_template, {}).render(probe.messages[:1], probe.tools)
+    except InputError:  # an unused template may be invalid
+        return {}
+    if isinstance(rendering, Rejected):
+        return {}
+    _, found, behind = rendering.text.partition(TOOLS_END)
+    instructions, ended, _ = behind.partition(HEADER_END)
+    return {"tool_instructions": instructions} if found and ended and CALL_FORMAT in instructions else {}
+
 
 REQUIRED = ("one turn", "several turns")
 """Probes that every template must accept."""

@@ -22,9 +22,8 @@ from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from .controls import Controls
-from .conversation import Message, Range, Rejected
+from .conversation import CLOSE, Inline, Message, Range, Rejected
 from .template import Rendering
-from .thinking import CLOSE, Inline
 
 LossOn = Literal["assistant_all", "assistant_bodies", "last_turn", "final_only"]
 

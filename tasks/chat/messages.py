@@ -3,7 +3,7 @@
 Plain messages (a role and a string) and answers with reasoning take fast paths; all others are checked in full and rejected at
 the first fault.
 
-Reasoning is under a separate key; contents are kept as they are (see `thinking`).
+Reasoning is under a separate key; contents are kept as they are (see `conversation`).
 
 A tool call is `{"function": {"name", "arguments"}}` or the inner object alone; arguments are an object or JSON text, and older
 rows have one `function_call`. An unreadable call rejects its conversation, because a result without its call would train the

@@ -18,9 +18,8 @@ from typing import Any, cast
 
 from tokenmill.tasks.shards.receipt import IN_NO_ROW
 
-from .channels import without_channels
 from .conversation import Conversation, Message, Rejected, RejectionError
-from .dialects import unfolded, with_role
+from .dialects import read_trace, trace_name, unfolded, with_role, without_channels
 from .json_values import kind, listed, parsed, quoted
 from .messages import (
     BLOCKS,
@@ -39,7 +38,6 @@ from .messages import (
     with_blocks,
 )
 from .shapes import ANSWERS, KWARGS, SWITCHES, TOKENIZED, XLAM, Given, Layout, Shape, layout_of, value_at
-from .traces import read_trace, trace_name
 
 Record = Mapping[str, Any]
 

@@ -1,19 +1,18 @@
 """Probe a template: render synthetic conversations to find its properties.
 
-Templates do not declare their generation prompt, their control tokens, or whether they strip reasoning from earlier turns, but
-renderings reveal all of it. The results decide how masks are built, and `check` verifies them on the same conversations.
-Probing takes a few milliseconds.
+Templates don't declare their generation prompt, their control tokens, whether they strip reasoning from earlier turns, or which
+parts of a conversation they omit, but renderings reveal all of it. The results decide how masks are built, and `check`
+verifies them on the same conversations. Probing takes a few milliseconds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .controls import Controls, controls_of
-from .conversation import Arguments, Conversation, Message, Rejected, ToolCall
+from .conversation import CLOSE, OPEN, Arguments, Conversation, Inline, Message, Rejected, ToolCall, asks_nothing
 from .loss import Openings, parts_of
 from .template import ChatTemplate, Rendering
-from .thinking import CLOSE, OPEN, Inline
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -283,3 +282,58 @@ def _stops(template: ChatTemplate, controls: Controls) -> frozenset[str]:
     written = parts_of(rendering, [1])[1].content
     stop = rendering.extents[1][1]
     return frozenset(controls.pattern.findall(rendering.text[written[1] if written else stop : stop]))
+
+
+class TemplatePart(NamedTuple):
+    """A part of conversations: a probe that has it, a text that only this part has, and whether a conversation has it."""
+
+    probe: Conversation
+    text: str
+    occurs: Callable[[Conversation], bool]
+
+
+def _spoken_by(role: str, first: int = 0) -> Callable[[Conversation], bool]:
+    """Whether a message from number `first` on is by `role`."""
+    return lambda talk: any(message["role"] == role for message in talk.messages[first:])
+
+
+LATER = Conversation([*PROBES["several turns"].messages[:2], SYSTEM, *PROBES["several turns"].messages[2:]], [])
+
+PARTS: Mapping[str, TemplatePart] = {
+    "system messages": TemplatePart(PROBES["a system message"], "patient", _spoken_by("system")),
+    "later system messages": TemplatePart(LATER, "patient", _spoken_by("system", 1)),
+    "developer messages": TemplatePart(PROBES["a developer message"], "Be kind.", _spoken_by("developer")),
+    "tools": TemplatePart(PROBES["one turn with tools"], "population", lambda talk: bool(talk.tools)),
+    "tool results": TemplatePart(PROBES["a tool call"], "rain", _spoken_by("tool")),
+    "reasoning": TemplatePart(
+        PROBES["reasoning"], "They ask", lambda talk: any("reasoning_content" in each for each in talk.messages)
+    ),
+}
+"""Answers and tool calls are not among them: conversations without these are rejected."""
+
+
+NO_QUESTION = "questions, which are blank or a placeholder"
+"""What rows are counted by that ask nothing."""
+
+
+def unwritten_by(template: ChatTemplate) -> frozenset[str]:
+    """The kinds that a template leaves out; one that it rejects is not left out."""
+    renderings = {name: template.render(kind.probe.messages, kind.probe.tools) for name, kind in PARTS.items()}
+    return frozenset(
+        name
+        for name, found in renderings.items()
+        if isinstance(found, Rendering) and PARTS[name].text not in found.text
+    )
+
+
+def unwritten_in(conversation: Conversation, kinds: Iterable[str]) -> list[str]:
+    """What a conversation has of the kinds that a template leaves out, and the definitions and questions that it lacks."""
+    found = [f"{name} that the template doesn't write" for name in sorted(kinds) if PARTS[name].occurs(conversation)]
+    called = {call["function"]["name"] for each in conversation.messages for call in each.get("tool_calls", ())}
+    functions = [tool.get("function") or tool for tool in conversation.tools] if called else []
+    if not called <= {function["name"] for function in functions}:
+        found.append("definitions of called tools, which the row lacks")
+    questions = [message["content"] or "" for message in conversation.messages if message["role"] == "user"]
+    if any(asks_nothing(question, first=number == 0) for number, question in enumerate(questions)):
+        found.append(NO_QUESTION)
+    return found

@@ -23,13 +23,11 @@ import orjson
 from tokenmill.tasks.errors import RunError
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from .columns import Table
 from .controls import Controls
-from .conversation import Arguments, Conversation, Message, Rejected
-from .encoding import Filled, Layout
+from .conversation import Arguments, Conversation, Inline, Message, Rejected
+from .encoding import Filled, Layout, Table
 from .sequences import Pieces, Renderer, begins_with_markup
 from .symbolic import FIRST, LAST, STAND_IN, Hole, SymbolicTemplate, UnprovableError
-from .thinking import Inline
 
 MOST_CHARACTERS = 1_000_000
 """Of the texts of a conversation; far below the limits of a rendering."""

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .controls import Controls, escape_controls, unused_noncharacter
-from .conversation import Conversation, Message, Range, Rejected, without
+from .conversation import CLOSE, OPEN, Conversation, Inline, Message, Range, Rejected, has_tag, without
 from .encoding import ROLE_NUMBERS, Passage, Piece, connected, cut
 from .loss import Completion, LossPolicy, Openings, completions, ended
 from .template import ChatTemplate, Rendering
-from .thinking import CLOSE, OPEN, Inline, has_tag
 
 SplitTurns = Literal["auto", "never"]
 
@@ -34,7 +33,7 @@ class Renderer:
 
     `openings` say how the template begins and ends an answer; `literal`: control tokens in data are plain text;
     `splits_turns`: conversations with reasoning become one sequence per user turn; `composes`: these can be composed of
-    parts; `unwritten`: what the template leaves out (see `unwritten`).
+    parts; `unwritten`: what the template omits (see `probes`).
     """
 
     template: ChatTemplate

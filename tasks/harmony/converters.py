@@ -16,12 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
-from tokenmill.tasks.chat.conversation import Message, Range, RejectionError
+from tokenmill.tasks.chat.conversation import Message, Range, RejectionError, apart
 from tokenmill.tasks.chat.json_values import json_text, kind, parsed
 from tokenmill.tasks.chat.messages import CUT, read_template_kwargs
 from tokenmill.tasks.chat.parse import conversation, unread_beside
 from tokenmill.tasks.chat.shapes import KWARGS, TOOLS, Given, layout_of, value_at
-from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.sources.files import Rejected
 
 from .columns import effort_of, of_evaluation, of_record, of_tools

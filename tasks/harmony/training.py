@@ -17,10 +17,9 @@ import numpy as np
 from tokenmill.tasks.chat.check import refusals, remembered_check, text_encoder
 from tokenmill.tasks.chat.conversation import Conversation
 from tokenmill.tasks.chat.encoding import Batch
-from tokenmill.tasks.chat.probes import PROBES
+from tokenmill.tasks.chat.probes import NO_QUESTION, PROBES
 from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.chat.shapes import Given, fields_read
-from tokenmill.tasks.chat.unwritten import NO_QUESTION
 from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.renamed import LEAVES
 from tokenmill.tasks.sources.files import Rejected

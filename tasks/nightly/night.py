@@ -1,16 +1,92 @@
-"""The steps of a nightly run around its preparations, as plain functions; `stage.py` wraps them for Prefect."""
+"""A nightly run as plain functions: compare a blend with its latest version, follow, prune, report; `stage` wraps them for Prefect."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.report.why_fate import FOLLOWED
+from tokenmill.tasks.shards.kinds import preparation
+from tokenmill.tasks.shards.manifest import published_manifest
+from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.storage import absolute, join
 
-from .blends import KINDS
-from .compare import Comparison, store_of
+from .blends import KINDS, NightlyBlend, settings_of
 from .prune import Leftovers, references, remove_leftovers
-from .versions import claim, folders_in, follow, latest, lineage, order, prune_versions
+from .reasons import file_changes, new_data_sets, reasons
+from .versions import claim, folders_in, follow, latest, lineage, next_version, order, prune_versions
+
+STORE = "shards"
+"""The store that all blends share; its name differs from every kind of preparation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A blend, its latest version, the reasons for another (none if it is up to date), and the next version.
+
+    `before` is the latest version, None before the first; `previous` is its folder if that exists; `named_files` are digests of
+    the files that settings name.
+    """
+
+    blend: NightlyBlend
+    settings: PreparationSettings
+    output_dir: str
+    before: str | None
+    previous: str | None
+    version: str
+    reasons: list[str]
+    named_files: Mapping[str, str]
+
+    @property
+    def path(self) -> str:
+        """The folder of the next version."""
+        return join(self.output_dir, self.version)
+
+    @property
+    def diff(self) -> str | None:
+        """The command that compares the next version with its latest, document by document; None if there is nothing to compare."""
+        comparable = self.previous and self.blend.kind in FOLLOWED
+        return f"tokenmill diff {self.previous} {self.path}" if comparable else None
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The explicitly set settings, and the version to compare with."""
+        chosen = {name: getattr(self.settings, name) for name in self.settings.model_fields_set}
+        return {**chosen, "previous": self.previous}
+
+
+def store_of(output_dir: str) -> str:
+    """The store of the shards of all blends."""
+    return join(absolute(output_dir), STORE)
+
+
+def compare_blend(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any], now: float) -> Comparison:
+    """Compare a blend with its latest version below `output_dir`; `under` are default settings.
+
+    Costs a listing of the sources, and for new or touched files the footers of Parquet and a hash of local files. `now` is a
+    Unix time. Raises InputError for anything that must be fixed first.
+    """
+    settings = settings_of(blend, store_of(output_dir), under)
+    loaded = load_blend(blend.path)
+    of_blend = join(absolute(output_dir), blend.name)
+    newest = latest(of_blend)
+    kind = preparation(blend.kind)
+    named_files = kind.named_files(settings)
+    # A version is up to date if its manifest matches the sources, so receipts are not read.
+    planned = kind.plan(loaded, settings.model_copy(update={"force": True}), of_blend)
+    manifest = published_manifest(newest.path) if newest else None
+    if newest is None:
+        why = new_data_sets(loaded)
+    elif manifest is None:
+        why = [f"the latest version, {newest.version}, is no longer there"]
+    else:
+        why = [*reasons(manifest, planned), *file_changes(newest.named_files, named_files)]
+    before, previous = (newest.version, newest.path if manifest else None) if newest else (None, None)
+    version = next_version([*lineage(of_blend), *([before] if before else [])], now)
+    return Comparison(blend, settings, of_blend, before, previous, version, why, named_files)
+
 
 NOTHING = Leftovers(0, [], 0)
 
@@ -59,3 +135,54 @@ def prune_night(
 def _blends_of(output_dir: str) -> list[str]:
     """The folders of blends by kind, including blends that no longer exist."""
     return [join(output_dir, kind, name) for kind in KINDS for name in folders_in(join(output_dir, kind))]
+
+
+Result = Literal["unchanged", "prepared", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome for a blend: latest version if known, reasons for a new one, shards built and reused, and any error.
+
+    `diff` is the command that accounts for every document of the new version and the one before, if it can.
+    """
+
+    blend: NightlyBlend
+    result: Result
+    version: str | None = None
+    reasons: Sequence[str] = ()
+    shards: Mapping[str, int] = field(default_factory=dict[str, int])
+    error: str | None = None
+    diff: str | None = None
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """A row of the run's table."""
+        return {
+            "blend": self.blend.name,
+            "result": self.result,
+            "version": self.version or "-",
+            "built": self.shards.get("built", 0),
+            "reused": self.shards.get("reused", 0),
+            "why": "; ".join([*([self.error] if self.error else []), *self.reasons]),
+            "diff": self.diff or "-",
+        }
+
+
+def night_record(outcomes: Sequence[Outcome], output_dir: str, prune_error: str | None) -> dict[str, Any]:
+    """The JSON record of a nightly run; `prune_error` is the error of pruning, or None."""
+    counts = Counter(outcome.result for outcome in outcomes)
+    made_from = [{"type": "blend", "path": outcome.blend.path} for outcome in outcomes]
+    blends = {row.pop("blend"): row for row in (outcome.row for outcome in outcomes)}
+    results = {result: counts[result] for result in ("unchanged", "prepared", "failed")}
+    what = {"path": output_dir, "type": "nightly", **results, "blends": blends, "prune_error": prune_error}
+    return {"nightly": {**what, "made_from": made_from}}
+
+
+def failures(outcomes: Sequence[Outcome]) -> str:
+    """The failed blends with their errors; empty if none failed."""
+    failed = [outcome for outcome in outcomes if outcome.result == "failed"]
+    if not failed:
+        return ""
+    named = "; ".join(f"{outcome.blend.name}: {outcome.error}" for outcome in failed)
+    return f"{len(failed)} of {len(outcomes)} blends failed, all others are up to date: {named}"

@@ -16,9 +16,7 @@ from prefect.events import emit_event
 from tokenmill.tasks.shards.stage import artifact_key
 
 from .blends import NightlyBlend
-from .compare import Comparison, compare_blend
-from .night import claimed, follow_prepared, prune_night
-from .outcome import Outcome
+from .night import Comparison, Outcome, claimed, compare_blend, follow_prepared, prune_night
 
 Happened = Literal["changed", "prepared", "failed"]
 

@@ -6,19 +6,17 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import orjson
-from tokenmill.tasks.chat.check import checked_renderer, renderer_of, variant
+from tokenmill.tasks.chat.check import checked_renderer, load_template, renderer_of, variant
 from tokenmill.tasks.chat.controls import Controls
-from tokenmill.tasks.chat.conversation import Conversation
+from tokenmill.tasks.chat.conversation import Conversation, apart
 from tokenmill.tasks.chat.encoding import Filled
-from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation
+from tokenmill.tasks.chat.probes import unwritten_in
 from tokenmill.tasks.chat.programs import Programs
 from tokenmill.tasks.chat.sequences import Pieces, Renderer, SplitTurns
 from tokenmill.tasks.chat.shapes import KWARGS, Given, fields_read
 from tokenmill.tasks.chat.template import ChatTemplate, compiled
-from tokenmill.tasks.chat.thinking import apart
-from tokenmill.tasks.chat.unwritten import unwritten_in
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.sequences import CONTROLS, HarmonyRenderer
 from tokenmill.tasks.harmony.training import HARMONY, HarmonyRows, HarmonyTemplate, checked, has_tokens, require_tokens

@@ -51,9 +51,8 @@ from .formats import (
     with_template,
     without_programs,
 )
-from .inspect import inspect_sft_shard
 from .packs import FORMAT_VERSION as PACKS_VERSION
-from .packs import SHARDS, build_packs, plan_packs, require_fitting
+from .packs import SHARDS, build_packs, inspect_sft_shard, plan_packs, require_fitting
 from .publication import PackedLayout
 from .settings import PackRecipe, SftRecipe, SftSettings
 from .shard import SequenceShard

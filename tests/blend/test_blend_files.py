@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.mix import solve
-from tokenmill.tasks.chat.conversation import Conversation
+from tokenmill.tasks.chat.conversation import Conversation, apart
 from tokenmill.tasks.chat.parse import conversation
-from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.rl.transforms import tables_asked_for
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.hub import parse

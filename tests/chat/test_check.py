@@ -7,10 +7,9 @@ import pyarrow as pa
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenmill.tasks.chat import check
-from tokenmill.tasks.chat.check import checked_renderer, renderer_of, text_encoder
+from tokenmill.tasks.chat.check import checked_renderer, load_template, renderer_of, text_encoder
 from tokenmill.tasks.chat.conversation import Conversation, Rejected
 from tokenmill.tasks.chat.encoding import Batch
-from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.probes import PROBES
 from tokenmill.tasks.chat.programs import Programs

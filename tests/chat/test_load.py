@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from tokenmill.tasks.chat.check import load_template
 from tokenmill.tasks.chat.conversation import Conversation
-from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.tokenize.load import find_vocabulary

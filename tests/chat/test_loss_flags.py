@@ -1,9 +1,8 @@
 """What data keeps from being trained on is not trained on, whatever the template does with its text; nothing else changes."""
 
 import pytest
-from tokenmill.tasks.chat.check import renderer_of
+from tokenmill.tasks.chat.check import load_template, renderer_of
 from tokenmill.tasks.chat.conversation import Rejected
-from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.pack.formats import ChatRows

@@ -17,13 +17,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from tokenmill.tasks.chat.check import renderer_of, text_encoder
-from tokenmill.tasks.chat.conversation import Conversation, Rejected
+from tokenmill.tasks.chat.check import load_template, renderer_of, text_encoder
+from tokenmill.tasks.chat.conversation import Conversation, Rejected, apart
 from tokenmill.tasks.chat.encoding import Batch
-from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation
-from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers import AutoTokenizer

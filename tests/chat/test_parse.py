@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 from tokenmill.tasks.chat import messages
-from tokenmill.tasks.chat.conversation import Arguments, Conversation, Reason, Rejected, RejectionError
+from tokenmill.tasks.chat.conversation import Arguments, Conversation, Reason, Rejected, RejectionError, apart
 from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.shapes import fields_read
-from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.sources.exact_json import loads
 
 from tests.examples import max_examples

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenmill.tasks.chat import programs as programs_module
-from tokenmill.tasks.chat.check import renderer_of, text_encoder
+from tokenmill.tasks.chat.check import BUNDLED, renderer_of, text_encoder
 from tokenmill.tasks.chat.conversation import Conversation, Rejected
 from tokenmill.tasks.chat.encoding import Batch, Filled
-from tokenmill.tasks.chat.load import BUNDLED
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.programs import Programs

@@ -8,7 +8,8 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tokenmill.tasks.chat import filters, watchdog
+from tokenmill.tasks.chat import filters
+from tokenmill.tasks.chat import template as chat_template
 from tokenmill.tasks.chat.conversation import Arguments, Conversation, Rejected
 from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.template import ChatTemplate, Rendering
@@ -416,7 +417,7 @@ def test_what_is_no_template_is_said_once_and_early(source):
 @pytest.mark.parametrize("thread", [False, True])
 def test_one_operation_without_an_end_ends_the_process(monkeypatch, tmp_path, thread):
     """Neither Python's own limits nor Ctrl-C reach it."""
-    monkeypatch.setattr(watchdog, "_LIMIT", watchdog._Time(value=(0, 200_000_000)))  # noqa: SLF001 - a fifth of a second
+    monkeypatch.setattr(chat_template, "_LIMIT", chat_template._Time(value=(0, 200_000_000)))  # noqa: SLF001 - a fifth of a second
     chat = ChatTemplate("{{ messages | length }}", {})
     chat._sandbox.filters["length"] = lambda _: sum(range(10**12))  # noqa: SLF001 - an operation that nothing bounds
 

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import assume
 from hypothesis import given as drawn
 from hypothesis import strategies as st
-from tokenmill.tasks.chat.check import renderer_of
+from tokenmill.tasks.chat.check import load_template, renderer_of
 from tokenmill.tasks.chat.controls import NONCHARACTERS
 from tokenmill.tasks.chat.conversation import Conversation, Rejected
 from tokenmill.tasks.chat.encoding import ROLES
-from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.sequences import answered_turns

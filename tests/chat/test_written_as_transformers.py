@@ -9,10 +9,9 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from tokenmill.tasks.chat.check import renderer_of
+from tokenmill.tasks.chat.check import BUNDLED, renderer_of
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.chat.encoding import Filled
-from tokenmill.tasks.chat.load import BUNDLED
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.programs import Programs
 from tokenmill.tasks.chat.template import ChatTemplate

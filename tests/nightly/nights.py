@@ -7,8 +7,7 @@ from pathlib import Path
 
 import yaml
 from tokenmill.tasks.nightly.blends import find_blends
-from tokenmill.tasks.nightly.compare import compare_blend, store_of
-from tokenmill.tasks.nightly.night import claimed, follow_prepared, prune_night
+from tokenmill.tasks.nightly.night import claimed, compare_blend, follow_prepared, prune_night, store_of
 from tokenmill.tasks.nightly.prune import alone_with
 from tokenmill.tasks.report.summary import artifact_record
 from tokenmill.tasks.shards.receipt import RECEIPT, Receipt

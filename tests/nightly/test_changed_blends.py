@@ -9,7 +9,7 @@ import pytest
 from tokenmill.tasks.artifact import read_artifact
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.nightly.blends import find_blends
-from tokenmill.tasks.nightly.compare import compare_blend, store_of
+from tokenmill.tasks.nightly.night import compare_blend, store_of
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.sources import parquet, slices
 from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard

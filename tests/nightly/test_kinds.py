@@ -8,8 +8,7 @@ import fsspec
 import pytest
 import yaml
 from tokenmill.tasks.nightly.blends import find_blends
-from tokenmill.tasks.nightly.compare import compare_blend, store_of
-from tokenmill.tasks.nightly.night import follow_prepared
+from tokenmill.tasks.nightly.night import compare_blend, follow_prepared, store_of
 from tokenmill.tasks.report.summary import artifact_record
 
 from tests import preparing_harmony, preparing_rl, preparing_sft

@@ -14,8 +14,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from tokenmill.flows.cli import run
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.nightly.compare import store_of
-from tokenmill.tasks.nightly.night import prune_night
+from tokenmill.tasks.nightly.night import prune_night, store_of
 from tokenmill.tasks.nightly.prune import leftovers, prune, prune_record
 from tokenmill.tasks.nightly.versions import remedy_for
 from tokenmill.tasks.report.registry import artifact_in, register

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.nightly.blends import NightlyBlend
-from tokenmill.tasks.nightly.compare import Comparison
-from tokenmill.tasks.nightly.night import follow_prepared
+from tokenmill.tasks.nightly.night import Comparison, follow_prepared
 from tokenmill.tasks.nightly.versions import claim, follow, latest, lineage, next_version, order, prune_versions
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.settings import PreparationSettings

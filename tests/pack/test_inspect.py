@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenmill.tasks.pack.inspect import inspect_sft_shard
+from tokenmill.tasks.pack.packs import inspect_sft_shard
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.receipt import PartCount

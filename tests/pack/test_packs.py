@@ -20,8 +20,7 @@ from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.nightly.prune import leftovers
 from tokenmill.tasks.pack import packs as packs_module
-from tokenmill.tasks.pack.inspect import inspect_sft_shard
-from tokenmill.tasks.pack.packs import LEFT_OUT
+from tokenmill.tasks.pack.packs import LEFT_OUT, inspect_sft_shard
 from tokenmill.tasks.pack.parquet import PackWriter
 from tokenmill.tasks.pack.preparation import SFT
 from tokenmill.tasks.pack.sequences import RoleRuns, SequenceWriter

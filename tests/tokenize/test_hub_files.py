@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants, hf_hub_download, snapshot_download
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenmill.flows.cli import run
-from tokenmill.tasks.chat.load import load_template
+from tokenmill.tasks.chat.check import load_template
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.score.weights import find_model
 from tokenmill.tasks.sources import hub_client

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from tokenmill.flows.cli import run
 from tokenmill.tasks.nightly.blends import find_blends
-from tokenmill.tasks.nightly.compare import compare_blend
-from tokenmill.tasks.nightly.night import follow_prepared, prune_night
+from tokenmill.tasks.nightly.night import compare_blend, follow_prepared, prune_night
 from tokenmill.tasks.report.parcel import parcel_of
 from tokenmill.tasks.report.summary import artifact_record
 

@@ -11,13 +11,12 @@ import numpy as np
 import orjson
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenmill.tasks.chat.check import checked_renderer, text_encoder
-from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.conversation import Rejected, apart
 from tokenmill.tasks.chat.encoding import Batch
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.sequences import Renderer
 from tokenmill.tasks.chat.template import ChatTemplate
-from tokenmill.tasks.chat.thinking import apart
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.tokenize.vocabulary import Definition, Vocabulary, huggingface_fingerprint, huggingface_vocabulary
 
