@@ -73,17 +73,18 @@ def view(
 ) -> None:
     """Show published packs, coloured by loss mask, or documents, decoded from the files themselves."""
     from tokenmill.tasks.report.view import view_output, view_record
-    from tokenmill.tasks.report.view_html import publish_html
-    from tokenmill.tasks.report.view_terminal import print_table, print_view
+    from tokenmill.tasks.report.view_terminal import print_documents, print_view
 
     place = output_dir or piped("view").path
     found = view_output(place, doc=doc, dataset=dataset, seed=seed if random else None, rows=rows)
     if html is not None:
+        from tokenmill.tasks.report.view_html import publish_html
+
         terminal.print(f"written to {publish_html(found, html).path}", markup=False)
     elif format == "json":
         print_json(view_record(found))
     else:
-        (print_view if format == "text" else print_table)(found, Console())
+        (print_view if format == "text" else print_documents)(found, Console())
 
 
 def why(
@@ -121,28 +122,31 @@ def report(
     html: Annotated[
         str | None, Parameter(help="Path of the page; by default report.html in the folder, scores.html with --scores.")
     ] = None,
+    training_summary: Annotated[
+        bool, Parameter(negative="", help="Also write training-summary.md, the EU's form for providers of models.")
+    ] = False,
 ) -> dict[str, Any]:
     """Write the page and the cards of a preparation again: counts, weights, lengths, masks, samples. Or plot scores."""
     place = output_dir or piped("report").path
-    record = _plotted(place, scores, html) if scores else _reported(place, html)
+    record = _plotted(place, scores, html) if scores else _reported(place, html, training_summary)
     terminal.print(f"written to {record['page']}", markup=False)
     return {"report": {"path": place, "type": "report", **record}}
 
 
-def _reported(output_dir: str, html: str | None) -> dict[str, Any]:
+def _reported(output_dir: str, html: str | None, summary: bool) -> dict[str, Any]:
     from tokenmill.tasks.report.cards import publish_cards
     from tokenmill.tasks.report.page import publish_page
 
-    return {"page": publish_page(output_dir, html).path, "cards": publish_cards(output_dir)}
+    return {"page": publish_page(output_dir, html).path, "cards": publish_cards(output_dir, summary=summary)}
 
 
 def _plotted(output_dir: str, scores: list[str], html: str | None) -> dict[str, Any]:
     from tokenmill.tasks.report.score_page import PAGE, publish_page, report_page
 
     places = list(dict.fromkeys([output_dir, *scores]))
-    plots = report_page(places)
-    page = publish_page(places, plots, html or join(output_dir, PAGE))
-    return {"page": page.path, "plots": [plot.title for plot in plots]}
+    sections = report_page(places)
+    page = publish_page(places, sections, html or join(output_dir, PAGE))
+    return {"page": page.path, "plots": list(sections)}
 
 
 def diff(

@@ -215,17 +215,13 @@ def choose(
     embeddings: Annotated[str, Parameter(help="Output folder of `tokenmill score embed`.")],
     *overrides: Annotated[str, settings_parameter(_choice_settings)],
     output_dir: OutputDir,
-    plot: Annotated[bool, Parameter(help="Also plot the choice; needs matplotlib.")] = True,
 ) -> dict[str, Any]:
     """Choose diverse rows without near-duplicates, and explain the choice."""
     from tokenmill.tasks.report.summary import counted
     from tokenmill.tasks.score.choice import ChoiceSettings, choice_record, choose_rows
 
     settings = choices_of(ChoiceSettings, overrides)
-    draw = None
-    if plot:
-        from tokenmill.tasks.report.plots import choice_map as draw
-    manifest = choose_rows(embeddings, output_dir, settings, draw)
+    manifest = choose_rows(embeddings, output_dir, settings)
     record = choice_record(manifest)
     totals = manifest["totals"]
     terminal.print(

@@ -12,6 +12,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 
 LEVELS = [
+    ["kit"],
     ["blend"],
     ["sources"],
     ["shards"],
@@ -60,6 +61,8 @@ WRITING_METHODS = {
     ),
 }
 WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND", "O_TRUNC"}
+
+HTML = re.compile(r"</(?:html|head|body|style|section|table|t[hdr]|h[1-6]|p|ul|li|dl|dd|pre|svg|figure|span|a)>")
 
 MODE = r"[rbtU]*[wax+][rbtwax+]*"
 """What a writing mode looks like, to tell it from a name where either may stand."""
@@ -258,6 +261,17 @@ def says_what_it_is(module):
         yield "1: no module docstring"
 
 
+def writes_html_only_in_the_kit(module):
+    if module.path.startswith("tasks/kit/"):
+        return
+    for node in module.nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and HTML.search(node.value):
+            yield at(node, f"{HTML.search(node.value)[0]} is HTML; it belongs into a template of tasks/kit/templates")
+    for node, name in module.imports():
+        if name in {"html.escape", "markupsafe.escape"}:
+            yield at(node, f"{name} is for HTML, which tasks/kit writes")
+
+
 LAWS = [
     writes_only_through_publish,
     imports_prefect_only_in_stages_and_flows,
@@ -267,6 +281,7 @@ LAWS = [
     pickles_nothing,
     keeps_functions_short,
     says_what_it_is,
+    writes_html_only_in_the_kit,
 ]
 
 
@@ -357,6 +372,8 @@ BAD = [
     (keeps_functions_short, "tasks/pack/a.py", LONG),
     (keeps_functions_short, "tasks/pack/a.py", "async " + LONG),
     (says_what_it_is, "tasks/pack/__init__.py", ""),
+    (writes_html_only_in_the_kit, "tasks/report/a.py", "page = f'<h1>{title}</h1>'"),
+    (writes_html_only_in_the_kit, "tasks/report/a.py", "from html import escape"),
     (says_what_it_is, "flows/a.py", "# a comment is not a docstring\nx = 1"),
 ]  # fmt: skip
 
@@ -398,6 +415,8 @@ GOOD = [
     (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept BaseException:\n    g()\n    raise"),
     (catches_only_what_it_names, "tasks/shards/stage.py", "def _failure():\n    try:\n        f()\n    except Exception:\n        pass"),
     (keeps_functions_short, "tasks/pack/a.py", LONG.removesuffix("    x = 1\n")),
+    (writes_html_only_in_the_kit, "tasks/kit/html.py", "row = '</tr>'"),
+    (writes_html_only_in_the_kit, "tasks/report/a.py", "'name the text <path> or <a>'"),
     (says_what_it_is, "tasks/pack/a.py", '"""What it is."""'),
 ]  # fmt: skip
 

@@ -6,7 +6,6 @@ one share-alike row makes the whole collection share-alike. If a row has no lice
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.kit.markdown import table_lines
+from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.sources.exact_json import RepeatedKeys, SpelledFloat
 
 from .columns import SCHEMA
@@ -173,7 +174,7 @@ def coverage_markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
         (dataset, split, summary["rows_in"], summary["rows_out"], sum(summary["drops"].values()), summary["tokens"])
         for dataset, split, summary in splits
     ]
-    lines = ["# Coverage", "", *markdown_table(("dataset", "split", "rows in", "rows out", "dropped", "tokens"), rows)]
+    lines = ["# Coverage", "", *_table(("dataset", "split", "rows in", "rows out", "dropped", "tokens"), rows)]
     for dataset, split, summary in splits:
         lines += [f"## {dataset}, {split}", "", *_details(summary)]
     return "\n".join(lines)
@@ -184,12 +185,12 @@ def _details(summary: Mapping[str, Any]) -> list[str]:
     metadata = [(name, f"{share:.1%}") for name, share in summary["metadata"].items()]
     bounds = sorted({bound for of in lengths.values() for bound in of}, key=int)
     return [
-        *markdown_table(("field of the source", "types"), [(name, _listed(of)) for name, of in source.get("fields", {}).items()]),
-        *markdown_table(("field of messages", "types"), [(name, _listed(of)) for name, of in source.get("message_fields", {}).items()]),
-        *markdown_table(("role", "messages"), list(source.get("roles", {}).items())),
-        *markdown_table(("dropped because", "rows"), list(summary["drops"].items())),
-        *markdown_table(("column", "rows that have it"), metadata),
-        *markdown_table(("tokens from", "rows", "of the assistant"), [(int(bound), *(of.get(bound, 0) for of in lengths.values())) for bound in bounds]),
+        *_table(("field of the source", "types"), [(name, _listed(of)) for name, of in source.get("fields", {}).items()]),
+        *_table(("field of messages", "types"), [(name, _listed(of)) for name, of in source.get("message_fields", {}).items()]),
+        *_table(("role", "messages"), list(source.get("roles", {}).items())),
+        *_table(("dropped because", "rows"), list(summary["drops"].items())),
+        *_table(("column", "rows that have it"), metadata),
+        *_table(("tokens from", "rows", "of the assistant"), [(int(bound), *(of.get(bound, 0) for of in lengths.values())) for bound in bounds]),
     ]  # fmt: skip
 
 
@@ -197,21 +198,8 @@ def _listed(types: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in types.items())
 
 
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:
-    """A Markdown table and an empty line, or nothing without rows. Cells are escaped."""
-    if not rows:
-        return []
-    lines = [[f"{cell:,}" if isinstance(cell, int) else _plain(cell) for cell in row] for row in rows]
-    return [_line(headings), _line(["---"] * len(headings)), *map(_line, lines), ""]
-
-
-def _plain(text: str) -> str:
-    """Text on one line, with Markdown and HTML escaped."""
-    return " ".join(re.sub(r"[\\|`<&]", lambda found: f"&#{ord(found[0])};", text).split())
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:
+    return table_lines(Table("", columns, rows))
 
 
 UNNAMED = "none named"
@@ -275,15 +263,15 @@ def card(contents: Contents, folders: Sequence[str] = ()) -> str:
             f"(template version {TEMPLATE_VERSION}). Every text parses with a strict grammar."
         ),
         "",
-        *markdown_table(("split", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.splits.items()]),
-        *markdown_table(("dataset", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.sources.items()]),
-        *markdown_table(("licence of rows", "rows"), sorted(contents.licences.items())),
-        *markdown_table(("left out because", "rows"), sorted(contents.drops.items())),
+        *_table(("split", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.splits.items()]),
+        *_table(("dataset", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.sources.items()]),
+        *_table(("licence of rows", "rows"), sorted(contents.licences.items())),
+        *_table(("left out because", "rows"), sorted(contents.drops.items())),
         "Made from:",
         "",
         *(f"* `{file}`" for file in contents.files),
         "",
-        *markdown_table(("column", "type"), [(field.name, str(field.type)) for field in SCHEMA]),
+        *_table(("column", "type"), [(field.name, str(field.type)) for field in SCHEMA]),
     ])  # fmt: skip
 
 

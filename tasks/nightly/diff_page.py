@@ -1,19 +1,14 @@
 """A difference for people: in the terminal, and as a static page in the style of `tokenmill report`."""
 
-import rich.table
-import rich.text
 from rich.console import Console
-from tokenmill.tasks.report.figures import Items, Table, Text, line
-from tokenmill.tasks.report.style import document
-from tokenmill.tasks.report.view_text import visible_line
+from rich.text import Text as RichText
+from tokenmill.tasks.kit.parts import Items, Table, Text
+from tokenmill.tasks.kit.terminal import print_table
+from tokenmill.tasks.kit.visible import visible_line
 from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.storage import absolute
 
-from .diff import CLASSES, Difference, Finding
-
-COLUMNS = ("dataset", "documents", "class", "reason", "for example")
-
-PAGE = "diff.html"
+from .diff import CLASSES, Difference
 
 
 def sentence(found: Difference) -> str:
@@ -24,41 +19,28 @@ def sentence(found: Difference) -> str:
     return f"{before:,} -> {after:,} documents{share}: {counts}"
 
 
+def _table(found: Difference) -> Table:
+    rows = [(each.dataset, each.documents, each.what, each.reason, ", ".join(each.examples)) for each in found.findings]
+    return Table("Every document", ("dataset", "documents", "class", "reason", "for example"), rows)
+
+
 def print_difference(found: Difference, console: Console, *, table: bool = True) -> None:
     """Print what changed, then the documents by dataset, class and reason, in a table or a line each."""
-    console.print(
-        rich.text.Text(f"{visible_line(found.before)} -> {visible_line(found.after)}", "bold", overflow="fold")
-    )
-    for change in found.changes:
-        console.print(rich.text.Text(f"  {visible_line(change)}", overflow="fold"))
-    if table:
-        rows = rich.table.Table(*COLUMNS)
-        for finding in found.findings:
-            rows.add_row(*(rich.text.Text(cell, overflow="fold") for cell in _cells(finding)))
-        console.print(rows)
-    for finding in () if table else found.findings:
-        name, count, what, reason, examples = _cells(finding)
-        shown = f" ({examples})" if examples else ""
-        console.print(f"{name}: {count} {what}: {reason}{shown}", markup=False, highlight=False, soft_wrap=True)
+    title = f"{visible_line(found.before)} -> {visible_line(found.after)}"
+    for line in (RichText(title, "bold"), *(RichText(f"  {visible_line(change)}") for change in found.changes)):
+        line.overflow = "fold"
+        console.print(line)
+    print_table(console, _table(found), tables=table)
     console.print(sentence(found), markup=False, highlight=False)
-
-
-def _cells(finding: Finding) -> tuple[str, str, str, str, str]:
-    examples = ", ".join(map(visible_line, finding.examples))
-    return finding.dataset, f"{finding.documents:,}", finding.what, visible_line(finding.reason), examples
 
 
 def publish_difference(found: Difference, place: str) -> Output:
     """Write the page to the file or object `place`; errors as in `publish`."""
-    title = f"{found.before} → {found.after}"
-    counted = [
-        (finding.dataset, finding.documents, finding.what, finding.reason, ", ".join(finding.examples))
-        for finding in found.findings
-    ]
+    from tokenmill.tasks.kit import html  # noqa: PLC0415 - Jinja2 takes 40 ms, and terminals need none of it
+
     parts = [
         Text(sentence(found)),
         Items(found.changes or ["nothing changed in settings, datasets or files"]),
-        Table("Every document", COLUMNS, counted),
+        _table(found),
     ]
-    body = "".join(part.html() for part in parts)
-    return publish_bytes(absolute(place), document("tokenmill diff", f"<h1>{line(title)}</h1>\n{body}").encode())
+    return publish_bytes(absolute(place), html.page(f"{found.before} → {found.after}", {"Difference": parts}).encode())

@@ -17,6 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.kit.visible import visible_line
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.train.events import Step
@@ -31,7 +32,6 @@ from tokenmill.tasks.train.samples import Piece, parts_of, pieces_of, samples_wi
 from .view import Decode, Pack, Passage, SubSequence, View, decoded, view_record
 from .view_rows import Tokens
 from .view_terminal import print_view
-from .visible import visible_line
 from .why import Follower, Story, UnknownFileError, describe_steps, why_row
 from .why_fate import Place, Prepared, Read
 

@@ -2,7 +2,7 @@
 
     README.md              a dataset card as the Hugging Face hub reads it
     croissant.json         Croissant 1.1 (JSON-LD): files, columns, licence, and what the data were derived from
-    training-summary.md    the public summary of training content that the template of the European Commission asks for
+    training-summary.md    on request: the public summary of training content that the European Commission's template asks for
 
 Every figure comes from the manifest and the published files, and `verify` makes the cards again and compares. What only the
 publisher of the data or the provider of a model knows is left blank, and says so. A local source is named without its folder.
@@ -19,27 +19,28 @@ modalities other than text, are left out.
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, cast
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.kit import html
+from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.shards.kinds import KINDS
 from tokenmill.tasks.shards.manifest import BLENDS, entry_files, read_manifest
 from tokenmill.tasks.shards.publication import QUARANTINE
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.shards.store import read_bytes, size_of
 from tokenmill.tasks.storage import filesystem, is_local, join
 from xxhash import xxh3_128_hexdigest
 
 from .measured import File, Run, data_set, in_order, lines_of, run_in, sources_of
 from .registry import DEEPEST, publisher
-from .summary import amount
+from .summary import amount, counted
 
 CARD, CROISSANT, SUMMARY = "README.md", "croissant.json", "training-summary.md"
 
-BLANK = "_to be completed by the provider_"
 NOT_STATED = "not stated"
 
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"),
@@ -53,47 +54,25 @@ MEASURED = (("Documents", "documents"), ("Tokens", "tokens"), ("Bytes of source 
 
 HUB = "hf://"
 
+CROISSANT_TERMS = (
+    "arrayShape citeAs column containedIn equivalentProperty extract field fileObject fileProperty fileSet format includes isArray "
+    "isLiveDataset jsonPath key md5 parentField path recordSet references regex repeated replace samplingRate separator source "
+    "subField transform"
+)
+
 CONTEXT: Mapping[str, Any] = {
     "@language": "en",
     "@vocab": "https://schema.org/",
-    "arrayShape": "cr:arrayShape",
-    "citeAs": "cr:citeAs",
-    "column": "cr:column",
-    "conformsTo": "dct:conformsTo",
-    "containedIn": "cr:containedIn",
     "cr": "http://mlcommons.org/croissant/",
-    "data": {"@id": "cr:data", "@type": "@json"},
-    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
     "dct": "http://purl.org/dc/terms/",
-    "equivalentProperty": "cr:equivalentProperty",
-    "examples": {"@id": "cr:examples", "@type": "@json"},
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileObject": "cr:fileObject",
-    "fileProperty": "cr:fileProperty",
-    "fileSet": "cr:fileSet",
-    "format": "cr:format",
-    "includes": "cr:includes",
-    "isArray": "cr:isArray",
-    "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath",
-    "key": "cr:key",
-    "md5": "cr:md5",
-    "parentField": "cr:parentField",
-    "path": "cr:path",
     "prov": "http://www.w3.org/ns/prov#",
     "rai": "http://mlcommons.org/croissant/RAI/",
-    "recordSet": "cr:recordSet",
-    "references": "cr:references",
-    "regex": "cr:regex",
-    "repeated": "cr:repeated",
-    "replace": "cr:replace",
-    "samplingRate": "cr:samplingRate",
     "sc": "https://schema.org/",
-    "separator": "cr:separator",
-    "source": "cr:source",
-    "subField": "cr:subField",
-    "transform": "cr:transform",
+    "conformsTo": "dct:conformsTo",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    **{term: f"cr:{term}" for term in CROISSANT_TERMS.split()},
 }
 
 FORMATS = {"bin": "application/octet-stream", "idx": "application/octet-stream", "parquet": "application/x-parquet",
@@ -155,17 +134,9 @@ def digest(run: Run) -> str:
 
 def title(run: Run) -> str:
     """A name for the data."""
-    return f"{', '.join(list(sources_of(run.manifest))[:3])}: {KINDS[run.manifest['type']].command}"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    return ["| " + " | ".join(map(_cell, row)) + " |" for row in (columns, ["---"] * len(columns), *rows)] + [""]
-
-
-def _cell(value: object) -> str:
-    """Text that stays in its cell and is no markup."""
-    text = f"{value:,}" if isinstance(value, int) else str(value)
-    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", " ".join(text.split())) if text not in {BLANK, "---"} else text
+    names = list(sources_of(run.manifest))
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""  # noqa: PLR2004 - as many as a title holds
+    return f"{', '.join(names[:3])}{more} ({KINDS[run.manifest['type']].command})"
 
 
 def card(run: Run) -> str:
@@ -185,27 +156,32 @@ def card(run: Run) -> str:
         ]
     datasets = [
         (
-            data_set(*name.split("/", 1)),
-            counts["rows"],
-            counts["documents"],
-            sum(counts["dropped"].values()),
-            counts["tokens"],
+            data_set(*name.split("/", 1)), each["rows"], each["documents"], sum(each["dropped"].values()), each["tokens"],
         )
-        for name, counts in totals["datasets"].items()
-    ]
-    front = [f"{name}: {orjson.dumps(value).decode()}" for name, value in matter.items()]  # JSON is YAML
-    lines = [
-        "---", *front, "---", "", f"# {_cell(title(run))}", "",
-        f"{KINDS[manifest['type']].summary} {amount(totals)}, from {totals['rows']:,} rows.",
-        "", "## Contents", "",
-        *_table(("split", "documents", "tokens"), [(name, totals["splits"][name]["documents"], totals["splits"][name]["tokens"]) for name in in_order(totals["splits"])]),
-        *_table(("dataset", "rows", "documents", "dropped", "tokens"), datasets),
-        *(_table(("left out because", "rows"), sorted(totals["dropped"].items())) if totals["dropped"] else []),
-        "## Licences", "", *_table(("licence", "documents"), licence_rows(manifest)),
-        "## Made from", "", *_table(("dataset", "source", "licence", "content"), origins(manifest)),
-        f"Data: `xxh3_128:{digest(run)}`. `manifest.json` lists every shard with its identity.", "",
+        for name, each in totals["datasets"].items()
     ]  # fmt: skip
-    return "\n".join(lines)
+    splits = [
+        (name, totals["splits"][name]["documents"], totals["splits"][name]["tokens"])
+        for name in in_order(totals["splits"])
+    ]
+    sizes = ("documents", "tokens") if totals["tokens"] else ("documents",)
+    width = 3 + len(sizes)
+    return html.document(
+        "card.md.jinja", matter=matter, title=title(run), digest=digest(run),
+        about=f"{description(run)} Made from {counted(totals['rows'], 'row')} of {counted(len(datasets), 'dataset')}.",
+        splits=Table("Splits", ("split", *sizes), [row[: 1 + len(sizes)] for row in splits]),
+        datasets=Table("Datasets", ("dataset", "rows", "documents", "dropped", "tokens")[:width], [row[:width] for row in datasets]),
+        dropped=Table("Rows dropped", ("left out because", "rows"), sorted(totals["dropped"].items())),
+        licenses=Table("Licenses", ("license", "documents"), licence_rows(manifest)),
+        sources=Table("Made from", ("dataset", "source", "license", "content"), origins(manifest)),
+    )  # fmt: skip
+
+
+def description(run: Run) -> str:
+    """What the data are: their form, size and languages."""
+    spoken = languages(run.manifest)
+    named = f", in {', '.join(spoken)}" if spoken else ""
+    return f"{KINDS[run.manifest['type']].contents}: {amount(run.manifest['totals'])}{named}."
 
 
 def _ending(file: File) -> str:
@@ -236,7 +212,7 @@ def croissant(run: Run) -> dict[str, Any]:
         "@context": CONTEXT,
         "@type": "sc:Dataset",
         "name": re.sub(r"[^\w.-]+", "-", title(run)).strip("-"),
-        "description": f"{KINDS[manifest['type']].summary} {amount(manifest['totals'])}.",
+        "description": description(run),
         "conformsTo": "http://mlcommons.org/croissant/1.1",
         "url": f"urn:xxh3_128:{digest(run)}",
         "license": licences,
@@ -347,103 +323,11 @@ def _data_type(type_: pa.DataType) -> str:
     return "sc:Float" if pa.types.is_floating(type_) else "sc:Text"
 
 
-ABOUT_SUMMARY = f"""# Public summary of training content for general-purpose AI models
-
-After the template of the European Commission for Article 53(1)(d) of Regulation (EU) 2024/1689. It covers the data of this
-preparation only; a model trained on several needs all of them. Figures are measured. Blanks are marked {BLANK}, because the
-data do not tell.
-"""
-
-FORM = """
-Version of the Summary
-Last update
-## 1. General information
-### 1.1. Provider identification
-Provider name and contact details
-Authorised representative name and contact details
-### 1.2. Model identification
-Versioned model name(s)
-Model dependencies
-Date of placement of the model on the Union market
-### 1.3. Modalities, overall training data size and other characteristics
-Modality
-Training data size
-Types of content
-Latest date of data acquisition/collection for model training
-Description of the linguistic characteristics of the overall training data
-Other relevant characteristics of the overall training data
-## 2. List of data sources
-### 2.1. Publicly available datasets
-Have you used publicly available datasets to train the model?
-If yes, specify the modality(ies) of the content covered by the datasets concerned
-List of large publicly available datasets
-General description of other publicly available datasets not listed above
-### 2.2. Private non-publicly available datasets obtained from third parties
-#### 2.2.1. Datasets commercially licensed by rightsholders or their representatives
-Have you concluded transactional commercial licensing agreement(s) with rightsholder(s) or with their representatives?
-If yes, specify the modality(ies) of the content covered by the datasets concerned
-#### 2.2.2. Private datasets obtained from other third parties
-Have you obtained private datasets from third parties that are not licensed as described in Section 2.2.1, such as data \
-obtained from providers of private databases, or data intermediaries?
-If yes, specify the modality(ies) of the content covered by the datasets concerned
-If publicly known, list private datasets obtained from other third parties
-General description of non-publicly known private datasets obtained from third parties
-### 2.3. Data crawled and scraped from online sources
-Were crawlers used by the provider or on behalf of?
-If yes, specify crawler name(s)/identifier(s)
-Purposes of the crawler(s)
-General description of crawler behaviour
-Period of data collection
-Comprehensive description of the type of content and online sources crawled
-Type of modality covered
-Summary of the most relevant domain names crawled
-### 2.4. User data
-Was data from user interactions with the AI model (e.g. user input and prompts) used to train the model?
-Was data collected from user interactions with the provider's other services or products used to train the model?
-If yes, provide a general description of the provider's services or products that were used to collect the user data
-Type of modality covered
-### 2.5. Synthetic data
-Was synthetic AI-generated data created by the provider or on their behalf to train the model?
-If yes, modality of the synthetic data
-If yes, specify the general-purpose AI model(s) used to generate the synthetic data if available on the market
-Information about other AI models, including provider's own AI model(s) not available on the market, used to generate \
-synthetic data to train the model to which this Summary applies
-### 2.6. Other sources of data
-Have data sources other than those described in Sections 2.1 to 2.5 been used to train the model?
-If yes, provide a narrative description of these data sources and the data
-## 3. Data processing aspects
-### 3.1. Respect of reservation of rights from text and data mining exception or limitation
-Are you a Signatory to the Code of Practice for general-purpose AI models that includes commitments to respect reservations \
-of rights from the TDM exception or limitation?
-Describe the measures implemented before model training to respect reservations of rights from the TDM exception or \
-limitation before and during data collection, including the opt-out protocols and solutions honoured by the provider or, as \
-applicable, by third parties from which datasets have been obtained
-### 3.2. Removal of illegal content
-General description of measures taken
-### 3.3. Other information (optional)
-Other relevant information about data processing (optional)
-"""
-"""The form: headings, and the items below each."""
-
-
 def training_summary(run: Run) -> str:
     """The public summary of training content: the Commission's form, answered where the data tell, and measured tables."""
-    answers, tables = _answers(run.manifest), _measured_tables(run.manifest)
-    lines = [ABOUT_SUMMARY]
-    for heading, items in _form():
-        lines += [heading, ""] if heading else []
-        number = heading.split(" ")[1] if heading else ""
-        if items:
-            lines += _table(("item", "answer"), [(item, answers.get((number, item), BLANK)) for item in items])
-        lines += tables.get(number, [])
-    return "\n".join(lines)
-
-
-def _form() -> Iterator[tuple[str, Sequence[str]]]:
-    """The headings of the form, the first of which is empty, each with its items."""
-    for part in re.split(r"\n(?=#)", FORM):
-        heading, *items = part.strip("\n").split("\n")
-        yield (heading, items) if heading.startswith("#") else ("", [heading, *items])
+    manifest = run.manifest
+    answers, tables = _answers(manifest), _measured_tables(manifest)
+    return html.document("training-summary.md.jinja", answers=answers, tables=tables)
 
 
 def _answers(manifest: Mapping[str, Any]) -> dict[tuple[str, str], object]:
@@ -468,43 +352,42 @@ def _answers(manifest: Mapping[str, Any]) -> dict[tuple[str, str], object]:
     return found
 
 
-def _measured_tables(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
+def _measured_tables(manifest: Mapping[str, Any]) -> dict[str, Table]:
     """Tables of figures, by the section they stand in: sizes, datasets of a public hub and others, removed rows."""
     totals = manifest["totals"]
     counts = {data_set(*name.split("/", 1)): found for name, found in totals["datasets"].items()}
-    columns = ("dataset", "source", "licence", "documents", "tokens")
+    columns = ("dataset", "source", "license", "documents", "tokens")
     rows = [
-        (name, place, licence, counts[name]["documents"], counts[name]["tokens"])
-        for name, place, licence, _ in origins(manifest)
+        (name, place, license_, counts[name]["documents"], counts[name]["tokens"])
+        for name, place, license_, _ in origins(manifest)
         if name in counts
     ]
-    public = [row for row in rows if row[1].startswith(HUB)]
-    others = [row for row in rows if not row[1].startswith(HUB)]
-    which = f"Files and object stores. Which of Sections 2.1 to 2.5 each belongs to: {BLANK}"
     dropped = sorted(totals["dropped"].items()) or [("nothing was removed", 0)]
     return {
-        "1.3.": _table(("measured", "count"), [(what, totals[field]) for what, field in MEASURED]),
-        "2.1.": _table(columns, public) if public else ["The blend names no dataset of a public hub.", ""],
-        "2.6.": [which, "", *_table(columns, others)] if others else ["None.", ""],
-        "3.3.": _table(("removed because", "rows"), dropped),
+        "1.3.": Table("Sizes", ("measured", "count"), [(what, totals[field]) for what, field in MEASURED]),
+        "2.1.": Table("Public datasets", columns, [row for row in rows if row[1].startswith(HUB)]),
+        "2.6.": Table("Other datasets", columns, [row for row in rows if not row[1].startswith(HUB)]),
+        "3.3.": Table("Removed", ("removed because", "rows"), dropped),
     }
 
 
-def cards(run: Run) -> dict[str, bytes]:
-    """The cards by their names in the output folder, without those that the kind publishes itself."""
-    made = {
-        CARD: card(run).encode(),
-        CROISSANT: orjson.dumps(croissant(run), option=orjson.OPT_INDENT_2),
-        SUMMARY: training_summary(run).encode(),
-    }
+def cards(run: Run, *, summary: bool = False) -> dict[str, bytes]:
+    """The cards by their names in the output folder, without those that the kind publishes itself.
+
+    They include the EU's summary if it's asked for or already there.
+    """
+    made = {CARD: card(run).encode(), CROISSANT: orjson.dumps(croissant(run), option=orjson.OPT_INDENT_2)}
+    if summary or size_of(join(run.publication.output_dir, SUMMARY)) is not None:
+        made[SUMMARY] = training_summary(run).encode()
     own = {file["path"] for file in run.manifest["files"]}
     return {name: content for name, content in made.items() if name not in own}
 
 
-def publish_cards(output_dir: str) -> list[str]:
+def publish_cards(output_dir: str, *, summary: bool = False) -> list[str]:
     """Write the cards of a published preparation to its folder, and return their places; errors as in `publish`."""
     run = run_in(output_dir)
-    return [publish_bytes(join(run.publication.output_dir, name), content).path for name, content in cards(run).items()]
+    written = cards(run, summary=summary).items()
+    return [publish_bytes(join(run.publication.output_dir, name), content).path for name, content in written]
 
 
 def card_problems(output_dir: str) -> list[str]:

@@ -43,7 +43,6 @@ PACKAGES = {
     "s3fs": ("data on S3", "s3"),
     "gcsfs": ("data on Google Cloud Storage", "gcs"),
     "fasttext-community": ("language and classifiers of tokenmill filter", "filter"),
-    "matplotlib": ("plots of scores", "report"),
     "wandb": ("logging to Weights & Biases", "wandb"),
     "torch": ("tokenmill train, evaluate, and score with a model", "train"),
     "transformers": ("tokenmill score with a model", "score"),

@@ -7,17 +7,15 @@ from typing import Any
 from rich.console import Console
 from tokenmill.tasks.blend.mix import Mix
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.kit.parts import Table
+from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.shards.manifest import BLEND
 from tokenmill.tasks.shards.preparation import Planned, Preparation, proven_shards
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.storage import absolute, join
 
-from .columns import print_columns
-
 COLUMNS = ("dataset", "tokens there are", "read", "share", "epochs", "unread", "limit")
 PHASE_COLUMNS = ("phase", "dataset", "read", "share of the phase", "epochs")
-WORDS = {"dataset", "phase", "limit"}
-"""The columns that hold no figures."""
 
 
 def mix_record(mix: Mix, estimated: Collection[str], steps: Sequence[int]) -> dict[str, Any]:
@@ -82,9 +80,9 @@ def write_mix(planned: Planned[Any, Any], kind: Preparation[Any, Any], folder: s
 
 def print_mix(mix: Mix, estimated: Collection[str], console: Console, *, tables: bool) -> None:
     """Print the mix as tables, or a line per dataset and phase with the name of each figure."""
-    print_columns(console, "mix", COLUMNS, _rows(mix, estimated), WORDS, tables=tables)
+    print_table(console, Table("mix", COLUMNS, _rows(mix, estimated)), tables=tables)
     if len(mix.phases) > 1:
-        print_columns(console, "phases", PHASE_COLUMNS, _phase_rows(mix), WORDS, tables=tables)
+        print_table(console, Table("phases", PHASE_COLUMNS, _phase_rows(mix)), tables=tables)
     if estimated:
         console.print("~: estimated from bytes; exact once the preparation in --output-dir is built", highlight=False)
 

@@ -1,23 +1,23 @@
 """The page of a run: one static HTML file, derived from its manifest, receipts and published files.
 
-A section is a row of `SECTIONS`: its title, what it needs, and the function that makes its tables and pictures. A kind has the
-sections whose needs it meets, so a new kind has a page. Every section but the last is the same for the same data, wherever and
-whenever they were prepared; `verify` makes them again and compares. The last one, `This run`, has times.
-
-The page has no scripts and makes no requests, follows the system's light or dark setting, and fits a phone. The tiny blend's
-takes 0.3 s and 25 kB.
+It leads with what to act on, then shows samples, then figures. A section is a row of `SECTIONS`: its title, what it needs, and the
+function that makes its tables and charts. A kind has the sections whose needs it meets, so a new kind has a page. Every section
+but the last is the same for the same data, wherever and whenever they were prepared; `verify` makes them again and compares. The
+last one, `This run`, has times. The tiny blend's page takes 0.3 s and 25 kB.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
 import orjson
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.kit import html
+from tokenmill.tasks.kit.charts import bars, columns, flow
+from tokenmill.tasks.kit.parts import Block, Cell, Code, Excerpt, Items, Table, Text, share
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.shards.published import THREADS
@@ -27,11 +27,8 @@ from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.threads import in_threads
 
 from .cards import NOT_STATED, card_problems, digest, licence_rows, publish_cards, stated_rows
-from .figures import MOST_ROWS, Cell, Code, Items, Part, Table, Text, bars, columns, flow, line, listed, number, share
-from .measured import ROW, Lengths, Passage, Run, Sample, data_set, drops_by_file, in_order, run_in, sources_of
-from .style import document
-from .summary import PAGE, amount, not_read, warnings
-from .visible import visible
+from .measured import ROW, Lengths, Run, data_set, drops_by_file, in_order, run_in, sources_of
+from .summary import PAGE, amount, counted, follows_weights, not_read, warnings
 
 MOST_FILES = 10
 """Files and shards in the tables of the worst."""
@@ -46,70 +43,39 @@ class Section:
 
     title: str
     needs: frozenset[str]
-    parts: Callable[[Run], Sequence[Part]]
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Beginnings of documents as HTML, trained text on a coloured ground."""
-
-    samples: Sequence[Sample]
-
-    def html(self) -> str:
-        """The samples."""
-        return "".join(map(_sample, self.samples))
-
-    def _repr_html_(self) -> str:
-        return self.html()
-
-
-def _sample(sample: Sample) -> str:
-    passages = "".join(map(_passage, sample.passages))
-    return f"<h3>{line(sample.dataset)}, {line(sample.split)}</h3>\n<dl>\n{passages}</dl>\n"
-
-
-def _passage(passage: Passage) -> str:
-    trained = ' class="trained"' if passage.trained else ""
-    text = escape(visible(passage.text))
-    shown = (
-        text.replace("↵\n", "\n") if passage.role == ROW else text
-    )  # the line breaks of a row are those of its layout
-    return f"<dt>{line(passage.role)}</dt><dd{trained}>{shown}</dd>\n"
+    parts: Callable[[Run], Sequence[Block]]
 
 
 NOT_SHOWN = "Not shown: "
 """How a section begins whose figures can't be computed here."""
 
-SECTION_END = "</section>\n"
+
+def to_act_on(run: Run) -> list[Block]:
+    """What to read before training on the data."""
+    found = [*warnings(run.manifest), *not_read(run.manifest)]
+    if bad := run.manifest["totals"]["quarantined"]:
+        found.append(
+            f"{counted(bad, 'row')} could not be used; read quarantine/*.jsonl for file, line and reason, and fix the source"
+        )
+    return [Items(found)] if found else [Text("Nothing: every file and field was read, and no warning applies.")]
 
 
-def overview(run: Run) -> list[Part]:
+def overview(run: Run) -> list[Block]:
     """What came in and went out."""
     totals = run.manifest["totals"]
-    dropped, datasets = sum(totals["dropped"].values()), len(totals["datasets"])
-    found: list[Part] = [
-        Text(
-            f"{totals['rows']:,} rows of {datasets:,} dataset{'s' * (datasets != 1)} became "
-            f"{amount(totals)}; {dropped:,} rows were dropped."
-        ),
+    dropped, datasets = sum(totals["dropped"].values()), counted(len(totals["datasets"]), "dataset")
+    found: list[Block] = [
+        Text(f"{counted(totals['rows'], 'row')} of {datasets} became {amount(totals)}; {dropped:,} were dropped.")
     ]
     if run.fates:
         found.append(flow("From datasets to splits and drops, in rows", run.fates, totals["dropped"]))
     tokens = ["tokens"] if totals["tokens"] else []
-    found.append(
-        listed(
-            "Datasets; bytes of source as stored",
-            totals["datasets"].items(),
-            {
-                "dataset": lambda each: data_set(*each[0].split("/", 1)),
-                "rows": lambda each: each[1]["rows"],
-                "documents": lambda each: each[1]["documents"],
-                "dropped": lambda each: sum(each[1]["dropped"].values()),
-                **{name: lambda each: each[1]["tokens"] for name in tokens},
-                "bytes": lambda each: each[1]["source_bytes"],
-            },
-        )
-    )
+    fields = ("rows", "documents", "dropped", *tokens, "source_bytes")
+    rows = [
+        (data_set(*name.split("/", 1)), *(sum(each[of].values()) if of == "dropped" else each[of] for of in fields))
+        for name, each in totals["datasets"].items()
+    ]
+    found.append(Table("Datasets; bytes of source as stored", ("dataset", *fields[:-1], "bytes"), rows))
     splits = [
         (name, *(totals["splits"][name][each] for each in ("documents", *tokens)))
         for name in in_order(totals["splits"])
@@ -117,25 +83,15 @@ def overview(run: Run) -> list[Part]:
     found.append(Table("Splits", ("split", "documents", *tokens), splits))
     if totals["dropped"]:
         found.append(Table("Rows dropped", ("reason", "rows"), sorted(totals["dropped"].items())))
-    if lines := [*preparation(run.manifest["type"]).summary(run.manifest), *not_read(run.manifest)]:
+    if lines := preparation(run.manifest["type"]).summary(run.manifest):
         found.append(Items(lines))
     return found
 
 
-def advice(run: Run) -> list[Part]:
-    """What to read before training on the data."""
-    found = warnings(run.manifest)
-    if bad := run.manifest["totals"]["quarantined"]:
-        found.append(
-            f"{bad:,} rows could not be used; read quarantine/*.jsonl for file, line and reason, and fix the source"
-        )
-    return [Items(found)] if found else [Text("Nothing to warn about.")]
-
-
-def planned_and_realised(run: Run) -> list[Part]:
+def planned_and_realised(run: Run) -> list[Block]:
     """The weights of the blend, and the share of each dataset in what was published, by split."""
-    unit = "tokens" if run.manifest["totals"]["tokens"] else "documents"
-    found: list[Part] = []
+    unit, applied = "tokens" if run.manifest["totals"]["tokens"] else "documents", follows_weights(run.manifest)
+    found: list[Block] = []
     for split in in_order({end for _, end in run.tokens}):
         counts = {name: count for (name, end), count in run.tokens.items() if end == split}
         counts |= {name: count for name, count in _repeated(run, split).items() if name in counts}
@@ -144,21 +100,22 @@ def planned_and_realised(run: Run) -> list[Part]:
         weights = _weights(run, split, counts)
         wanted, stored = sum(weights.values()), sum(counts.values())
         names = sorted(counts, key=lambda name: (-weights[name], name))
+        caption = f"Shares of {split}"
         if wanted:
             pairs = {name: (weights[name] / wanted, counts[name] / stored) for name in names}
-            found.append(bars(f"Weights, {split}", pairs, ("planned", f"share of {unit}"), lambda each: f"{each:.1%}"))
+            found.append(bars(caption, pairs, ("target share", f"share of {unit}"), lambda each: f"{each:.1%}"))
         rows = [
-            (name, share(weight, wanted), share(count, stored), round(count), _passes(weight, wanted, count, stored))
+            (name, share(weight, wanted), share(count, stored), round(count), _epochs(weight, wanted, count, stored))
             for name, weight, count in ((name, weights[name], counts[name]) for name in names)
         ]
-        found.append(Table(f"Weights, {split}", ("dataset", "planned", "published", unit, "passes"), rows))
-    if found:
-        found.append(
-            Text(
-                "Passes: how often a trainer that follows the weights reads this dataset while it reads the average one once."
-            )
-        )
-    return found
+        heads = ("dataset", "target share", f"share of {unit}", unit, "epochs")[: 5 if applied else 4]
+        found.append(Table(caption, heads, [row[: len(heads)] for row in rows]))
+    about = (
+        f"Epochs: how often training reads a dataset if it reads as many {unit} as the split has, by the weights."
+        if applied
+        else "The weights don't change this output: all of it is published once."
+    )
+    return [*found, Text(about)] if found else []
 
 
 def _repeated(run: Run, split: str) -> dict[str, int]:
@@ -177,14 +134,14 @@ def _weights(run: Run, split: str, names: Iterable[str]) -> dict[str, float]:
     return {name: sum(phase["drawn"].get(name, 0.0) for phase in phases) for name in names}
 
 
-def phases_of_training(run: Run) -> list[Part]:
+def phases_of_training(run: Run) -> list[Block]:
     """What the budget reads in each phase, and what the phase's files give to read."""
     phases = [phase for phase in run.manifest.get("phases", []) if "pairs" in phase]
     held: Counter[str] = Counter()
     for (name, split), count in run.tokens.items():
         held[name] += count if split == "train" else 0
     rows: list[tuple[Cell, ...]] = []
-    found: list[Part] = []
+    found: list[Block] = []
     for phase in phases:
         given: Counter[str] = Counter()
         for pair in phase["pairs"]:
@@ -209,14 +166,14 @@ def phases_of_training(run: Run) -> list[Part]:
     return found
 
 
-def _passes(weight: float, wanted: float, count: float, stored: float) -> str:
+def _epochs(weight: float, wanted: float, count: float, stored: float) -> str:
     return f"{(weight / wanted) / (count / stored):.2f}" if wanted and count else "-"
 
 
 QUANTILES = (0, 0.5, 0.99, 1)
 
 
-def document_lengths(run: Run) -> list[Part]:
+def document_lengths(run: Run) -> list[Block]:
     """How long documents are."""
     if not run.lengths:
         return []
@@ -256,7 +213,7 @@ def _quantiles(each: Lengths) -> tuple[Cell, ...]:
     return f"{each.dataset}, {each.split}", len(each.lengths), *found, f"{each.lengths.mean():,.1f}"
 
 
-def density(run: Run) -> list[Part]:
+def density(run: Run) -> list[Block]:
     """How many tokens the vocabulary needs for the text of each dataset."""
     if not run.densities:
         return []
@@ -273,10 +230,10 @@ def density(run: Run) -> list[Part]:
     ]
 
 
-def packing(run: Run) -> list[Part]:
+def packing(run: Run) -> list[Block]:
     """How full packs are."""
     size = run.manifest["settings"]["pack_size"]
-    found: list[Part] = []
+    found: list[Block] = []
     for each in run.packed:
         tenths = np.minimum(each.lengths * 10 // size, 9)
         labels = [f"{tenth * 10}%" for tenth in range(10)]
@@ -293,14 +250,19 @@ def packing(run: Run) -> list[Part]:
     ]
 
 
-def masks(run: Run) -> list[Part]:
+def masks(run: Run) -> list[Block]:
     """Which roles the loss trains on."""
-    found: list[Part] = []
+    found: list[Block] = []
     for each in run.packed:
         total, learned = (sum(counts[at] for counts in each.by_role.values()) for at in (0, 1))
         values = {role: (stored / total, trained / total) for role, (stored, trained) in each.by_role.items()}
         found.append(
-            bars(f"Tokens by role, {each.split}", values, ("stored", "trained on"), lambda each: f"{each:.1%}")
+            bars(
+                f"Tokens by role in the first packs, {each.split}",
+                values,
+                ("stored", "trained on"),
+                lambda each: f"{each:.1%}",
+            )
         )
         rows = [(role, stored, trained, share(trained, stored)) for role, (stored, trained) in each.by_role.items()]
         rows.append(("all", total, learned, share(learned, total)))
@@ -310,15 +272,15 @@ def masks(run: Run) -> list[Part]:
     return found
 
 
-def contents(run: Run) -> list[Part]:
-    """What blend and rows say about themselves: licences, languages, domains; and pools. Nothing is guessed."""
-    found: list[Part] = [Table("Licences", ("licence", "documents"), licence_rows(run.manifest))]
+def contents(run: Run) -> list[Block]:
+    """What blend and rows say about themselves: licenses, languages, domains; and pools. Nothing is guessed."""
+    found: list[Block] = [Table("Licenses", ("license", "documents"), licence_rows(run.manifest))]
     for field in ("languages", "domain"):
         rows = stated_rows(run.manifest, field)
         if rows != [(NOT_STATED, run.manifest["totals"]["documents"])]:
             found.append(Table(f"{field.capitalize()}, as the blend states", (field, "documents"), rows))
     for name, counts in run.named.items():
-        rows = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:MOST_ROWS]
+        rows = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[: html.MAX_ROWS]
         found.append(
             Table(f"{name}: the most frequent of {len(counts):,} values, as the rows state", (name, "rows"), rows)
         )
@@ -331,25 +293,16 @@ def contents(run: Run) -> list[Part]:
     return [part for part in found if not isinstance(part, Table) or part.rows]
 
 
-def worst_files(run: Run) -> list[Part]:
+def worst_files(run: Run) -> list[Block]:
     """The source files with the most dropped rows."""
-    counted = {name: counts for name, counts in drops_by_file(run.manifest).items() if _dropped(counts)}
-    worst = sorted(counted.items(), key=lambda each: (-each[1]["quarantined"], -_dropped(each[1]), each[0]))
-    if not worst:
-        return [Text("No file lost a row.")]
-    return [
-        listed(
-            "Files with the most bad and dropped rows",
-            worst[:MOST_FILES],
-            {
-                "file": lambda each: _short_place(each[0]),
-                "rows": lambda each: each[1]["rows"],
-                "bad": lambda each: each[1]["quarantined"],
-                "dropped": lambda each: _dropped(each[1]),
-                "reasons": lambda each: _reasons(each[1]),
-            },
-        )
+    lossy = {name: counts for name, counts in drops_by_file(run.manifest).items() if _dropped(counts)}
+    worst = sorted(lossy.items(), key=lambda each: (-each[1]["quarantined"], -_dropped(each[1]), each[0]))
+    rows = [
+        (_short_place(name), counts["rows"], counts["quarantined"], _dropped(counts), _reasons(counts))
+        for name, counts in worst[:MOST_FILES]
     ]
+    columns = ("file", "rows", "bad", "dropped", "reasons")
+    return [Table("Files with the most bad and dropped rows", columns, rows)] if rows else []
 
 
 def _dropped(counts: Mapping[str, int]) -> int:
@@ -367,36 +320,45 @@ def _short_place(place: str) -> str:
     return "/".join(place.split("/")[-2:]) if place.startswith("/") else place
 
 
-def samples(run: Run) -> list[Part]:
+def samples(run: Run) -> list[Block]:
     """The beginnings of documents, decoded; rows without a text as JSON."""
-    about = {"packs": "Text that is trained on has a coloured ground.", "documents": "All text is trained on."}
+    about = {"packs": "Text that is trained on has a colored ground.", "documents": "All text is trained on."}
+    found = [
+        Excerpt(
+            f"{each.dataset}, {each.split}",
+            each.passages,
+            laid_out=each.passages[:1] != [] and each.passages[0].role == ROW,
+        )
+        for each in run.samples
+    ]
     return [
         Text(f"The beginning of the first document of each dataset and split. {about.get(run.stored_as, '')}"),
-        Samples(run.samples),
+        *found,
     ]
 
 
-def identity(run: Run) -> list[Part]:
+def identity(run: Run) -> list[Block]:
     """What decides the bytes, and the command that makes them again."""
     manifest = run.manifest
     rows: list[tuple[Cell, Cell]] = [
-        ("kind", manifest["type"]),
-        *(
-            (f"{name} format", each["format_version"])
-            for name, each in {each["kind"]: each for each in manifest["recipes"]}.items()
-        ),
         *((name, _told(manifest[name])) for name in ("tokenizer", "template") if name in manifest),
         ("data", f"xxh3_128:{digest(run)}"),
     ]
     blend = orjson.dumps(manifest["blend"], option=orjson.OPT_INDENT_2).decode()[:MOST_CODE]
-    settings = orjson.dumps(manifest["settings"], option=orjson.OPT_INDENT_2).decode()[:MOST_CODE]
+    settings = orjson.dumps(_chosen(manifest["settings"]), option=orjson.OPT_INDENT_2).decode()[:MOST_CODE]
     return [
-        Table("Identity", ("what", "value"), rows),
         Text("Save the blend below as blend.json; this command makes the same bytes from the same sources:"),
         Code(command(manifest)),
         Code(blend, "blend.json"),
-        Code(settings, "All settings that can change the data"),
+        Code(settings, "Settings that can change the data"),
+        Table("Digests of what they were made with", ("what", "digest"), rows),
     ]
+
+
+def _chosen(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those that are off."""
+    inner = {name: _chosen(value) if isinstance(value, dict) else value for name, value in settings.items()}
+    return {name: value for name, value in inner.items() if value not in (None, [], {})}
 
 
 def _told(described: Mapping[str, Any]) -> str:
@@ -425,25 +387,25 @@ def _word(value: object) -> str:
 
 
 SECTIONS = (
+    Section("To act on", frozenset(), to_act_on),
+    Section("Samples", frozenset({"documents", "packs", "parquet", "lines"}), samples),
     Section("Overview", frozenset(), overview),
-    Section("Warnings", frozenset(), advice),
+    Section("Files with drops", frozenset(), worst_files),
     Section("Weights", frozenset(), planned_and_realised),
     Section("Phases", frozenset({"documents"}), phases_of_training),
     Section("Lengths", frozenset({"documents", "packs", "parquet", "lines"}), document_lengths),
     Section("Tokens per byte", frozenset({"documents", "packs", "parquet"}), density),
     Section("Packing", frozenset({"packs"}), packing),
     Section("Loss masks", frozenset({"packs"}), masks),
-    Section("Licences, languages and domains", frozenset(), contents),
-    Section("Worst files", frozenset(), worst_files),
-    Section("Samples", frozenset({"documents", "packs", "parquet", "lines"}), samples),
-    Section("Identity", frozenset(), identity),
+    Section("Licenses, languages and domains", frozenset(), contents),
+    Section("Make it again", frozenset(), identity),
 )
 """Sections that are the same for the same data."""
 
 THIS_RUN = "This run"
 
 
-def this_run(run: Run) -> list[Part]:
+def this_run(run: Run) -> list[Block]:
     """Times, versions and the work of every shard. Another run of the same preparation has others."""
     volatile = run.manifest["volatile"]
     shards = volatile["shards"]
@@ -454,9 +416,13 @@ def this_run(run: Run) -> list[Part]:
         ("shards built", shards["built"]),
         ("shards reused", shards["reused"]),
         *volatile["versions"].items(),
+        *(
+            (f"format of {name}", version)
+            for name, version in {each["kind"]: each["format_version"] for each in run.manifest["recipes"]}.items()
+        ),
         ("page written by", _writer()),
     ]
-    found: list[Part] = [Table("Run", ("what", "value"), rows)]
+    found: list[Block] = [Table("Run", ("what", "value"), rows)]
     receipts = _receipts(run)
     timed = {key: receipt for key, receipt in receipts.items() if receipt and "seconds" in receipt.volatile}
     return [*found, *_throughput(list(timed.values())), *_slowest(timed, run.manifest)] if timed else found
@@ -478,7 +444,7 @@ def _receipts(run: Run) -> dict[str, Receipt | None]:
 MOST_TIMES = 24
 
 
-def _throughput(receipts: Sequence[Receipt]) -> list[Part]:
+def _throughput(receipts: Sequence[Receipt]) -> list[Block]:
     """Source bytes per second over the time in which the shards were built, whichever run built them."""
     ends = np.array([receipt.volatile["built_at"] for receipt in receipts])
     sizes = np.array([receipt.volatile.get("source_bytes", 0) for receipt in receipts])
@@ -495,7 +461,7 @@ def _throughput(receipts: Sequence[Receipt]) -> list[Part]:
     )
 
 
-def _slowest(receipts: Mapping[str, Receipt], manifest: Mapping[str, Any]) -> list[Part]:
+def _slowest(receipts: Mapping[str, Receipt], manifest: Mapping[str, Any]) -> list[Block]:
     files = {entry["key"]: entry["file"] for entry in manifest["shards"]}
     told = {
         key: (receipt.volatile["seconds"], receipt.volatile.get("source_bytes", 0) / 1e6)
@@ -508,13 +474,17 @@ def _slowest(receipts: Mapping[str, Receipt], manifest: Mapping[str, Any]) -> li
     return [Table("Slowest shards", ("file", "shard", "seconds", "MB", "MB/s"), rows)]
 
 
-def sections(run: Run) -> dict[str, Sequence[Part]]:
-    """The sections that are the same for the same data, by title: tables and pictures, which a notebook shows."""
-    found = {each.title: _parts(each, run) for each in SECTIONS if not each.needs or run.stored_as in each.needs}
+def sections(run: Run) -> dict[str, html.Rendered]:
+    """The sections that are the same for the same data, by title: tables and charts, which a notebook shows."""
+    found = {
+        each.title: html.Rendered(_parts(each, run))
+        for each in SECTIONS
+        if not each.needs or run.stored_as in each.needs
+    }
     return {title: parts for title, parts in found.items() if parts}
 
 
-def _parts(section: Section, run: Run) -> Sequence[Part]:
+def _parts(section: Section, run: Run) -> Sequence[Block]:
     """A section's parts; the reason instead, if what it needs cannot be read here."""
     try:
         return section.parts(run)
@@ -522,26 +492,25 @@ def _parts(section: Section, run: Run) -> Sequence[Part]:
         return [Text(f"{NOT_SHOWN}{error}")]
 
 
-def section_html(title: str, parts: Iterable[Part]) -> str:
-    """A section as HTML."""
-    name = _anchor(title)
-    content = "".join(part.html() for part in parts)
-    return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{line(title)}</h2>\n{content}{SECTION_END}'
-
-
-def _anchor(title: str) -> str:
-    return title.lower().replace(" ", "-")
+GLOSSARY = {
+    "target share": "the share that the blend's weights ask for",
+    "epochs": "how often a dataset is read in a training run",
+    "pack": "sequences that fill one row of training",
+    "quarantine": "a folder with the rows that can't be used, each with file, line and reason",
+    "shard": "what one slice of a file became, in a folder with a receipt of its counts and hashes",
+    "trained on": "tokens that the loss is computed on",
+}
+"""Words of a page that this project coined, explained at its end where it has them."""
 
 
 def page(run: Run) -> str:
     """The page."""
     found = {**sections(run), THIS_RUN: this_run(run)}
     name = KINDS[run.manifest["type"]].command
-    title = f"tokenmill {name}: {number(run.manifest['totals']['documents'])} documents"
-    links = "".join(f'<li><a href="#{_anchor(each)}">{line(each)}</a></li>\n' for each in found)
-    body = [section_html(each, parts) for each, parts in found.items()]
-    top = f'<h1>{line(title)}</h1>\n<nav aria-label="Sections"><ul>\n{links}</ul></nav>\n'
-    return document(title, "".join([top, *body]))
+    title = f"tokenmill {name}: {counted(run.manifest['totals']['documents'], 'document')}"
+    text = html.page(title, found)
+    words = [f"{word}: {meaning}" for word, meaning in GLOSSARY.items() if word in text]
+    return html.page(title, found, [Items(words), Text("More: docs/report.md and docs/concepts.md of tokenmill.")])
 
 
 def publish_page(output_dir: str, place: str | None = None) -> Output:
@@ -581,13 +550,14 @@ def report_problems(output_dir: str) -> tuple[list[str], list[str]]:
     text, problems, unchecked = content.decode(errors="replace"), list[str](), list[str]()
     again = f"write it again: tokenmill report {output_dir}"
     for title, parts in sections(run_in(output_dir)).items():
-        here, written = section_html(title, parts), section_html(title, []).removesuffix(SECTION_END)
+        here = html.section(title, parts)
+        left_out = "".join(html.section(title, [Text(NOT_SHOWN)]).partition(NOT_SHOWN.strip())[:2])
         absent = next((part.text for part in parts if isinstance(part, Text) and part.text.startswith(NOT_SHOWN)), None)
         if here in text:
             continue
         if absent:
             unchecked.append(f"the section {title!r} of {place}: {absent.removeprefix(NOT_SHOWN)}")
-        elif f"{written}<p>{NOT_SHOWN}" in text:
+        elif left_out in text:
             unchecked.append(f"the section {title!r} of {place}, which was left out when it was written; {again}")
         else:
             problems.append(f"{place}: the section {title!r} does not agree with the published files; {again}")

@@ -9,13 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
+from tokenmill.tasks.kit.parts import Cell, Table
+from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.shards.first_rows import FirstRows
 from tokenmill.tasks.shards.manifest import Finished, identities, published_manifest
 from tokenmill.tasks.shards.plan import PlannedShard, reasons
 from tokenmill.tasks.shards.planning import holdout_of
 from tokenmill.tasks.shards.preparation import Planned
 
-from .columns import print_columns
 from .summary import counted, epochs_of, input_lines, unread_fields
 
 BYTES_PER_TOKEN = 4.0
@@ -124,7 +125,7 @@ def print_plan(
     """Print the plan: a row for each dataset, as a table or as lines; then what is pending, the `outlook`, and what becomes of
     first rows.
     """
-    print_columns(console, "plan", COLUMNS, _rows(planned), COLUMNS[:1], tables=tables)
+    print_table(console, Table("plan", COLUMNS, _rows(planned)), tables=tables)
     console.print("[dim]epochs: in a run over as many tokens as the blend has[/]")
     plan = planned.plan
     seconds = sum(map(_text_bytes, plan.pending)) / BYTES_PER_SECOND
@@ -175,9 +176,9 @@ def _epochs(planned: Planned[Any, Any]) -> dict[str, float]:
     return epochs_of(weights, estimated_tokens(planned))
 
 
-def _rows(planned: Planned[Any, Any]) -> list[tuple[str, ...]]:
+def _rows(planned: Planned[Any, Any]) -> list[tuple[Cell, ...]]:
     tokens, epochs = estimated_tokens(planned), _epochs(planned)
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[Cell, ...]] = []
     for split, sources in planned.blend.parts().items():
         weights = sum(source.weight for source in sources)
         for source in sources:
@@ -185,8 +186,8 @@ def _rows(planned: Planned[Any, Any]) -> list[tuple[str, ...]]:
             files, shards, cached, size = _books(planned, name)
             count, sample = tokens.get(name, 0), planned.plan.samples.get(name)
             rows.append((
-                name.removeprefix("datasets/"), f"{share:.1%}", f"{files:,}", f"{shards:,}", f"{cached:,}",
-                decimal(size), f"{sample.kept_rows:.1%}" if sample else "all", f"{count:,}",
+                name.removeprefix("datasets/"), f"{share:.1%}", files, shards, cached, decimal(size),
+                f"{sample.kept_rows:.1%}" if sample else "all", count,
                 f"{epochs[name]:,.2f}" if name in epochs else "-",
             ))  # fmt: skip
     return rows

@@ -1,13 +1,12 @@
-"""A static HTML page about scores: inline plots, no scripts, no requests.
+"""A static HTML page about scores.
 
-The plots depend on the folders given. NLL: a histogram per dataset and split; with the scored rows, also NLL against the share
-of solved tries. Embeddings: a map, with rows coloured by pool, otherwise by dataset. Rows: their pools. A row in several pools
-has the colour of the first.
+The charts depend on the folders given. NLL: a histogram per dataset and split; with the scored rows, also NLL against the share
+of solved tries. Embeddings: a map, with rows colored by pool, otherwise by dataset. Rows: their pools. A row in several pools
+has the color of the first. Above 20,000 points, cells with counts replace points.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -15,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.kit import html
+from tokenmill.tasks.kit.charts import bars, cloud, columns
+from tokenmill.tasks.kit.parts import Block, Chart, Table, Text
 from tokenmill.tasks.score.embedded import read_embeddings
 from tokenmill.tasks.select.scores import ROW_ID, ScoreFolder, score_folder, with_scores
 from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
 from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.storage import absolute, filesystem, join
-
-from .plots import bars, embedding_map, nll_by_correctness, nll_histograms
-from .visible import visible_line
 
 PAGE = "scores.html"
 
@@ -32,34 +31,17 @@ NLL = "nll_mean"
 ROWS, DRAWN = "harmony", ("nll", "embeddings")
 """The type of a folder of rows, and those of scores."""
 
-STYLE = """
-:root { color-scheme: light; }
-body { font: 14px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 75em; margin: 2em auto; padding: 0 1em; }
-h1, h2 { font-size: 1.1em; overflow-wrap: anywhere; }
-p { color: #555; overflow-wrap: anywhere; }
-svg { max-width: 100%; height: auto; }
-"""
+MAX_HISTOGRAMS, MAX_GROUPS = 24, 5
+"""The most histograms, one for each dataset and split, and the most colors; the largest groups have them."""
 
-HEAD = f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width">
-<title>tokenmill report</title>
-<style>{STYLE}</style>
-</head>
-<body>
-"""
+BINS = 40
+STEPS = 9
+"""Medians of the NLL, from correctness 0 to correctness 1."""
 
+PROJECTED = 1 << 14
+"""Vectors projected at a time."""
 
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """An SVG plot, its title, and a note."""
-
-    title: str
-    note: str
-    svg: bytes
+Sections = dict[str, Sequence[Block]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,33 +53,23 @@ class RowsFolder:
     pools: Mapping[str, Sequence[str]]
 
 
-def report_page(places: Sequence[str]) -> list[Plot]:
+def report_page(places: Sequence[str]) -> Sections:
     """The page for published folders of rows, NLL and embeddings.
 
     Raises InputError for any other folder, and for more than one folder of rows.
     """
     rows, scores = _folders(places)
-    plots: list[Plot] = []
-    if rows is not None and rows.pools:
-        plots.append(_pools(rows))
+    found = _pools(rows) if rows is not None and rows.pools else {}
     for folder in scores:
-        plots += _nll(folder, rows) if folder.type == "nll" else _map(folder, rows)
-    if not plots:
+        found |= _nll(folder, rows) if folder.type == "nll" else _map(folder, rows)
+    if not found:
         raise InputError(f"{', '.join(places)}: there is nothing to draw; name a folder of scores with --scores")
-    return plots
+    return found
 
 
-def publish_page(places: Sequence[str], plots: Sequence[Plot], place: str) -> Output:
+def publish_page(places: Sequence[str], sections: Sections, place: str) -> Output:
     """Write the page to the file or object `place`; errors as in `publish`."""
-    body = "".join(map(_section, plots))
-    title = escape(visible_line(", ".join(places)))
-    return publish_bytes(absolute(place), f"{HEAD}<h1>{title}</h1>\n{body}</body>\n</html>\n".encode())
-
-
-def _section(plot: Plot) -> str:
-    picture = plot.svg[plot.svg.index(b"<svg") :].decode()
-    title, note = escape(visible_line(plot.title)), escape(visible_line(plot.note))
-    return f"<section>\n<h2>{title}</h2>\n<p>{note}</p>\n{picture}</section>\n"
+    return publish_bytes(absolute(place), html.page(", ".join(places), sections).encode())
 
 
 def _folders(places: Sequence[str]) -> tuple[RowsFolder | None, list[ScoreFolder]]:
@@ -132,43 +104,105 @@ def _rows_folder(place: str, manifest: Mapping[str, Any]) -> RowsFolder:
     return RowsFolder(place, names, pools)
 
 
-def _pools(rows: RowsFolder) -> Plot:
-    counts = [sum(_metadata(place).num_rows for place in places) for places in rows.pools.values()]
-    note = "In the order of their definitions; a row may be in several."
-    return Plot(f"Pools of {rows.place}", note, bars(list(rows.pools), counts, "rows"))
+def _pools(rows: RowsFolder) -> Sections:
+    counts = {name: (sum(_metadata(place).num_rows for place in places),) for name, places in rows.pools.items()}
+    note = Text("In the order of their definitions; a row may be in several.")
+    return {f"Pools of {rows.place}": [note, bars("Rows", counts, ("rows",), lambda each: f"{each:,.0f}")]}
 
 
-def _nll(folder: ScoreFolder, rows: RowsFolder | None) -> Iterator[Plot]:
+def _nll(folder: ScoreFolder, rows: RowsFolder | None) -> Sections:
     """Histograms of NLL, and NLL against correctness for rows with both."""
     if not folder.files:
-        return
+        return {}
+    found: Sections = {}
     table = _read([file.place for file in folder.files], [ROW_ID, "dataset", "split", NLL])
     scored = table.filter(compute.field(NLL).is_valid())
     if scored.num_rows:
         groups, owners = _grouped(scored)
-        values = scored[NLL].to_numpy()
-        note = f"{scored.num_rows:,} rows of {table.num_rows:,} have a mean NLL; the line is the median."
-        yield Plot(f"NLL, by dataset and split: {folder.place}", note, nll_histograms(groups, values, owners))
+        note = Text(f"{scored.num_rows:,} rows of {table.num_rows:,} have a mean NLL, in nats per token.")
+        found[f"NLL, by dataset and split: {folder.place}"] = [
+            note,
+            *_histograms(groups, scored[NLL].to_numpy(), owners),
+        ]
     if rows is None or not rows.files:
-        return
+        return found
     known = _read(rows.files, [ROW_ID, CORRECTNESS])
     joined = with_scores(known, [table.select([ROW_ID, NLL])])
     both = joined.filter(compute.field(NLL).is_valid() & compute.field(CORRECTNESS).is_valid())
     if both.num_rows:
-        note = f"{both.num_rows:,} rows of {joined.num_rows:,} have both."
-        plot = nll_by_correctness(both[CORRECTNESS].to_numpy(), both[NLL].to_numpy())
-        yield Plot(f"NLL against correctness: {folder.place}", note, plot)
+        note = Text(f"{both.num_rows:,} rows of {joined.num_rows:,} have both.")
+        shown = _by_correctness(both[CORRECTNESS].to_numpy(), both[NLL].to_numpy())
+        found[f"NLL against correctness: {folder.place}"] = [note, *shown]
+    return found
 
 
-def _map(folder: ScoreFolder, rows: RowsFolder | None) -> Iterator[Plot]:
+def _histograms(groups: Sequence[str], values: np.ndarray, owners: np.ndarray) -> Iterator[Chart]:
+    """A histogram of the values (float64 [rows]) of each of the largest groups, on a shared scale."""
+    edges = np.histogram_bin_edges(values, BINS)
+    labels = [f"{edge:.3g}" for edge in edges[:-1]]
+    for group in _largest(owners, MAX_HISTOGRAMS):
+        own = values[owners == group]
+        title = f"{groups[group]}: {len(own):,} rows, median {np.median(own):.3f}"
+        yield columns(title, np.histogram(own, edges)[0].tolist(), labels, "rows")
+
+
+def _by_correctness(correctness: np.ndarray, nll: np.ndarray) -> list[Block]:
+    """NLL against the share of tries that solved the problem, with medians. Both are float64 [rows] and finite."""
+    steps = np.clip(np.rint(correctness * (STEPS - 1)), 0, STEPS - 1).astype(np.int64)
+    rows = [
+        (f"{step / (STEPS - 1):.3g}", int((steps == step).sum()), f"{np.median(nll[steps == step]):.3f}")
+        for step in np.unique(steps)
+    ]
+    axes = ("correctness of the problem, at the row's own effort", "mean NLL of the completion")
+    drawn = cloud("NLL against correctness", {"rows": np.column_stack([correctness, nll])}, axes)
+    return [*drawn, Table("Median NLL by correctness", ("correctness, about", "rows", "median NLL"), rows)]
+
+
+def _map(folder: ScoreFolder, rows: RowsFolder | None) -> Sections:
     """The map of embeddings; its vectors are held in memory, see `embedded`."""
     found = read_embeddings(folder)
     if rows is not None and rows.pools:
         groups, owners, by = list(rows.pools), _pool_of(found.names, rows), "first pool"
     else:
         (groups, owners), by = _grouped(found.names), "dataset and split"
-    note = f"{len(found.vectors):,} vectors of {found.vectors.shape[1]} dimensions, by their {by}."
-    yield Plot(f"Map of embeddings: {folder.place}", note, embedding_map(found.vectors, groups, owners))
+    points, share = principal_plane(found.vectors)
+    largest = _largest(owners, MAX_GROUPS)
+    parts = {groups[group]: points[owners == group] for group in largest}
+    if (others := ~np.isin(owners, largest)).any():
+        parts["all others"] = points[others]
+    note = Text(f"{len(points):,} vectors of {found.vectors.shape[1]} dimensions, by their {by}.")
+    axes = (f"first principal component ({share:.0%} of the variance in both)", "second principal component")
+    return {f"Map of embeddings: {folder.place}": [note, *cloud("Map", parts, axes)]}
+
+
+def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, float]:
+    """Project vectors (float32 [rows, dimensions]) onto their plane of largest variance.
+
+    Returns positions (float64 [rows, 2]) and the plane's share of the variance. The axes are the first two principal
+    components, each with its largest weight positive. Products are summed in float64, some thousand rows at a time. A million
+    vectors of 256 dimensions take 5 s.
+    """
+    dimensions = vectors.shape[1]
+    mean = vectors.mean(axis=0, dtype=np.float64).astype(vectors.dtype)
+    products = np.zeros((dimensions, dimensions))
+    for start in range(0, len(vectors), PROJECTED):
+        part = vectors[start : start + PROJECTED] - mean
+        products += part.T @ part
+    variances, directions = np.linalg.eigh(products)
+    plane = np.zeros((dimensions, 2))
+    found = directions[:, ::-1][:, :2]
+    plane[:, : found.shape[1]] = found * np.where(found[np.abs(found).argmax(axis=0), range(found.shape[1])] < 0, -1, 1)
+    points = np.empty((len(vectors), 2))
+    for start in range(0, len(vectors), PROJECTED):
+        points[start : start + PROJECTED] = (vectors[start : start + PROJECTED] - mean) @ plane
+    total = float(variances.sum())
+    return points, float(variances[::-1][:2].sum()) / total if total > 0 else 0.0
+
+
+def _largest(owners: np.ndarray, limit: int) -> list[int]:
+    """The numbers of the largest groups that own rows, largest first."""
+    counts = np.bincount(owners[owners >= 0])
+    return [int(number) for number in np.argsort(-counts, kind="stable")[:limit] if counts[number]]
 
 
 def _pool_of(names: pa.Table, rows: RowsFolder) -> np.ndarray:

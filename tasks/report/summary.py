@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
 from tokenmill.tasks.blend.models import SPLITS, listed_sources
+from tokenmill.tasks.kit.markdown import table_lines
+from tokenmill.tasks.kit.parts import Table
+from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.storage import join
-
-from .columns import print_columns
 
 PAGE = "report.html"
 """The page of a preparation, in its folder."""
@@ -148,10 +149,7 @@ def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
         "",
         *(f"* {line}" for line in preparation(manifest["type"]).summary(manifest)),
         "",
-        "| dropped because | rows |",
-        "|---|---:|",
-        *(f"| {reason} | {count:,} |" for reason, count in sorted(totals["dropped"].items())),
-        "",
+        *table_lines(Table("Rows dropped", ("dropped because", "rows"), sorted(totals["dropped"].items()))),
         *(f"* {line}" for line in not_read(manifest)),
         *warnings(manifest),
     ]
@@ -285,8 +283,7 @@ def _amounts(manifest: Mapping[str, Any]) -> Iterator[str]:
 def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console) -> None:
     """Print the summary."""
     rows = dataset_rows(manifest)
-    cells = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row.values()] for row in rows]
-    print_columns(console, "prepared", list(rows[0]), cells, COUNTS[:1], tables=True)
+    print_table(console, Table("prepared", list(rows[0]), [list(row.values()) for row in rows]))
     totals, shards = manifest["totals"], manifest["volatile"]["shards"]
     for line in _amounts(manifest):
         console.print(f"  {line}", markup=False, highlight=False)

@@ -14,6 +14,9 @@ import pyarrow as pa
 from rich.console import Console
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.kit.charts import bars
+from tokenmill.tasks.kit.parts import Block, Chart, Table, Text
+from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.shards.planning import require_no
 from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.sources.discovery import discover
@@ -41,9 +44,6 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .autotokenizer import AutoTokenizerCheck, check_autotokenizer
-from .columns import print_columns
-from .figures import Part, Picture, Table, Text, bars
-from .style import document
 
 SLICE_BYTES = 256_000_000
 """Bytes between the places where files may be cut, as by default in preparations."""
@@ -204,17 +204,12 @@ def _record(sample: Sample) -> dict[str, Any]:
     }  # fmt: skip
 
 
-WORDS = {"dataset", "languages", "tokenizer"}
-
-
 def print_comparison(
     samples: Sequence[Sample], console: Console, *, tables: bool, checks: Mapping[str, AutoTokenizerCheck]
 ) -> None:
     """Print a row for each dataset and tokenizer, and for each language that the blend states, then how AutoTokenizer differs."""
     for table in _tables(samples):
-        print_columns(
-            console, table.caption, table.columns, [list(map(str, row)) for row in table.rows], WORDS, tables=tables
-        )
+        print_table(console, table, tables=tables)
     for line in [*_notes(samples), *(f"{name}: {check.line}" for name, check in checks.items())]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -258,13 +253,15 @@ def publish_comparison(samples: Sequence[Sample], place: str) -> Output:
 
 def comparison_page(samples: Sequence[Sample]) -> str:
     """The page: bars for each figure by dataset, and for fertility by language if the blend states any; then the tables."""
+    from tokenmill.tasks.kit import html  # noqa: PLC0415 - Jinja2 takes 40 ms, and terminals need none of it
+
     pictures = [_bars(figure, figure.title, samples) for figure in FIGURES]
     if languages := by_language(samples):
         pictures += [_bars(figure, f"{figure.title}, by language", languages) for figure in FIGURES[:3]]
-    parts: list[Part] = [*map(Text, _notes(samples)), *pictures, *_tables(samples)]
-    return document("tokenmill compare-tokenizers", "<h1>Tokenizers</h1>\n" + "".join(part.html() for part in parts))
+    parts: list[Block] = [*map(Text, _notes(samples)), *pictures, *_tables(samples)]
+    return html.page("tokenmill compare-tokenizers", {"Tokenizers": parts})
 
 
-def _bars(figure: Figure, title: str, samples: Sequence[Sample]) -> Picture:
+def _bars(figure: Figure, title: str, samples: Sequence[Sample]) -> Chart:
     values = {each.name: [figure.of(each.texts, counts) for counts in each.tokens.values()] for each in samples}
     return bars(title, values, list(samples[0].tokens), figure.shown)

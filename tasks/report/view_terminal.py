@@ -8,13 +8,14 @@ from collections.abc import Iterable
 
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
+from tokenmill.tasks.kit.parts import Table
+from tokenmill.tasks.kit.terminal import print_table
+from tokenmill.tasks.kit.visible import visible, visible_line
 
-from .view import Passage, View
+from .view import Pack, Passage, SubSequence, View
 from .view_rows import PADDING
-from .view_text import describe_pack, describe_padding, describe_sequence
-from .visible import visible, visible_line
 
 OPENING, CLOSING = "⟦", "⟧"
 ESCAPED_MARKS = {ord(mark): f"\\u{ord(mark):04x}" for mark in (OPENING, CLOSING)}
@@ -38,19 +39,20 @@ def print_view(view: View, console: Console) -> None:
             console.print(_passages(sequence.passages, COLOURS[sequence.number % len(COLOURS)]))
 
 
-def print_table(view: View, console: Console) -> None:
+def print_documents(view: View, console: Console) -> None:
     """Print a table of the documents: where each comes from, and its tokens, all and trained on."""
-    table = Table("document", "dataset", "source", "tokens", "trained on", title=view.path, title_justify="left")
-    for pack in view.packs:
-        for sequence in pack.sequences:
-            place = f"{sequence.file}:{sequence.line or f'{sequence.start}-{sequence.stop}'}"
-            names = [Text(visible_line(each), overflow="fold") for each in (sequence.document, pack.dataset, place)]
-            table.add_row(*names, f"{sequence.tokens:,}", f"{sequence.trained:,}")
-    console.print(table)
+    rows = [
+        (
+            each.document, pack.dataset, f"{each.file}:{each.line or f'{each.start}-{each.stop}'}", each.tokens,
+            each.trained,
+        )
+        for pack in view.packs for each in pack.sequences
+    ]  # fmt: skip
+    print_table(console, Table(view.path, ("document", "dataset", "source", "tokens", "trained on"), rows))
 
 
-def _passages(passages: Iterable[Passage], colour: str) -> Table:
-    grid = Table.grid(padding=(0, 1))
+def _passages(passages: Iterable[Passage], colour: str) -> RichTable:
+    grid = RichTable.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for passage in passages:
@@ -63,3 +65,31 @@ def _text(passage: Passage, colour: str) -> Text:
         return Text(describe_padding(passage), ASIDE)
     text = visible(passage.text).translate(ESCAPED_MARKS).removesuffix("\n")
     return Text(f"{OPENING}{text}{CLOSING}", colour) if passage.trained else Text(text, UNTRAINED)
+
+
+def describe_pack(pack: Pack) -> str:
+    """One line about a row: its dataset, its location, and how full it is."""
+    sample = "" if pack.sample is None else f"sample {pack.sample}, "
+    place = visible_line(f"{sample}{pack.dataset}: row {pack.row} of {pack.file}")
+    if pack.fill is None:
+        return f"{place}: {pack.tokens:,} tokens"
+    return f"{place}: {pack.tokens:,} of {pack.pack_size:,} tokens ({pack.fill:.1%}), {pack.padding:,} of them padding"
+
+
+def describe_sequence(sequence: SubSequence) -> str:
+    """One line about a sub-sequence: its source and its share of trained tokens."""
+    place = f"{sequence.tokens:,} tokens" + (f" from token {sequence.offset:,} on" if sequence.offset else "")
+    return f"{visible_line(_source(sequence))}: {place}, {sequence.trained:,} trained on"
+
+
+def _source(sequence: SubSequence) -> str:
+    """The file and line, or the file and slice."""
+    if sequence.line is not None:
+        origin = f", from {sequence.origin}" if sequence.origin else ""
+        return f"{sequence.file}:{sequence.line}{origin}"
+    return f"{sequence.file}, slice {sequence.start:,} to {sequence.stop:,}"
+
+
+def describe_padding(passage: Passage) -> str:
+    """The label of padding."""
+    return f"{passage.tokens:,} tokens"

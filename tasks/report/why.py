@@ -14,10 +14,10 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 from tokenmill.tasks.errors import InputError, RunError, closest
+from tokenmill.tasks.kit.visible import visible_line
 from tokenmill.tasks.storage import absolute
 
 from .view_parts import DocumentId
-from .visible import visible_line
 from .why_duplicates import source_rows
 from .why_fate import Fate, Place, Prepared, Read
 

@@ -11,9 +11,8 @@ with that row as `witness` and their cosine), or because its cluster's quota was
 All vectors are held in memory, see `embedded`. On a CPU the same seed gives the same bytes; see `choose` for timings.
 """
 
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any, Literal
@@ -24,6 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.kit.markdown import table_lines
+from tokenmill.tasks.kit.parts import Cell, Table
 from tokenmill.tasks.select.scores import CHOICE, CHOSEN, ROW_ID, ScoreFolder
 from tokenmill.tasks.shards.lock import locked
 from tokenmill.tasks.shards.manifest import MANIFEST, manifest_bytes, published_manifest
@@ -44,8 +45,6 @@ ROWS_PER_CLUSTER = 20
 MOST_LISTED = 50
 """The maximum number of pairs in the report, the most similar first, and of clusters in its text."""
 
-MARKUP = re.compile(r"[\\`*_|<>\[\]]")
-
 
 class ChoiceSettings(Strict, frozen=True):
     """The settings of a diverse choice."""
@@ -60,11 +59,7 @@ class ChoiceSettings(Strict, frozen=True):
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Device that computes the clusters.")
 
 
-Draw = Callable[[np.ndarray, np.ndarray], bytes]
-"""Draw vectors (float32 [rows, dimensions]) and the numbers of the chosen rows (int64) as SVG."""
-
-
-def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings, draw: Draw | None = None) -> dict[str, Any]:
+def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> dict[str, Any]:
     """Choose rows of a published folder of embeddings, publish the choice under `output_dir`, and return its manifest.
 
     Raises InputError for another kind of folder, settings out of range or a missing GPU, RunError for non-finite vectors.
@@ -81,8 +76,6 @@ def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings, draw
         f"{REPORT}.json": orjson.dumps(facts, option=orjson.OPT_INDENT_2),
         f"{REPORT}.md": choice_markdown(facts),
     }
-    if draw is not None:
-        documents[f"{REPORT}.svg"] = draw(found.vectors, choice.rows)
     tables = {CHOSEN: chosen_rows(choice, found.names), REJECTED: rejected_rows(choice, found.names)}
     with locked(output_dir) if is_local(output_dir) else nullcontext():
         files = [_write_table(output_dir, name, table) for name, table in tables.items()]
@@ -229,7 +222,7 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
         "Datasets",
         ("dataset", "split", "rows", "chosen", "share"),
         [
-            (each["dataset"], each["split"], each["rows"], each["chosen"], each["chosen"] / each["rows"])
+            (each["dataset"], each["split"], each["rows"], each["chosen"], f"{each['chosen'] / each['rows']:.1%}")
             for each in facts["data_sets"]
         ],
     )
@@ -244,7 +237,7 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from _table(
         "Near-duplicates",
         ("left out", "chosen", "cosine"),
-        [(each["removed"], each["kept"], each["cosine"]) for each in facts["removed_pairs"]],
+        [(each["removed"], each["kept"], f"{each['cosine']:.4f}") for each in facts["removed_pairs"]],
     )
 
 
@@ -257,21 +250,11 @@ def _most(facts: Mapping[str, Any]) -> str:
     return "" if most is None else f", but at most {most:,}"
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Iterable[object]]) -> Iterator[str]:
-    """The first rows of a Markdown table; empty for a table without rows."""
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Iterator[str]:
+    """The first rows of a Markdown table under its title; empty for a table without rows."""
     if not rows:
         return
     yield f"## {title}\n"
-    for cells in (columns, ["---"] * len(columns), *rows[:MOST_LISTED]):
-        yield f"| {' | '.join(map(_cell, cells))} |"
-    more = len(rows) - MOST_LISTED
-    yield f"\n… and {more:,} more\n" if more > 0 else ""
-
-
-def _cell(value: object) -> str:
-    """A cell, with markup in the data escaped."""
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return " ".join(MARKUP.sub(r"\\\g<0>", str(value)).split())
+    yield from table_lines(Table(title, columns, rows[:MOST_LISTED]))
+    if len(rows) > MOST_LISTED:
+        yield f"… and {len(rows) - MOST_LISTED:,} more\n"

@@ -8,14 +8,16 @@ Distinct values are counted exactly, at about 300 bytes each. Their share falls 
 of about 200,000 rows (`candidates.sampled`). Surveys of several shards can be summed.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Any, Self
 
 from tokenmill.tasks.harmony.grammar import Fault, parse
 from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.kit.markdown import table_lines
+from tokenmill.tasks.kit.parts import Table
 from xxhash import xxh3_64_intdigest
 
 from .signature import Behaviour, behaviour_of
@@ -25,8 +27,6 @@ MOST_LISTED = 20
 NUMBERED = ("traces", "structures", "calls", "words")
 NAMED = ("tools", "answers", "keysets", "authors")
 """The counts of a survey with numbers as keys, and those with text as keys."""
-
-MARKUP = re.compile(r"[\\`*_|<>\[\]]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,13 @@ class Collapse:
     def markdown(self) -> str:
         """The report in Markdown."""
         verdict = [f"**Collapsed:** {problem}" for problem in self.problems] or ["No collapse: all limits are kept."]
-        numbers = [(_spaced(name), value) for name, value in self.facts.items() if isinstance(value, int | float)]
-        counts = [(_spaced(name), value) for name, value in self.facts.items() if isinstance(value, dict)]
-        tables = [_table(numbers), *(f"## {name}\n\n{_table(found.items())}" for name, found in counts)]
-        return "\n\n".join(["# Behaviours", *verdict, *tables])
+        rows = [(name.replace("_", " "), value) for name, value in self.facts.items()]
+        figures = [(name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in rows]
+        tables = [Table("", ("figure", "value"), [each for each in figures if not isinstance(each[1], dict)])]
+        tables += [Table(name, (name, "count"), list(found.items())) for name, found in rows if isinstance(found, dict)]
+        return "\n".join(
+            ["# Behaviors", "", *(f"{each}\n" for each in verdict), *chain.from_iterable(map(table_lines, tables))]
+        )
 
 
 def collapse(found: Survey, limits: Limits) -> Collapse:
@@ -173,17 +176,3 @@ def _percentiles(counts: Counter[int]) -> dict[str, int]:
 def _most_common(counts: Counter[str]) -> dict[str, int]:
     """The most frequent values, ties in alphabetical order."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_LISTED])
-
-
-def _spaced(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _table(rows: Iterable[tuple[str, Any]]) -> str:
-    lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows]
-    return "\n".join(["| | |", "|---|---:|", *lines])
-
-
-def _cell(value: object) -> str:
-    """A cell of a table, with Markdown in the data escaped."""
-    return f"{value:.4f}" if isinstance(value, float) else MARKUP.sub(r"\\\g<0>", str(value))

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 class Kind:
     """A row of the registry: facts about a kind that are known before its record is imported.
 
-    `command` follows `tokenmill`, `flow` names the flow and its deployment, `summary` describes both in one sentence, `record`
+    `command` follows `tokenmill`, `flow` names the flow and its deployment, `summary` describes both in one sentence, `contents` what they publish, `record`
     locates the record (`module:NAME`), and `nightly` says whether nightly runs prepare blends of this kind.
     """
 
     command: str
     flow: str
     summary: str
+    contents: str
     record: str
     nightly: bool = True
 
@@ -34,30 +35,35 @@ KINDS: Mapping[str, Kind] = {
         "pretrain",
         "pretrain-data-prep",
         "Prepare a blend for pretraining: Megatron .bin/.idx and blend.json.",
+        "Text as token ids, in Megatron's .bin and .idx",
         "tokenmill.tasks.tokenize.preparation:PRETRAIN",
     ),
     "sft": Kind(
         "sft",
         "sft-data-prep",
         "Prepare a blend of conversations for SFT: packed Parquet with exact loss masks, and blend.json.",
+        "Conversations as packed token ids with loss masks, in Parquet",
         "tokenmill.tasks.pack.preparation:SFT",
     ),
     "rl": Kind(
         "rl",
         "rl-data-prep",
         "Prepare a blend of rows for reinforcement learning: JSON Lines that NeMo-RL and NeMo-Gym read.",
+        "Rows for reinforcement learning, in JSON Lines",
         "tokenmill.tasks.rl.preparation:RL",
     ),
     "harmony": Kind(
         "harmony",
         "harmony-normalize",
         "Normalize chat data into Harmony: deduplicated Parquet in pools, ready to be scored.",
+        "Conversations in Harmony, in Parquet",
         "tokenmill.tasks.select.preparation:HARMONY",
     ),
     "dedup": Kind(
         "dedup",
         "deduplicate-blend",
         "Remove duplicate documents from a blend of text, and documents that overlap evaluations.",
+        "Text without duplicate documents, in JSON Lines",
         "tokenmill.tasks.dedup.preparation:DEDUP",
         nightly=False,
     ),
@@ -65,6 +71,7 @@ KINDS: Mapping[str, Kind] = {
         "filter",
         "filter-blend",
         "Keep the documents of a blend that pass rules of quality, language and personal data.",
+        "Text filtered by quality, language and personal data, in JSON Lines",
         "tokenmill.tasks.filter.preparation:FILTER",
         nightly=False,
     ),
@@ -72,6 +79,7 @@ KINDS: Mapping[str, Kind] = {
         "score nll",
         "score-candidates",
         "Score the assistant's tokens under a causal language model: NLL and perplexity per row.",
+        "The NLL of answers under a language model, by row, in Parquet",
         "tokenmill.tasks.score.preparation:NLL",
         nightly=False,
     ),
@@ -79,6 +87,7 @@ KINDS: Mapping[str, Kind] = {
         "score embed",
         "score-candidates",
         "Embed every candidate, so that similar texts can be found.",
+        "Embeddings of texts, by row, in Parquet",
         "tokenmill.tasks.score.preparation:EMBEDDINGS",
         nightly=False,
     ),

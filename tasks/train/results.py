@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.kit.markdown import table_lines
+from tokenmill.tasks.kit.parts import Cell, Table
 from tokenmill.tasks.score.nll import MOST_PERPLEXING
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.publish import publish_bytes
@@ -154,16 +156,14 @@ def artifact_record(results: Results, output_dir: str) -> dict[str, Any]:
 
 def markdown(results: Results) -> str:
     """The results as Markdown."""
-    rows = [(source.dataset, source) for source in results.sources] + [("**all**", results.overall)]
+    rows = [_row(source.dataset, source) for source in results.sources] + [_row("all", results.overall)]
+    columns = ("dataset", "documents", "tokens scored", "NLL per token", "perplexity")
     lines = [
         f"# Perplexity {_number(results.overall.perplexity)} on split {results.settings.split}",
         "",
         f"Model `{results.model}` ({results.made_from.model}), data `{results.data}`, in {results.precision}.",
         "",
-        "| dataset | documents | tokens scored | NLL per token | perplexity |",
-        "|---|---:|---:|---:|---:|",
-        *(_row(name, loss) for name, loss in rows),
-        "",
+        *table_lines(Table("Results", columns, rows)),
         *(f"* {line}" for line in notes(results)),
         "",
         *(line for generation in results.generations for line in _generated(generation)),
@@ -186,9 +186,9 @@ def notes(results: Results) -> list[str]:
     return found
 
 
-def _row(name: str, loss: Loss) -> str:
+def _row(name: str, loss: Loss) -> tuple[Cell, ...]:
     mean = _number(loss.nll / loss.tokens if loss.tokens else None)
-    return f"| {name} | {loss.documents:,} | {loss.tokens:,} | {mean} | {_number(loss.perplexity)} |"
+    return name, loss.documents, loss.tokens, mean, _number(loss.perplexity)
 
 
 def _number(value: float | None) -> str:

@@ -214,7 +214,7 @@ def test_the_page_and_the_json_have_the_same_counts(night, tmp_path):
     again = publish_difference(diff(a, b), str(tmp_path / "again.html"))
     assert Path(again.path).read_text() == page
     assert "1 gone" in called("diff", a, b).stdout
-    assert "web: 1 new: " in called("diff", a, b, "--format", "text").stdout
+    assert "dataset web, documents 1, class new, reason " in called("diff", a, b, "--format", "text").stdout
 
 
 def test_outputs_of_other_kinds_and_scores_are_refused(night, tmp_path):

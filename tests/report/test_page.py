@@ -14,8 +14,10 @@ import pytest
 import yaml
 from tokenmill.flows.cli import run
 from tokenmill.tasks.blend.models import listed_sources
-from tokenmill.tasks.report import cards, page, style, view_html
-from tokenmill.tasks.report.figures import Table, bars, flow
+from tokenmill.tasks.kit import html
+from tokenmill.tasks.kit.charts import bars, flow
+from tokenmill.tasks.kit.parts import Table
+from tokenmill.tasks.report import cards, page
 from tokenmill.tasks.report.measured import run_in
 from tokenmill.tasks.report.registry import lineage
 from tokenmill.tasks.shards.manifest import read_manifest
@@ -106,6 +108,7 @@ def test_a_page_is_small_whole_and_without_scripts_or_requests(published):
     assert not {"script", "img", "link", "iframe", "object", "embed"} & {*found.elements}
     assert {link[1:] for link in found.links} <= found.ids
     assert "Not shown" not in text
+    assert text.index('id="to-act-on"') < text.index('id="samples"') < text.index('id="overview"')
     assert str(output) not in text.partition('id="this-run"')[0]
 
 
@@ -114,7 +117,7 @@ def test_equal_preparations_have_equal_pages_and_cards_but_for_the_run_itself(pu
     pages = [(output / "report.html").read_bytes().partition(b'<h2 id="this-run">')[0] for output in outputs]
     assert pages[0] == pages[1]
     date = re.compile(rb'"datePublished": "[^"]*"')
-    for name in (cards.CROISSANT, cards.SUMMARY, cards.CARD):
+    for name in (cards.CROISSANT, cards.CARD):
         one, other = (date.sub(b"", (output / name).read_bytes()) for output in outputs)
         assert one == other
     before = (outputs[0] / "report.html").read_bytes()
@@ -220,7 +223,8 @@ def test_a_card_has_front_matter_and_the_published_counts(published):
     matter = yaml.safe_load(text.split("---\n")[1])
     assert matter["size_categories"] == ["1K<n<10K"] if kind in {"pretrain", "dedup"} else ["n<1K"]
     totals = read_manifest(str(output))["totals"]
-    summary = (output / cards.SUMMARY).read_text()
+    summary = cards.training_summary(run_in(str(output)))
+    assert not (output / cards.SUMMARY).exists(), "it is written on request only"
     assert f"| Documents | {totals['documents']:,} |" in summary
     assert f"{totals['rows']:,} rows were read, {totals['documents']:,} documents were kept" in summary
     headings = re.findall(r"^#+ (\d\.\S*)", summary, re.MULTILINE)
@@ -237,7 +241,7 @@ def test_cards_say_the_languages_that_the_blend_states_and_no_others(tmp_path):
         assert yaml.safe_load((tmp_path / "out/README.md").read_text().split("---\n")[1]).get("language") == spoken
         written = mlcroissant.Dataset(jsonld=str(tmp_path / "out" / cards.CROISSANT)).metadata
         assert written.in_language == spoken
-        summary = (tmp_path / "out" / cards.SUMMARY).read_text()
+        summary = cards.training_summary(run_in(str(tmp_path / "out")))
         assert ("de, gsw: 2 documents; not stated: 1 documents" in summary) is bool(spoken)
         assert run(["verify", str(tmp_path / "out")]) == 0
 
@@ -261,6 +265,7 @@ def test_croissant_names_the_sources_of_sources_and_verify_needs_none_of_them(tm
 def test_verify_makes_every_figure_again(published, capfd):
     _, output, _ = published
     assert run(["verify", str(output)]) == 0
+    assert run(["report", str(output), "--training-summary"]) == 0
     for name, was in (("report.html", b"<td"), (cards.SUMMARY, b"1"), (cards.CROISSANT, b"documents")):
         before = (output / name).read_bytes()
         (output / name).write_bytes(before.replace(was, b"<td " if was == b"<td" else b"9", 1))
@@ -268,12 +273,14 @@ def test_verify_makes_every_figure_again(published, capfd):
         assert run(["verify", str(output)]) == 1
         assert name in capfd.readouterr().err
         (output / name).write_bytes(before)
-    assert run(["verify", str(output)]) == 0
+    page.publish_cards(str(output))
+    assert run(["verify", str(output)]) == 0, "a summary that was asked for is kept up"
+    (output / cards.SUMMARY).unlink()
 
 
 def colours(theme):
     """The colours of a theme by the names of the style sheet: red, green and blue from 0 to 1."""
-    sheet = style.STYLE.partition("@media")
+    sheet = html.document("style.css.jinja").partition("@media")
     found = dict(re.findall(r"--([\w]+): (#\w+);", sheet[0] if theme == "light" else sheet[2]))
     assert {"back", "ink", "aside", "rule", "trained", "edge", "c0", "c5"} <= found.keys()
     return {name: rgb(value) for name, value in found.items()}
@@ -300,14 +307,17 @@ def test_contrast_is_computed_as_wcag_does():
 def test_text_and_figures_can_be_told_from_what_is_behind_them(theme):
     of = colours(theme)
     code = 0.06 * of["ink"] + 0.94 * of["back"]
-    marks = [float(share) / 100 for share in re.findall(r"color-mix\(in srgb, #\w+ (\d+)%", view_html.STYLE)]
-    tints = [rgb(value) for value in re.findall(r"color-mix\(in srgb, (#\w+)", view_html.STYLE)]
+    sheet = html.document("style.css.jinja")
+    marks = [float(share) / 100 for share in re.findall(r"color-mix\(in srgb, #\w+ (\d+)%", sheet)]
+    tints = [rgb(value) for value in re.findall(r"color-mix\(in srgb, (#\w+)", sheet)]
     grounds = [mark * tint + (1 - mark) * of["back"] for mark, tint in zip(marks, tints, strict=True)]
     text = [("ink", of["back"]), ("aside", of["back"]), ("c0", of["back"]), ("ink", of["trained"]), ("ink", code)]
     assert len(grounds) == 3
     assert {name: each for name, ground in [*text, *(("ink", each) for each in grounds)]
             if (each := contrast(of[name], ground)) < 4.5} == {}  # fmt: skip
-    (opacity,) = {float(each) for each in re.findall(r'opacity="([.\d]+)"', flow("f", {("a", "b"): 1}, ()).drawing)}
+    (opacity,) = (
+        float(mark.attributes["opacity"]) for mark in flow("f", {("a", "b"): 1}, ()).marks if mark.tag == "path"
+    )
     series = {f"c{at}": of[f"c{at}"] for at in range(6)}
     bands = {f"{name} as a band": opacity * series[name] + (1 - opacity) * of["back"] for name in ("c0", "c1")}
     drawn = {**series, **bands, "edge": of["edge"]}
@@ -331,7 +341,7 @@ def test_scores_have_pages_whose_figures_are_those_of_their_tables(tmp_path):
         assert sum(int(row[0]) for row in shown) == len(lengths) == 24
         assert max(int(row[4]) for row in shown) == max(lengths)
         assert f"{table['row_id'][0].as_py()}" in text
-        assert "max_bad_row_fraction" not in text.partition("All settings")[0]
+        assert "max_bad_row_fraction" not in text.partition("Settings that can change")[0]
         assert run(["verify", str(out)]) == 0
         (out / "report.html").write_text(text.replace(f">{max(lengths)}<", ">1<"))
         assert run(["verify", str(out)]) == 1
@@ -376,8 +386,11 @@ def test_many_data_sets_are_shown_in_part_and_all_counted():
     counts = [int(count.replace(",", "")) for count in re.findall(r"to train: ([\d,]+)", drawn.description)[:16]]
     assert sum(counts) == sum(links.values())
     assert "more in the table" in bars("bars", {f"d{number}": (1.0,) for number in range(40)}, ("x",), str).title
-    assert "300 more rows" in Table("t", ("a", "b"), [(f"d{number}", number) for number in range(400)]).html()
-    assert Table("t", ("a",), [])._repr_html_().startswith("<div")
+    assert (
+        "300 more rows"
+        in html.Rendered([Table("t", ("a", "b"), [(f"d{number}", number) for number in range(400)])])._repr_html_()
+    )
+    assert html.Rendered([Table("t", ("a",), [])])._repr_html_().startswith("<div")
 
 
 def percent(text):
@@ -387,7 +400,7 @@ def percent(text):
 def table_of_weights(output):
     """Share planned, share published and amount of each dataset on the page of a preparation."""
     page.leave_report(str(output), pytest.fail)
-    rows = read_page(output).tables["Weights, train"]
+    rows = read_page(output).tables["Shares of train"]
     return {row[0]: (percent(row[1]), percent(row[2]), int(row[3].replace(",", ""))) for row in rows[1:]}
 
 

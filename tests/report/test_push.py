@@ -34,7 +34,7 @@ from tests.report.hub_writing_stand_in import READER, WRITER, serve_writable
 SCRAP = {".env": "HF_TOKEN=x", "run.log": "x", "data/chats/.part.tmp-1": "x", "notes.md": "x", "data/own.parquet": "x"}
 """What may lie in an output folder and was not published."""
 
-CARDS = ("README.md", "croissant.json", "training-summary.md")
+CARDS = ("README.md", "croissant.json")
 """Made from what is published when it is pushed."""
 
 
@@ -497,7 +497,7 @@ def test_the_card_of_a_push_goes_with_the_first_commit_of_the_next_and_its_own_c
 def test_the_cards_of_a_run_are_pushed_as_it_wrote_them(hub, outputs, kind):
     output = outputs(kind)
     places = {*publish_cards(str(output)), str(output / "README.md")}
-    assert len(places) == 3
+    assert len(places) == 2
     send(output)
     files = hub.datasets["org/name"].files
     for place in map(Path, places):

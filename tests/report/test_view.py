@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.kit.visible import visible
 from tokenmill.tasks.report.dataframe import dataframe
 from tokenmill.tasks.report.view import view_output, view_record
 from tokenmill.tasks.report.view_html import publish_html, view_html
 from tokenmill.tasks.report.view_terminal import print_view
-from tokenmill.tasks.report.visible import visible
 from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.manifest import read_manifest
 from tokenmill.tasks.shards.receipt import Receipt
@@ -603,7 +603,7 @@ def test_hostile_text_is_inert_in_a_page(hostile):
     assert attributes == {"lang", "charset", "http-equiv", "content", "name", "class"}
     shown = [("", visible(HOSTILE)), ("trained", visible(f"{HOSTILE}\n[bold]"))]
     assert parsed.passages[-2:] == shown
-    assert parsed.text.count("<script>alert(1)</script>") == 6
+    assert parsed.text.count("<script>alert(1)</script>") == 8
 
 
 def test_a_page_needs_nothing_from_elsewhere(hostile):

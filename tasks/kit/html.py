@@ -1,0 +1,98 @@
+"""Reports as HTML, and cards, with the templates beside this module. Nothing else writes HTML.
+
+A page has no scripts and makes no requests, follows the system's light or dark setting, and fits a phone. Everything that a
+template prints is escaped, and made visible on one line first, so that control codes and bidi overrides of the data have no effect.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from .charts import WIDTH
+from .markdown import escaped, table_lines
+from .parts import Block, Table, number
+from .visible import visible, visible_line
+
+LIGHT = ("#2563a8", "#b45309", "#2d7a4f", "#9d3d8c", "#5b5f97", "#0f766e")
+DARK = ("#7ab0ec", "#f0a45a", "#7fcf9f", "#e08fcf", "#a9acec", "#5fd0c4")
+"""The colors of series on a light and on a dark page."""
+
+MAX_ROWS = 100
+"""Rows of a table; the page says how many more there are."""
+
+
+@cache
+def _environment() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, finalize=_on_one_line,
+    )  # fmt: skip
+    found.filters.update(
+        number=number, lines=lines, code=code, anchor=anchor, kind=_kind, md=_markdown, table=_table, json=_json
+    )
+    return found
+
+
+def _on_one_line(value: object) -> object:
+    return value if isinstance(value, Markup) else visible_line(str(value))
+
+
+def lines(text: str) -> Markup:
+    """Untrusted text with its line breaks."""
+    return escape(visible(text))
+
+
+def code(text: str) -> Markup:
+    """Untrusted text whose layout made its line breaks, so they aren't marked."""
+    return Markup("\n").join(escape(visible_line(line)) for line in text.split("\n"))
+
+
+def _kind(part: Block) -> str:
+    return type(part).__name__
+
+
+def _markdown(text: str) -> Markup:
+    return Markup(escaped(visible_line(text)))  # noqa: S704 - without markup
+
+
+def _table(table: Table) -> Markup:
+    return Markup("\n".join(table_lines(table)))  # noqa: S704 - its cells are without markup
+
+
+def _json(value: object) -> Markup:
+    """JSON, which YAML reads, too."""
+    return Markup(json.dumps(value))  # noqa: S704 - of front matter, which holds no HTML
+
+
+def anchor(title: str) -> str:
+    """The id of a section."""
+    return title.lower().replace(" ", "-")
+
+
+def document(template: str, **values: object) -> str:
+    """A template with its values."""
+    constants = {"light": LIGHT, "dark": DARK, "width": WIDTH, "max_rows": MAX_ROWS}
+    return _environment().get_template(template).render(constants, **values)
+
+
+class Rendered(tuple[Block, ...]):
+    """Parts of a report, which a notebook shows."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return section("", self)
+
+
+def section(title: str, parts: Sequence[Block]) -> str:
+    """Parts under a title, which is not repeated above the only chart or table that has it, too."""
+    return document("section.html.jinja", title=title, parts=parts)
+
+
+def page(title: str, sections: Mapping[str, Sequence[Block]], footer: Sequence[Block] = ()) -> str:
+    """The page with its sections, and links to them if there are several."""
+    return document("report.html.jinja", title=title, sections=sections, footer=footer)
