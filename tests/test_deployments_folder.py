@@ -4,11 +4,14 @@ is looked up: console scripts, options of Dask's commands, settings of Prefect a
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
 from functools import cache
-from itertools import chain
+from importlib import import_module
+from inspect import signature
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
@@ -66,8 +69,8 @@ def test_the_laptop_profile_is_a_task_runner():
     assert runner.cluster_kwargs["n_workers"] == 2
 
 
-def job_script(name):
-    with SLURMCluster(**profile(name).cluster_kwargs | {"interface": "lo"}) as cluster:
+def job_script(found):
+    with SLURMCluster(**found.cluster_kwargs | {"interface": "lo"}) as cluster:
         return cluster.job_script()
 
 
@@ -94,7 +97,7 @@ def test_the_pages_of_schedulers_are_for_their_own_machine_alone(name):
     ids=["a process per core", "one process with one GPU"],
 )
 def test_a_slurm_job_starts_its_processes_ends_in_time_and_leaves_prefects_plugins_alone(name, chosen, asked):
-    script = job_script(name)
+    script = job_script(profile(name))
     options = worker_options(script)
     assert (options["n_workers"], options["nthreads"], options["resources"]) == chosen
     assert {f"#SBATCH {option}" for option in asked} <= {*script.splitlines()}
@@ -325,3 +328,87 @@ def test_the_services_find_each_other_and_only_the_server_is_reachable_from_this
     assert {name for service in every.values() for name in service.get("depends_on", [])} <= every.keys()
     mounted = {volume.split(":")[0] for service in every.values() for volume in service.get("volumes", [])}
     assert mounted == composed["volumes"].keys()
+
+
+def page(name):
+    """The commands and files that a tutorial shows, by language: commands have none."""
+    text = (REPOSITORY / "docs" / name).read_text("utf-8")
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def lines_of(name):
+    return [shlex.split(line) for language, block in page(name) if not language for line in block.splitlines()]
+
+
+def test_the_profile_of_the_tutorial_makes_a_job_that_ends_in_time():
+    """With Slurm here, `tests/flows/test_slurm.py` runs the page."""
+    (text,) = [block for language, block in page("tutorial-slurm.md") if language == "yaml"]
+    script = job_script(parse(Profile, yaml.safe_load(text), "slurm.yaml"))
+    options = worker_options(script)
+    assert (options["n_workers"], options["nthreads"], options["lifetime"]) == ("2", 1, "25m")
+    assert {"#SBATCH -p cpu", "#SBATCH --cpus-per-task=2", "#SBATCH -t 00:30:00"} <= {*script.splitlines()}
+
+
+def check_inside(command):
+    """A command in a container: its options and the deployment's parameters exist."""
+    if command[0] == "tokenmill":
+        app.parse_args(command[1:], exit_on_error=False, print_error=False)
+        return
+    assert command[:3] == ["prefect", "deployment", "run"]
+    assert unknown_to_prefect(command) == set()
+    named = command[3].rpartition("/")[2]
+    (deployment,) = [
+        each
+        for each in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
+        if each["name"] == named
+    ]
+    module, _, function = deployment["entrypoint"].rpartition(".")
+    chosen = {word.partition("=")[0] for flag, word in pairwise(command) if flag == "-p"}
+    assert chosen <= signature(getattr(import_module(module), function).fn).parameters.keys()
+
+
+@pytest.mark.slow
+def test_commands_of_the_tutorial_about_compose_fit_the_file():
+    """No container is started: neither images nor the daemon of Docker are here."""
+    lines = [line for line in lines_of("tutorial-containers.md") if line[:2] == ["docker", "compose"]]
+    every = written("compose.yaml")["services"].keys()
+    asked = set(re.findall(r"\$\{(\w+):\?", (FOLDER / "compose.yaml").read_text()))
+    assert asked == {line[1].partition("=")[0] for line in lines_of("tutorial-containers.md") if line[0] == "export"}
+    for _, _, flag, file, verb, *rest in lines:
+        assert (flag, (REPOSITORY / file).resolve()) == ("-f", FOLDER / "compose.yaml")
+        assert verb in {"up", "ps", "exec"}
+        assert {word.partition("=")[0] for word in rest if "=" in word and verb == "up"} <= every
+        if verb == "exec":
+            assert rest[0] in every
+            check_inside(rest[1:])
+    assert sum(line[4] == "exec" for line in lines) == 2
+
+
+@pytest.mark.slow
+def test_commands_of_the_tutorial_about_kubernetes_fit_the_manifests():
+    """No cluster is here: kubectl itself reads the commands that make things, and nothing is built, pushed or installed."""
+    lines = lines_of("tutorial-containers.md")
+    (build,) = [line for line in lines if line[:2] == ["docker", "build"]]
+    assert (REPOSITORY / build[build.index("-f") + 1]).exists()
+    assert build[build.index("-t") + 1] in images()
+    arguments = {rest.partition("=")[0] for word, rest in dockerfile() if word == "ARG"}
+    assert build[build.index("--build-arg") + 1].partition("=")[0] in arguments
+    for line in lines:
+        if line[:2] == ["prefect", "deployment"]:
+            check_inside(line)
+    kubectl = [line for line in lines if line[0] == "kubectl"]
+    assert {line[2] for line in kubectl if line[1] == "--namespace"} == {
+        manifests()["Deployment"]["metadata"]["namespace"]
+    }
+    (inside,) = [line for line in kubectl if "exec" in line]
+    assert inside[4] == f"deploy/{manifests()['Deployment']['metadata']['name']}"
+    check_inside(inside[inside.index("--") + 1 :])
+    (applied,) = [line for line in kubectl if "apply" in line]
+    assert (REPOSITORY / applied[-1]).resolve() == FOLDER / "kubernetes"
+    if shutil.which("kubectl"):
+        made = [
+            subprocess.run([*line, "--dry-run=client", "-o", "name"], capture_output=True, text=True, check=True)
+            for line in kubectl
+            if "create" in line
+        ]
+        assert [each.stdout.strip() for each in made] == ["namespace/tokenmill", "secret/tokenmill"]

@@ -3,15 +3,10 @@ about a Prefect server run in a clone, on a host of its own, where nobody else l
 """
 
 import json
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 import tomllib
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from tokenmill.flows.cli import app
@@ -19,8 +14,8 @@ from tokenmill.flows.options import choices_of
 
 from tests import settings_page
 from tests.flows.cloning import REPOSITORY, clone_into
-from tests.flows.prefect_commands import clean_environment, running, wait_until
-from tests.flows.standing_clusters import network
+from tests.flows.prefect_commands import wait_until
+from tests.flows.terminals import RUN_SECONDS, URL, Terminal, lonely_host, started
 from tests.preparing import blend_of, write_lines
 
 PAGES = {
@@ -33,9 +28,6 @@ PAGES = {
 }
 README = "\n".join(PAGES.values())
 PROGRAMS = ("make", "pip", "prefect", "tokenmill")
-START_SECONDS = 120
-RUN_SECONDS = 240
-
 SETTINGS = settings_page.SETTINGS | {"plan": settings_page.SETTINGS["pretrain"]}
 
 
@@ -99,7 +91,8 @@ def test_links_lead_somewhere(page):
 
 def test_the_tests_and_modules_that_are_named_exist():
     named = re.findall(r"`((?:tests|tasks|flows|blends|deployments)/[\w./-]*)`", README)
-    assert [path for path in named if not (REPOSITORY / path).exists()] == []
+    saved = {path for path in named if f"as `{path}`" in README}
+    assert [path for path in named if not (REPOSITORY / path).exists() and path not in saved] == []
     assert sum(path.startswith("tests/") for path in named) > 20
 
 
@@ -149,62 +142,14 @@ SERVER, OTHER_DATA, _ = blocks(re.search(r"^## With a Prefect server\n(.*?)^## "
 @pytest.fixture(scope="module")
 def host():
     """What a command is put after to run on a host on which nothing listens."""
-    if os.geteuid() or not shutil.which("ip"):
-        pytest.skip("network namespaces need root and the command ip")
-    with network([2]) as found:
-        yield found.on(2)
+    with lonely_host() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def terminal(host, tmp_path_factory):
     """A shell on the host, in a clone, with the virtual environment active."""
     return Terminal(host, clone_into(tmp_path_factory.mktemp("clone")), tmp_path_factory.mktemp("home"))
-
-
-class Terminal:
-    def __init__(self, host, clone, home):
-        self.host, self.clone, self.home = host, clone, home
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.environment = clean_environment() | {"PREFECT_HOME": str(home), "PATH": path}
-
-    def run(self, line):
-        """What a command printed that ended well."""
-        done = subprocess.run(
-            [*self.host, "bash", "-c", line],
-            cwd=self.clone,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, f"{line}:\n{done.stdout}{done.stderr}"
-        return done.stdout
-
-    def keep_running(self, line):
-        """The context of a command that runs until it is stopped, and its log."""
-        log = self.home / f"{'-'.join(line.split()[:2])}.log"
-        return running([*self.host, "bash", "-c", f"exec {line}"], self.environment, self.clone, log), log
-
-    def get(self, url):
-        """The body at a URL of the host, or None where nobody answers."""
-        asking = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
-        done = subprocess.run(
-            [*self.host, sys.executable, "-c", asking, url], capture_output=True, text=True, check=False
-        )
-        return done.stdout if done.returncode == 0 else None
-
-
-URL = "http://127.0.0.1:4200"
-
-
-def started(terminal, line, process, log):
-    """Wait until the server answers, or the worker is ready."""
-    if line.startswith("prefect server"):
-        wait_until(lambda: process.poll() is None and terminal.get(f"{URL}/api/health"), START_SECONDS, log)
-    else:
-        wait_until(lambda: "started!" in log.read_text(), START_SECONDS, log)
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +183,7 @@ def test_from_a_fresh_clone_to_a_completed_run(terminal, printed):
     (last,) = [line for line in SERVER if line.startswith("prefect deployment run")]
     found = run_of(terminal, printed[last])
     assert found["state_type"] == "COMPLETED", found["state"]
-    assert (terminal.clone / found["parameters"]["output_dir"] / "blend.json").exists()
+    assert (terminal.folder / found["parameters"]["output_dir"] / "blend.json").exists()
 
 
 @pytest.mark.weekly

@@ -16,6 +16,7 @@ import yaml
 from tests.flows import preparation_runs, slurm
 from tests.flows.prefect_commands import wait_until
 from tests.flows.preparation_runs import DEADLINE, TOKENMILL, finish
+from tests.flows.test_tutorials import follow
 from tests.preparing import blend_of, prepare, tree, write_lines
 from tests.preparing_sft import chat_vocabulary
 from tests.train import small_data
@@ -218,3 +219,8 @@ def test_training_on_two_nodes_is_stopped_resumed_requeued_and_finished(cluster,
 def last_checkpoint(out):
     """The step of the newest checkpoint, 0 before the first."""
     return max((int(path.name[5:]) for path in out.glob("checkpoints/step_*")), default=0)
+
+
+def test_the_tutorial_does_what_it_says(on_slurm, tmp_path):
+    needed = {name: on_slurm.environment[name] for name in ("SLURM_CONF", "PREFECT_API_URL")}
+    follow("tutorial-slurm.md", [], tmp_path, **needed)

@@ -1,21 +1,23 @@
 """The pages for beginners, followed word by word: files are saved as they say, commands run, and their output is what they show."""
 
-import os
 import re
-import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.flows.cloning import REPOSITORY
-from tests.flows.prefect_commands import clean_environment
+from tests.flows.terminals import Terminal, lonely_host, started
 
 pytestmark = pytest.mark.slow
 
 PAGES = ["start.md", "tutorial-pretrain.md", "tutorial-sft.md", "tutorial-rl.md", "read-packs.md"]
-SAVED = re.compile(r"(?:[Ss]ave\s+(?:it|this|the\s+blend|some\s+conversations)|and\s+this)\s+as\s+`([\w.]+)`")
+SAVED = re.compile(
+    r"(?:[Ss]ave\s+(?:it|this|the\s+blend|some\s+conversations)|(?:and|files,)\s+this|and\s+its\s+settings,\s+next\s+to\s+it,)\s+as\s+`([\w./-]+)`"
+)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+STAYS = re.compile(r"prefect (server|worker) start")
+"""Commands that have a terminal of their own."""
 
 
 def steps(text):
@@ -36,27 +38,33 @@ def pattern(output):
     return re.sub(r"(?:^|\n)\.\*\?(?=\n|$)", r"(?:\n[^\n]*)*", "\n" + "\n".join(lines))
 
 
+def follow(page, host, folder, **variables):
+    """Do what a page asks for in an empty folder, and compare what commands print with what it shows."""
+    work = folder / "work"
+    work.mkdir()
+    (folder / "home").mkdir()
+    terminal = Terminal(host, work, folder / "home", COLUMNS="250", **variables)
+    with ExitStack() as stack:
+        for step, content in steps((REPOSITORY / "docs" / page).read_text()):
+            if isinstance(step, Path):
+                (work / step).parent.mkdir(parents=True, exist_ok=True)
+                (work / step).write_text(content)
+            elif STAYS.match(step):
+                command, log = terminal.keep_running(step)
+                started(terminal, step, stack.enter_context(command), log)
+            else:
+                printed = [line.rstrip() for line in terminal.run(step).splitlines() if not line.startswith('{"')]
+                shown = "\n".join(["", *printed])
+                assert re.search(pattern(content), shown), f"{step}\n{shown}"
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_shows_what_happens(page, tmp_path):
-    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = clean_environment() | {"HOME": str(tmp_path / "home"), "PATH": programs, "COLUMNS": "250"}
-    work = tmp_path / "work"
-    work.mkdir()
-    for step, content in steps((REPOSITORY / "docs" / page).read_text()):
-        if isinstance(step, Path):
-            (work / step).write_text(content)
-            continue
-        done = subprocess.run(
-            ["bash", "-c", step],
-            cwd=work,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{step}\n{done.stderr}"
-        shown = "\n".join(
-            line.rstrip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if not line.startswith('{"')
-        )
-        assert re.search(pattern(content), f"\n{shown}"), f"{step}\n{shown}"
+    follow(page, [], tmp_path)
+
+
+@pytest.mark.weekly
+@pytest.mark.timeout(900)
+def test_a_blend_is_prepared_every_night(tmp_path):
+    with lonely_host() as host:
+        follow("tutorial-nightly.md", host, tmp_path)
