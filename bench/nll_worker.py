@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import torch
-from tokenmill.tasks.score.causal import CausalScorer
+from tokenmill.tasks.score.models import CausalScorer
 from tokenmill.tasks.score.nll import Completions
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -17,7 +17,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit import html
 from tokenmill.tasks.kit.charts import bars, cloud, columns
 from tokenmill.tasks.kit.parts import Block, Chart, Table, Text
-from tokenmill.tasks.score.embedded import read_embeddings
+from tokenmill.tasks.score.embed import read_embeddings
 from tokenmill.tasks.select.scores import ROW_ID, ScoreFolder, score_folder, with_scores
 from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
 from tokenmill.tasks.shards.publish import Output, publish_bytes
@@ -159,7 +159,7 @@ def _by_correctness(correctness: np.ndarray, nll: np.ndarray) -> list[Block]:
 
 
 def _map(folder: ScoreFolder, rows: RowsFolder | None) -> Sections:
-    """The map of embeddings; its vectors are held in memory, see `embedded`."""
+    """The map of embeddings; its vectors are held in memory, see `embed`."""
     found = read_embeddings(folder)
     if rows is not None and rows.pools:
         groups, owners, by = list(rows.pools), _pool_of(found.names, rows), "first pool"

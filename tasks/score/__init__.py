@@ -4,8 +4,8 @@
     texts ─► embed ─► vectors ─► choose: a diverse subset of the rows           ├─► joined to rows by id, used by pools
                                                                                 ┘
 
-Scores are tables beside the data, never copies of it. Models run on torch, an optional extra: only `causal`, `pooling` and
-`loading` import it, and `engines` imports those when a model is loaded. `server` needs httpx only.
+Scores are tables beside the data, never copies of it. Models run on torch, an optional extra: only `models`
+imports it, and `engines` imports that when a model is loaded. `server` needs httpx only.
 """
 
 TOKEN_BUDGET = 16_384

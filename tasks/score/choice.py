@@ -8,7 +8,7 @@
 Every embedded row is in exactly one of the tables. A row is rejected as a near-duplicate of a chosen row (`near_duplicate`,
 with that row as `witness` and their cosine), or because its cluster's quota was full (`quota`).
 
-All vectors are held in memory, see `embedded`. On a CPU the same seed gives the same bytes; see `choose` for timings.
+All vectors are held in memory, see `embed`. On a CPU the same seed gives the same bytes; see `choose` for timings.
 """
 
 import time
@@ -34,7 +34,7 @@ from tokenmill.tasks.storage import absolute, is_local, join
 from tokenmill.tasks.strict import Seed, Strict
 
 from .choose import Choice, choose, nearest_centres, nearest_with_torch, quotas
-from .embedded import embeddings_folder, read_embeddings
+from .embed import embeddings_folder, read_embeddings
 
 REJECTED = "rejected.parquet"
 REPORT = "report"

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 from tokenmill.tasks.errors import InputError
 
-from .batches import ranges
 from .engines import required
+from .nll import ranges
 
 ROUNDS = 20
 """Maximum rounds of k-means, which ends earlier if no row changes its cluster."""

@@ -74,22 +74,18 @@ class HarmonyTexts:
 
     @property
     def fields(self) -> list[str]:
-        """See Conversations."""
         return [self.text_field, UNTRAINED]
 
     def read(self, record: Mapping[str, Any]) -> list[HarmonyMessage] | Rejected:
-        """See Conversations."""
         if text_at(record, self.text_field) is None:
             return Rejected("no_text", f"there is no text under {self.text_field!r}; normalize chats to Harmony first")
         return harmony_text(record, self.text_field)
 
     def sequenced(self, read: Sequence[list[HarmonyMessage]]) -> Sequenced:
-        """See Conversations."""
         found = encode(read, self.policy)
         return Sequenced(Completions(found.ids, found.offsets, found.loss, found.parts), np.arange(len(read)))
 
     def encode(self, text: str) -> Sequence[int]:
-        """See Conversations."""
         return encoding().encode(text)
 
 
@@ -103,11 +99,9 @@ class TemplatedChats:
 
     @property
     def fields(self) -> list[str]:
-        """See Conversations."""
         return [self.text_field, UNTRAINED, *self.rows.fields]
 
     def read(self, record: Mapping[str, Any]) -> Sequence[Pieces | Filled] | Rejected:
-        """See Conversations."""
         text = text_at(record, self.text_field)
         if text is not None and text.startswith(START):
             messages = harmony_text(record, self.text_field)
@@ -118,7 +112,6 @@ class TemplatedChats:
         return found if isinstance(found, Rejected) else self.rows.sequences(found)
 
     def sequenced(self, read: Sequence[Sequence[Pieces | Filled]]) -> Sequenced:
-        """See Conversations."""
         batch = Batch()
         for pieces in (pieces for sequences in read for pieces in sequences):
             batch.add(pieces)
@@ -127,7 +120,6 @@ class TemplatedChats:
         return Sequenced(Completions(found.ids, found.offsets, found.loss, np.zeros_like(found.loss)), owners)
 
     def encode(self, text: str) -> Sequence[int]:
-        """See Conversations."""
         return self.encoder.encode(cast("pa.LargeStringArray", pa.array([text], pa.large_string()))).ids.tolist()
 
 

@@ -65,7 +65,7 @@ def embedder(recipe: EmbedRecipe, where: Where, device: str) -> Embedder:
 @lru_cache(maxsize=1)
 def _loaded_scorer(model: str, revision: str | None, weights: str, *choices: Any) -> Scorer:  # noqa: ANN401 - as in load_scorer
     files = _planned_files(model, revision, weights, WEIGHTS)
-    from .causal import load_scorer
+    from .models import load_scorer
 
     return load_scorer(files, *choices)
 
@@ -73,7 +73,7 @@ def _loaded_scorer(model: str, revision: str | None, weights: str, *choices: Any
 @lru_cache(maxsize=1)
 def _loaded_embedder(model: str, revision: str | None, weights: str, *choices: Any) -> Embedder:  # noqa: ANN401 - as in load_embedder
     files = _planned_files(model, revision, weights, EMBEDDING_FILES)
-    from .pooling import load_embedder
+    from .models import load_embedder
 
     return load_embedder(files, *choices)
 

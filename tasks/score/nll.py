@@ -24,6 +24,12 @@ MOST_PERPLEXING = 30.0
 """The maximum exponent: larger means get a perplexity of e**30, about 10**13."""
 
 
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """`[starts[0], …, starts[0] + counts[0] - 1, starts[1], …]`, int64 [sum of counts]."""
+    ends = np.cumsum(counts)
+    return np.repeat(starts - (ends - counts), counts) + np.arange(int(ends[-1]) if len(ends) else 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Completions:
     """Token sequences back to back, and their scored tokens; sequence i is `[offsets[i], offsets[i + 1])`.

@@ -3,24 +3,30 @@
 A model is identified by the content of its files, which are hashed here; only workers load it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any, Literal
 
 import orjson
 import pyarrow.parquet as pq
+from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.chat.shapes import fields_read, given_of
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.planning import KIND as HARMONY_KIND
 from tokenmill.tasks.harmony.training import HARMONY
 from tokenmill.tasks.harmony.vocabulary import IDS as HARMONY_IDS
 from tokenmill.tasks.pack.formats import checked_format
 from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.select.shard import PART as CANDIDATES
+from tokenmill.tasks.shards.manifest import BLEND, read_manifest
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
 from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.sources.row_filter import row_filter
+from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.tokenize.load import find_vocabulary, pinned
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
@@ -205,3 +211,28 @@ def _require(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None
     """Raises InputError unless rows have an id for joining and a field to score."""
     require_any(metadata, IDS, uri)
     require_any(metadata, [name for name in fields if name not in NAMED], uri)
+
+
+What = Literal["nll", "embed"]
+
+
+def scored_blend(place: Blend | Mapping[str, Any] | str, what: What) -> Blend:
+    """The blend to score: the one at `place`, the rows (nll) or candidates (embed) of a published normalization, or the
+    rows of a file, folder or glob.
+
+    Raises InputError for an invalid blend, and for a normalization without candidates.
+    """
+    if not isinstance(place, str) or place.endswith(".json"):
+        return load_blend(place)
+    folder = absolute(place)
+    manifest = read_manifest(folder)
+    if manifest is None or manifest["type"] != HARMONY_KIND:
+        return load_blend({"datasets": [{"name": "rows", "path": folder}]})
+    if what == "nll":
+        return load_blend(join(folder, BLEND))
+    if not manifest.get("selection", {}).get("candidates"):
+        raise InputError(
+            f"{folder}: this normalization has no candidates to embed; run it again with selection.view=prompt, or name "
+            "a folder of rows"
+        )
+    return load_blend({"datasets": [{"name": CANDIDATES, "path": join(folder, CANDIDATES)}]})

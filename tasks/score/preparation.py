@@ -36,12 +36,19 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from .conversations import Conversations, HarmonyTexts, TemplatedChats
 from .embed import HASH_DIMENSIONS, HashEmbedder
 from .engines import device_for_worker, embedder, gpus, required, scorer
-from .inspect import inspect_score_shard
-from .planning import EMBEDDINGS_KIND, FORMAT_VERSIONS, NLL_KIND, ScorePlan, device_of_plan, plan_scores, require_model
+from .planning import (
+    EMBEDDINGS_KIND,
+    FORMAT_VERSIONS,
+    NLL_KIND,
+    ScorePlan,
+    device_of_plan,
+    plan_scores,
+    require_model,
+    scored_blend,
+)
 from .ranking import ranked, require_unique
 from .settings import EmbedRecipe, EmbedSettings, NllRecipe, NllSettings, Where
-from .shard import EmbedScoring, NllScoring, Scoring, read_shard, score_shard
-from .sources import scored_blend
+from .shard import EmbedScoring, NllScoring, Scoring, inspect_score_shard, read_shard, score_shard
 
 LIBRARIES = ("tokenmill", "numpy", "pyarrow")
 

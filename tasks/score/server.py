@@ -179,7 +179,6 @@ class ServerScorer:
             )
 
     def score(self, sequences: Completions, place: Place = ROW) -> pa.Table:
-        """See Scorer."""
         targets = targets_of(sequences, self.limit)
         nll = np.empty(len(targets.places), np.float32)
 
@@ -227,12 +226,10 @@ class ServerEmbedder:
         self._last: tuple[list[str], list[list[int]]] = ([], [])
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """See Embedder."""
         vectors = self._server.map(self._vector, self._tokens(texts))
         return unit_vectors(np.reshape(vectors, (len(texts), self._available)), self.dimensions)
 
     def token_counts(self, texts: Sequence[str]) -> np.ndarray:
-        """See Embedder."""
         return np.array([len(ids) for ids in self._tokens(texts)], np.int32)
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:

@@ -8,12 +8,14 @@ of it is published.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import compute
 from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.manifest import WHOLE
 from tokenmill.tasks.shards.plan import PlannedShard
@@ -22,12 +24,13 @@ from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import RecordBatch, Slice
 from tokenmill.tasks.sources.formats import first_row
+from tokenmill.tasks.storage import filesystem
 
 from .conversations import Conversations, text_at
-from .embed import Embedder, as_stored
+from .embed import LENGTH_TOLERANCE, Embedder, as_stored
 from .nll import Scorer, summed
 from .settings import EmbedRecipe, NllRecipe
-from .tables import NLL, Place, assembled, embeddings
+from .tables import NLL, PERCENTILE, SCHEMA, Place, assembled, embeddings
 
 FILE = f"{WHOLE}.parquet"
 IDS = ("row_id", "id")
@@ -96,12 +99,10 @@ class NllScoring:
 
     @property
     def schema(self) -> pa.Schema:
-        """See Scoring."""
         return NLL
 
     @property
     def same(self) -> dict[str, str | None]:
-        """See Scoring."""
         recipe = self.recipe
         return {
             "loss_mode": recipe.policy.name, "model": recipe.model, "model_revision": recipe.model_revision,
@@ -110,11 +111,9 @@ class NllScoring:
 
     @property
     def fields(self) -> Sequence[str]:
-        """See Scoring."""
         return self.conversations.fields
 
     def read(self, record: Mapping[str, Any]) -> object | Rejected:
-        """See Scoring."""
         return self.conversations.read(record)
 
     def scored(self, read: Sequence[Any], place: Place) -> Scored:
@@ -138,12 +137,10 @@ class EmbedScoring:
 
     @property
     def schema(self) -> pa.Schema:
-        """See Scoring."""
         return embeddings(self.embedder.dimensions)
 
     @property
     def same(self) -> dict[str, str | None]:
-        """See Scoring."""
         recipe = self.recipe
         return {
             "model": recipe.model, "model_revision": recipe.model_revision, "engine": recipe.engine,
@@ -152,18 +149,15 @@ class EmbedScoring:
 
     @property
     def fields(self) -> Sequence[str]:
-        """See Scoring."""
         return self.recipe.fields
 
     def read(self, record: Mapping[str, Any]) -> str | Rejected:
-        """See Scoring."""
         found = next((text for name in self.recipe.fields if (text := text_at(record, name)) is not None), None)
         if found is None:
             return Rejected("no_text", f"there is no text under {' or '.join(map(repr, self.recipe.fields))}")
         return found if found.strip() else Rejected("empty_text", "the text says nothing")
 
     def scored(self, read: Sequence[Any], place: Place) -> Scored:
-        """See Scoring."""
         counts = self.embedder.token_counts(read)
         limit = self.embedder.max_tokens
         columns = {
@@ -268,3 +262,68 @@ def _total(table: pa.Table, name: str) -> Any:  # noqa: ANN401 - a number of the
 def _place(part: Slice, rows: _Rows, number: int) -> str:
     """Describe a row's position in a slice; rows count from 1, like lines."""
     return f"{part.file.uri}: row {first_row(part) + rows.numbers[number] + 1} (row_id {rows.names['row_id'][number]})"
+
+
+HALF_TOLERANCE = LENGTH_TOLERANCE + 2e-3
+"""Allowed deviation of a stored vector's length from 1; float16 is off by 0.05 % per number."""
+
+
+def inspect_score_shard(store: Store, receipt: Receipt) -> list[str]:
+    """Problems of a shard's file: columns, ids, numbers, and counts against the receipt."""
+    if not receipt.parts:
+        return []
+    place = store.path(receipt.key, FILE)
+    try:
+        return [f"{place}: {problem}" for problem in _problems(_table(place), receipt)]
+    except (pa.ArrowException, OSError, InputError, RunError) as error:
+        return [f"{place}: cannot be read: {error}"]
+
+
+def _table(place: str) -> pa.Table:
+    system, path = filesystem(place)
+    with cast("BinaryIO", system.open(path, "rb")) as stream:
+        return pq.ParquetFile(stream).read(use_threads=False)
+
+
+def _problems(table: pa.Table, receipt: Receipt) -> Iterator[str]:
+    nll = receipt.identity["kind"] == "nll"
+    dimensions = 0 if nll else _dimensions(table)
+    if not table.schema.equals(NLL if nll else embeddings(dimensions)):
+        yield f"its columns are {table.schema.names}, not those of scores"
+        return
+    tokens = table["total_token_count" if nll else "token_count"].to_numpy().sum()
+    if (table.num_rows, tokens) != (receipt.documents, receipt.tokens):
+        said = f"its receipt says {receipt.documents:,} and {receipt.tokens:,}"
+        yield f"holds {table.num_rows:,} rows of {tokens:,} tokens, {said}"
+    ids = table["row_id"]
+    if ids.null_count or len(ids.unique()) < len(ids):
+        yield f"{ids.null_count:,} rows have no row_id, {len(ids) - len(ids.unique()):,} repeat one of another row"
+    yield from _nll(table) if nll else _vectors(table)
+
+
+def _dimensions(table: pa.Table) -> int:
+    found = table.schema.field("embedding").type if "embedding" in table.schema.names else None
+    return found.list_size if found is not None and pa.types.is_fixed_size_list(found) else 1
+
+
+def _nll(table: pa.Table) -> Iterator[str]:
+    for name in [*SCHEMA.names, PERCENTILE]:
+        if pa.types.is_floating(table.schema.field(name).type) and not _finite(table[name].drop_null().to_numpy()):
+            yield f"column {name} holds NaN or infinities"
+    missing = table["nll_mean"].is_null().to_numpy() != (table["completion_token_count"].to_numpy() == 0)
+    if missing.any() or table["nll_mean"].null_count != table[PERCENTILE].null_count:
+        yield "a row with scored tokens has no score, or a row without them has one"
+
+
+def _vectors(table: pa.Table) -> Iterator[str]:
+    stored = table["embedding"]
+    flat = np.concatenate([np.empty(0, np.float16), *(chunk.flatten().to_numpy() for chunk in stored.chunks)])
+    vectors = flat.astype(np.float32).reshape(len(stored), -1)
+    if not _finite(vectors):
+        yield "column embedding holds NaN or infinities"
+    elif np.any(np.abs(np.linalg.norm(vectors, axis=1) - 1) > HALF_TOLERANCE):
+        yield "column embedding holds a vector whose length is not 1"
+
+
+def _finite(values: np.ndarray) -> bool:
+    return bool(np.isfinite(values).all())

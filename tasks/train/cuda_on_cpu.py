@@ -28,7 +28,6 @@ class CudaToCpu(torch.overrides.TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever the function returns
-        """See torch.overrides.TorchFunctionMode."""
         named = dict(kwargs or {})
         if func is torch.Tensor.cuda:
             return args[0]

@@ -23,8 +23,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.score.causal import CausalScorer
-from tokenmill.tasks.score.loading import load
+from tokenmill.tasks.score.models import CausalScorer, load
 from tokenmill.tasks.score.nll import Completions, targets_of
 from tokenmill.tasks.score.weights import find_model
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
@@ -199,7 +198,6 @@ class _OnlyVocabulary(LogitsProcessor):
         self._size = vocabulary_size
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """See LogitsProcessor."""
         if not bool(torch.isfinite(scores).all()):
             raise RunError(
                 f"the logits after {input_ids.shape[1]} tokens are not finite; the weights are damaged or overflow in "

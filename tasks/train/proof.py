@@ -144,7 +144,6 @@ class Packs:
     global_batch: int
 
     def hashes(self, step: int) -> np.ndarray:
-        """See Documents."""
         return self.rows.hashes([self.rows.pack(number) for number in _numbers(step, self.global_batch)])
 
     def sample(self, step: int, position: int) -> str:

@@ -87,7 +87,6 @@ class DocumentRows:
     checks: BlockChecks | None = None
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """See Rows."""
         own = [number % len(self.samples) for number in numbers]
         pieces = pieces_of(self.samples, own)
         if self.checks is not None:
@@ -284,7 +283,6 @@ class TrainedRows:
         return cls(rows, frozenset((each.source, each.document, each.sequence) for each in documents))
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """See Rows."""
         batch = self.rows.batch(numbers)
         mask = batch.loss_mask.copy()
         if isinstance(self.rows, PackedRows):

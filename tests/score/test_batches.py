@@ -5,9 +5,19 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.score.batches import batches, padded, ranges
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.score.models import Batches, padded
+from tokenmill.tasks.score.nll import ranges
+
+
+def batches(lengths, budget):
+    found = []
+    Batches(budget).run(lengths, found.append)
+    return found
+
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=40).map(lambda lengths: np.array(lengths, np.int64))
 
@@ -28,6 +38,33 @@ def test_batches_are_as_large_as_the_budget_allows(lengths, budget):
         assert (len(batch) + 1) * lengths[batch].max() > budget
 
 
+@given(LENGTHS, st.integers(1, 300), st.integers(50, 300))
+def test_the_budget_is_halved_when_memory_runs_out(lengths, budget, memory):
+    """On a device with memory for so many padded tokens, every sequence is computed once, and later calls fit at once."""
+    found, failed, sized = [], [], Batches(budget)
+
+    def compute(rows):
+        if len(rows) * lengths[rows].max() > memory:
+            failed.append(rows)
+            raise torch.OutOfMemoryError
+        found.append(rows)
+
+    sized.run(lengths, compute)
+    assert sorted(row for batch in found for row in batch.tolist()) == np.flatnonzero(lengths).tolist()
+    assert len(failed) <= max(1, budget).bit_length()
+    failed.clear()
+    sized.run(lengths, compute)
+    assert not failed
+
+
+def test_one_sequence_that_does_not_fit_is_an_error():
+    def compute(_rows):
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(RunError, match="memory ran out on one sequence of 7 tokens; lower max_length or max_tokens"):
+        Batches(100).run(np.array([7, 3]), compute)
+
+
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 9)), min_size=1, max_size=12))
 def test_sequences_become_rows(spans):
     starts, lengths = (np.array(each, np.int64) for each in zip(*spans, strict=True))
@@ -46,6 +83,6 @@ def test_ranges_are_those_of_python(spans):
 
 @pytest.mark.slow
 def test_what_plans_and_chooses_imports_no_torch():
-    names = ["batches", "choose", "embed", "engines", "nll", "ranking", "server", "weights"]
+    names = ["choose", "embed", "engines", "nll", "ranking", "server", "weights"]
     code = f"import sys, {', '.join(f'tokenmill.tasks.score.{name}' for name in names)}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

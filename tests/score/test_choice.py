@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tokenmill.flows.cli import run
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report.verification import inspector_of
-from tokenmill.tasks.score import embedded
+from tokenmill.tasks.score import embed
 from tokenmill.tasks.score.choice import ChoiceSettings, choose_rows
 from tokenmill.tasks.score.choose import choose
-from tokenmill.tasks.score.embedded import read_embeddings
+from tokenmill.tasks.score.embed import read_embeddings
 from tokenmill.tasks.select.scores import score_folder
 from tokenmill.tasks.shards.verify import verify
 from xxhash import xxh3_128_hexdigest
@@ -139,7 +139,7 @@ def test_the_same_bytes_come_out_in_another_process_and_however_rows_are_read(tm
     command = ["choose", str(tmp_path / "in"), "rows=60", "--output-dir"]
     code = f"from tokenmill.flows.cli import run; raise SystemExit(run({[*command, str(tmp_path / 'there')]!r}))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, capture_output=True)
-    monkeypatch.setattr(embedded, "READ_ROWS", size)
+    monkeypatch.setattr(embed, "READ_ROWS", size)
     assert run([*command, str(tmp_path / "here")]) == 0
     files = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
     assert files.keys() == FILES

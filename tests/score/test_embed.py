@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.score.embed import HashEmbedder, as_stored, as_vectors, unit_vectors
-from tokenmill.tasks.score.pooling import PoolingEmbedder, load_embedder
+from tokenmill.tasks.score.models import PoolingEmbedder, load_embedder
 from tokenmill.tasks.score.tables import NonFiniteError
 from tokenmill.tasks.score.weights import find_model
 from transformers import BertConfig, BertModel, LlamaModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel

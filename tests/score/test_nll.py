@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.score import causal
-from tokenmill.tasks.score.causal import CausalScorer
+from tokenmill.tasks.score import models
+from tokenmill.tasks.score.models import CausalScorer
 from tokenmill.tasks.score.nll import Completions, score_table, targets_of
 from tokenmill.tasks.score.tables import PARTS, SCHEMA, NonFiniteError
 from transformers import BertConfig, BertLMHeadModel, Gemma2Config, Gemma2ForCausalLM
@@ -165,7 +165,7 @@ def test_the_output_layer_sees_scored_tokens_only_and_few_at_a_time(monkeypatch)
     model, sequences, seen = llama(), completions(*corpus(7)), []
     whole = CausalScorer(model).score(sequences)
     chunked = CausalScorer(model)
-    monkeypatch.setattr(causal, "LOGITS", VOCABULARY * 11)
+    monkeypatch.setattr(models, "LOGITS", VOCABULARY * 11)
     model.lm_head.register_forward_hook(lambda _, given, __: seen.append(given[0].shape[:-1].numel()))
     assert_alike(chunked.score(sequences), whole)
     assert max(seen) == 11
@@ -176,7 +176,7 @@ def test_a_model_that_caps_its_logits_is_run_as_it_is(monkeypatch):
     torch.manual_seed(0)
     model = Gemma2ForCausalLM(Gemma2Config(**SHAPE, final_logit_softcapping=0.05)).eval()
     sequences = corpus(8, 6)
-    monkeypatch.setattr(causal, "LOGITS", VOCABULARY * 150)
+    monkeypatch.setattr(models, "LOGITS", VOCABULARY * 150)
     scorer = CausalScorer(model)
     assert not scorer.applies_head_itself
     rows = []

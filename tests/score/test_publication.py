@@ -13,7 +13,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report.plan import plan_record
 from tokenmill.tasks.report.summary import artifact_record, markdown
 from tokenmill.tasks.report.verification import inspector_of
-from tokenmill.tasks.score.inspect import inspect_score_shard
+from tokenmill.tasks.score.shard import inspect_score_shard
 from tokenmill.tasks.select.scores import with_scores
 from tokenmill.tasks.shards.manifest import read_manifest
 from tokenmill.tasks.shards.store import Store

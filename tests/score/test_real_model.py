@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tokenmill.tasks.score.causal import CausalScorer
+from tokenmill.tasks.score.models import CausalScorer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from tests.score.tiny_models import completions

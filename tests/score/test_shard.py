@@ -13,10 +13,10 @@ from tokenmill.tasks.harmony.message import HarmonyMessage
 from tokenmill.tasks.harmony.render import render
 from tokenmill.tasks.harmony.vocabulary import encoding
 from tokenmill.tasks.score import engines
-from tokenmill.tasks.score.causal import CausalScorer
 from tokenmill.tasks.score.conversations import chat_of
 from tokenmill.tasks.score.embed import HashEmbedder
 from tokenmill.tasks.score.engines import device_for_worker
+from tokenmill.tasks.score.models import CausalScorer
 from tokenmill.tasks.score.nll import summed
 from tokenmill.tasks.score.planning import device_of_plan
 from tokenmill.tasks.score.tables import NLL, SCHEMA

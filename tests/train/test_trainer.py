@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tokenmill.tasks.score.causal import CausalScorer
+from tokenmill.tasks.score.models import CausalScorer
 from tokenmill.tasks.score.nll import Completions
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
