@@ -12,7 +12,7 @@ from typing import Any
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.formats import read_records
+from tokenmill.tasks.sources.forms import first_records
 
 from .manifest import Finished, totals
 from .plan import Plan, PlannedShard
@@ -80,7 +80,7 @@ def _first_rows(plan: Plan) -> Iterator[PlannedShard]:
 
 
 def _shape(kind: Preparation[Any, Any], source: DataSource, part: Slice) -> str | None:
-    record = next((record for batch in read_records(part, []) for record in batch.records), None)
+    record = next(iter(first_records(part)), None)
     return None if record is None else kind.shape(source, record)
 
 

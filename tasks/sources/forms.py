@@ -21,6 +21,7 @@ from tokenmill.tasks.strict import parse
 from .files import Record, Slice
 from .formats import describe, read_records, without_ending
 from .json_rows import BYTE_ORDER_MARK
+from .opening import SourceCorrupt
 
 Form = Literal["documents", "conversations"]
 
@@ -118,14 +119,21 @@ def require_form(source: DataSource, form: Form | None, part: Slice) -> None:
     named = form == "conversations" and (source.messages_field or source.named_fields)
     if form is None or named or not is_local(part.file.uri):
         return
-    first = islice(read_records(part, []), FIRST_BATCHES)
-    found = form_of([record for batch in first for record in batch.records], source)
+    found = form_of(first_records(part), source)
     if found is not None and found != form:
         needed = f"field {source.text_field!r}" if form == "documents" else f"list of messages ({', '.join(TURNS)})"
         raise InputError(
             f"dataset {source.name!r}: {part.file.uri} holds {found}, without a {needed}; prepare it with "
             f"{COMMANDS[found]} (to plan it: --kind {COMMANDS[found].split()[1]}), or name a different field in the blend"
         )
+
+
+def first_records(part: Slice) -> list[Record]:
+    """The records of the first batches of a slice; none if a column holds other bytes than text, which the kind's own reader counts."""
+    try:
+        return [record for batch in islice(read_records(part, []), FIRST_BATCHES) for record in batch.records]
+    except SourceCorrupt:
+        return []
 
 
 def form_of(records: Sequence[Record], source: DataSource) -> Form | None:

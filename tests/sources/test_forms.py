@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenmill.flows import cli
 from tokenmill.tasks.blend.models import DataSource
@@ -10,6 +12,7 @@ from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.sources.forms import is_rows, read_blend, require_form
 
+from tests.preparing import blend_of, prepare
 from tests.preparing_sft import chat_vocabulary
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
@@ -152,3 +155,13 @@ def test_a_mistake_is_shown_in_lines(tmp_path, content):
     lines = str(error.value).splitlines()
     assert len(lines) <= 21
     assert max(map(len, lines)) < 400
+
+
+def test_rows_that_are_not_utf8_are_left_to_the_reader_that_counts_them(tmp_path):
+    """Arrow reads no batch of records with a dictionary of such texts; documents are read one by one."""
+    spoiled = pa.DictionaryArray.from_arrays(
+        pa.array([0, 1], pa.int16()), pa.array([b"rye", b"\xff"]).view(pa.string())
+    )
+    pq.write_table(pa.table({"text": spoiled}), tmp_path / "a.parquet", write_statistics=False)
+    _, manifest = prepare(blend_of(tmp_path / "a.parquet"), tmp_path / "out", holdout={"valid": 0, "test": 0})
+    assert manifest["totals"]["dropped"] == {"invalid_utf8": 1}
