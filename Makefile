@@ -5,7 +5,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo up down test test-change test-all check docs bench gpu-wheels gpu torture lock clean
+.PHONY: demo up down test test-change test-all check docs site bench gpu-wheels gpu torture lock clean
 
 demo: .venv/installed ## the whole journey, offline
 	$(BIN)/tokenmill demo
@@ -35,7 +35,11 @@ check: .venv/installed-dev ## style and types
 	mkdir -p build/types && ln -sfn ../.. build/types/tokenmill
 	$(BIN)/pyright
 
-docs: .venv/docs ## a site of README and docs/ in build/site
+docs: site .venv/installed-dev ## the site, and checks: links, every command and setting, sample rows and shown output
+	$(BIN)/python -m pytest -q -m "not weekly" tests/test_docs_site.py tests/test_data_formats.py tests/test_reasons.py \
+		tests/flows/test_readme.py tests/flows/test_tutorials.py tests/flows/test_examples.py
+
+site: .venv/docs ## a site of README and docs/ in build/site
 	rm -rf build/docs build/site && mkdir -p build && cp -r docs build/docs && cp blends/pools.yaml build/docs
 	cp README.md build/docs/index.md && cp CONTRIBUTING.md build/docs/contributing.md && cp CHANGELOG.md build/docs/changelog.md
 	cp tests/GUARANTEES.md build/docs/guarantees-tests.md && cp bench/RESULTS.md build/docs/results.md

@@ -1,4 +1,4 @@
-"""`make docs`: a page for every document, links that lead somewhere, and nothing that is loaded from elsewhere."""
+"""`make site`: a page for every document, links that lead somewhere, and nothing that is loaded from elsewhere."""
 
 import subprocess
 from html.parser import HTMLParser
@@ -32,7 +32,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages():
-    subprocess.run(["make", "docs"], cwd=REPOSITORY, check=True, capture_output=True)
+    subprocess.run(["make", "site"], cwd=REPOSITORY, check=True, capture_output=True)
     return {path.name: Page(path) for path in SITE.glob("*.html") if path.name != "404.html"}
 
 

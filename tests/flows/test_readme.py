@@ -32,12 +32,16 @@ SETTINGS = settings_page.SETTINGS | {"plan": settings_page.SETTINGS["pretrain"]}
 
 
 def blocks(text):
-    """The lines of each block that names no language, without their remarks."""
+    """The commands of each block that names no language or shows a terminal, without their remarks."""
     found = re.findall(r"^```(.*?)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [
-        [re.sub(r"\s+#.*", "", line).strip() for line in block.splitlines()]
+        [
+            re.sub(r"\s+(#|\|\| true).*", "", line.removeprefix("$ ")).strip()
+            for line in block.splitlines()
+            if not language or line.startswith("$ ")
+        ]
         for language, block in found
-        if not language
+        if language in {"", "console"}
     ]
 
 
@@ -66,7 +70,8 @@ def test_what_the_readme_calls_is_a_command_with_these_options_and_settings(line
     app.parse_args(words, exit_on_error=False, print_error=False)
     overrides = [word for word in words if re.match(r"[a-z_.]+=", word)]
     if overrides:
-        name = " ".join(words[: 2 if words[0] == "score" else 1])
+        kinds = [words[number + 1] for number, word in enumerate(words) if word == "--kind"]
+        name = kinds[0] if kinds else " ".join(words[: 2 if words[0] == "score" else 1])
         choices_of(SETTINGS[name], overrides)
 
 
