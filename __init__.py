@@ -22,6 +22,10 @@ def __getattr__(name: str) -> Callable[..., Any]:
         from tokenmill.tasks.report.dataframe import dataframe
 
         return dataframe
+    if name == "open":
+        from tokenmill.tasks.dataset.dataset import open_dataset
+
+        return open_dataset
     from tokenmill.tasks.shards.kinds import KINDS
 
     if name not in KINDS:

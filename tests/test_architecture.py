@@ -25,6 +25,7 @@ LEVELS = [
     ["filter"],
     ["select"],
     ["score"],
+    ["dataset"],
     ["train"],
     ["report"],
     ["nightly"],

@@ -15,14 +15,12 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
+from tokenmill.tasks.dataset.dataset import open_dataset, require_followed
+from tokenmill.tasks.dataset.duplicates import decided_rows
+from tokenmill.tasks.dataset.reasons import quarantined
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.report.why_duplicates import decided_rows
-from tokenmill.tasks.report.why_fate import Prepared
-from tokenmill.tasks.report.why_reason import quarantined
 from tokenmill.tasks.shards.identity import difference
 from tokenmill.tasks.shards.manifest import entry_files
-from tokenmill.tasks.shards.origins import origins_in
-from tokenmill.tasks.storage import absolute
 
 from .published_rows import PLACE, digests, outcomes
 from .reasons import manifest_changes
@@ -90,7 +88,7 @@ class Side:
     """One of the two outputs."""
 
     def __init__(self, output_dir: str) -> None:
-        self.prepared = Prepared.at(output_dir)
+        self.prepared = require_followed(open_dataset(output_dir))
         self.outcomes = lru_cache(maxsize=None)(lambda shard: outcomes(self.prepared, shard))
         self.digests = lru_cache(maxsize=None)(lambda shard: digests(self.prepared, shard))
 
@@ -104,7 +102,7 @@ class Side:
         """The slices of each dataset (`split/name`), in order."""
         found: defaultdict[str, list[Unit]] = defaultdict(list)
         entries = self.prepared.entries
-        for shard, (entry, origins) in enumerate(zip(entries, origins_in(entries), strict=True)):
+        for shard, (entry, origins) in enumerate(zip(entries, self.prepared.origins, strict=True)):
             first, source = 0, entry["source"]
             for file, origin in zip(entry_files(entry), origins, strict=True):
                 content = (file["content"], source["format"], source.get("compression"), origin.rows)
@@ -150,7 +148,7 @@ class Side:
 
 def diff(before: str, after: str) -> Difference:
     """Compare two outputs of one kind. Raises InputError for other folders, RunError for missing shards or if counts disagree."""
-    a, b = Side(absolute(before)), Side(absolute(after))
+    a, b = Side(before), Side(after)
     if a.prepared.manifest["type"] != b.prepared.manifest["type"]:
         kinds = f"{a.prepared.manifest['type']!r} and {b.prepared.manifest['type']!r}"
         raise InputError(f"{before} and {after}: hold {kinds}; diff takes two outputs of one kind")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tokenmill.tasks.blend.load import load_blend
-from tokenmill.tasks.report.why_fate import FOLLOWED
+from tokenmill.tasks.dataset.fates import FOLLOWED
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import published_manifest
 from tokenmill.tasks.shards.settings import PreparationSettings

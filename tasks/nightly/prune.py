@@ -170,8 +170,8 @@ def _require_store(store: str) -> None:
 
 def _named(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Folder and key of every shard of a manifest, derived ones included, each also as planned, without later decisions."""
-    for folder, entry in stored_entries(manifest):
-        yield folder, entry["key"]
+    for store, entry in stored_entries(manifest):
+        yield store.kind, entry["key"]
     for identity in identities(manifest).values():
         yield manifest["type"], shard_key(identity)
 

@@ -14,17 +14,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 from tokenmill.tasks.blend.models import SPLITS
+from tokenmill.tasks.dataset.index import ShardIndex
+from tokenmill.tasks.dataset.parts import WINDOW, ShardPart, parts_of_entry
+from tokenmill.tasks.dataset.stored import StoredFileError
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.harmony.publication import published_split
 from tokenmill.tasks.harmony.shard import FILE as ROWS_FILE
 from tokenmill.tasks.pack.sequences import read_index as read_sequences
-from tokenmill.tasks.report.view_parts import Part, parts_of_entry, split_of
-from tokenmill.tasks.report.why_fate import Prepared
-from tokenmill.tasks.shards.origins import Origin
+from tokenmill.tasks.shards.manifest import split_of
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import filesystem
-from tokenmill.tasks.tokenize.binidx import read_index
 from tokenmill.tasks.tokenize.document_map import OUTCOMES, read_map
 from xxhash import xxh3_64_intdigest
 
@@ -39,7 +39,7 @@ PLACED = frozenset({"dataset", "split", "source_file", "source_row", "row_id", "
 """The columns of normalized rows that follow from their place; `dup_of` names the place of another row."""
 
 
-def outcomes(prepared: Prepared, shard: int) -> np.ndarray:
+def outcomes(prepared: ShardIndex, shard: int) -> np.ndarray:
     """The outcome of every row of a shard (unsigned integers [rows]). Raises RunError for missing or damaged files."""
     entry, receipt = prepared.entries[shard], prepared.receipt(shard)
     if prepared.manifest["type"] == "harmony":
@@ -59,7 +59,7 @@ def outcomes(prepared: Prepared, shard: int) -> np.ndarray:
     return found
 
 
-def digests(prepared: Prepared, shard: int) -> np.ndarray:
+def digests(prepared: ShardIndex, shard: int) -> np.ndarray:
     """A hash of what is published of every row of a shard (uint64 [rows]); 0 for dropped rows."""
     entry, receipt = prepared.entries[shard], prepared.receipt(shard)
     found = np.zeros(entry["rows"], np.uint64)
@@ -75,14 +75,14 @@ def digests(prepared: Prepared, shard: int) -> np.ndarray:
             found[batch["source_row"].to_numpy()] = np.array(hashes, np.uint64)
         return found
     rows = read_map(prepared.store, receipt)
-    for part in parts_of_entry(prepared.manifest, entry, [Origin(entry["file"], 0, 0, 0, 0)]):
+    for part in parts_of_entry(prepared.manifest, entry, prepared.origins[shard]):
         if rows is not None:
             hashes = [xxh3_64_intdigest(document) | 1 for document in _documents(part, prepared.manifest["type"])]
             found[rows.rows(part.name)] = np.array(hashes, np.uint64)
     return found
 
 
-def _normalized_outcomes(prepared: Prepared, shard: int) -> np.ndarray:
+def _normalized_outcomes(prepared: ShardIndex, shard: int) -> np.ndarray:
     """The outcome of every source row of a shard of normalized rows (uint64 [rows])."""
     entry = prepared.entries[shard]
     split = published_split(prepared.manifest["recipes"][entry["recipe"]]["recipe"])
@@ -92,7 +92,7 @@ def _normalized_outcomes(prepared: Prepared, shard: int) -> np.ndarray:
     return found
 
 
-def _normalized(prepared: Prepared, shard: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _normalized(prepared: ShardIndex, shard: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Batches of the rows of a shard of normalized rows; none if it kept no row."""
     entry = prepared.entries[shard]
     if not sum(entry["documents"].values()):
@@ -103,13 +103,14 @@ def _normalized(prepared: Prepared, shard: int, columns: Sequence[str]) -> Itera
         with cast("BinaryIO", system.open(path, "rb")) as stream:
             yield from pq.ParquetFile(stream).iter_batches(columns=list(columns))
     except FileNotFoundError as error:
-        raise RunError(f"{place}: missing; run tokenmill verify on the folder, then prepare it again") from error
+        raise StoredFileError(place, "missing") from error
 
 
-def _documents(part: Part, kind: str) -> Iterator[bytes | memoryview]:
+def _documents(part: ShardPart, kind: str) -> Iterator[bytes | memoryview]:
     """The stored documents of a part."""
     if kind == "pretrain":
-        yield from _tokens(part)
+        for ids, lengths in part.pair.batches(WINDOW):
+            yield from (document.data.cast("B") for document in np.split(ids, np.cumsum(lengths[:-1])))
         return
     for ending in (".jsonl", ".jsonl.zst"):
         content = read_bytes(f"{part.place}{ending}")
@@ -117,17 +118,4 @@ def _documents(part: Part, kind: str) -> Iterator[bytes | memoryview]:
             plain = zstandard.ZstdDecompressor().stream_reader(content).readall() if ending.endswith("zst") else content
             yield from plain.splitlines()
             return
-    raise RunError(f"{part.place}: missing; run tokenmill verify on the folder, then prepare it again")
-
-
-def _tokens(part: Part) -> Iterator[memoryview]:
-    content = read_bytes(f"{part.place}.idx")
-    if content is None or not part.tokens.size:
-        raise RunError(f"{part.place}.idx: missing; run tokenmill verify on the folder, then prepare it again")
-    index = read_index(content, part.tokens.size)
-    system, path = filesystem(part.stored)
-    content = cast("bytes", system.cat_file(path, start=part.tokens.start, end=part.tokens.start + part.tokens.size))
-    stored = memoryview(content)
-    ends = np.cumsum(index.lengths, dtype=np.int64) * index.dtype.itemsize
-    for start, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-        yield stored[start:stop]
+    raise StoredFileError(part.place, "missing")

@@ -16,6 +16,8 @@ from typing import Any, cast
 import numpy as np
 from rich.console import Console
 from rich.text import Text
+from tokenmill.tasks.dataset.dataset import Dataset, open_dataset
+from tokenmill.tasks.dataset.fates import Location, Read
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.visible import visible_line
 from tokenmill.tasks.shards.store import read_bytes
@@ -30,10 +32,8 @@ from tokenmill.tasks.train.rows import FlatPacks
 from tokenmill.tasks.train.samples import Piece, parts_of, pieces_of, samples_with
 
 from .view import Decode, Pack, Passage, SubSequence, View, decoded, view_record
-from .view_rows import Tokens
 from .view_terminal import print_view
 from .why import Follower, Story, UnknownFileError, describe_steps, why_row
-from .why_fate import Place, Prepared, Read
 
 TEXT = "text"
 
@@ -104,9 +104,9 @@ class Reading:
         return cls(path, data, order.steps, order.global_batch, read)
 
     @cached_property
-    def prepared(self) -> Prepared:
+    def prepared(self) -> Dataset:
         """The data."""
-        return Prepared.at(self.data.path)
+        return open_dataset(self.data.path)
 
     @cached_property
     def _follower(self) -> Follower:
@@ -253,7 +253,7 @@ class Reading:
 
     def _ids(self, file: int, number: int) -> np.ndarray:
         if isinstance(self._opened, Packs):
-            return _tokens(self._opened.rows.packs, self._first(file) + number)["input_ids"]
+            return _tokens(self._opened.rows.packs, self._first(file) + number)[0]
         return parts_of(self._opened.samples)[file].dataset.get(number)
 
     def _found(self, name: str, number: int, document: tuple[str, int] | None, text: str = "") -> Iterator[Found]:
@@ -272,9 +272,9 @@ class Reading:
                 yield Found(sequence.document, sequence.file, sequence.line, name, number, steps, skip)
 
 
-def _tokens(packs: FlatPacks, pack: int) -> Tokens:
+def _tokens(packs: FlatPacks, pack: int) -> tuple[np.ndarray, np.ndarray]:
     place = slice(*packs.token_offsets[pack : pack + 2])
-    return {"input_ids": packs.ids[place], "loss_mask": packs.loss[place]}
+    return packs.ids[place], packs.trained[place] > 0
 
 
 def data_in(path: str) -> str:
@@ -289,7 +289,7 @@ def with_steps(path: str, stories: Sequence[Story]) -> list[Story]:
         return list(stories)
     reading = Reading.of(path)
 
-    def read(place: Place) -> Place:
+    def read(place: Location) -> Location:
         if place.name is None or place.published_number is None:
             return replace(place, steps=[])
         return replace(place, steps=reading.steps_of(place.name, place.published_number))

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, cast
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.dataset.dataset import Part, dataset_name, in_order
 from tokenmill.tasks.kit import html
 from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.shards.kinds import KINDS
@@ -35,7 +36,7 @@ from tokenmill.tasks.shards.store import read_bytes, size_of
 from tokenmill.tasks.storage import filesystem, is_local, join
 from xxhash import xxh3_128_hexdigest
 
-from .measured import File, Run, data_set, in_order, lines_of, run_in, sources_of
+from .measured import Measured, lines_of, measured, sources_of
 from .registry import DEEPEST, publisher
 from .summary import amount, counted
 
@@ -89,7 +90,7 @@ def stated_rows(manifest: Mapping[str, Any], field: str) -> list[tuple[str, int]
     found: Counter[str] = Counter()
     sources = sources_of(manifest)
     for name, counts in manifest["totals"]["datasets"].items():
-        stated = sources[data_set(*name.split("/", 1))].get(field, NOT_STATED)
+        stated = sources[dataset_name(*name.split("/", 1))].get(field, NOT_STATED)
         found[stated if isinstance(stated, str) else ", ".join(stated)] += counts["documents"]
     return sorted(found.items())
 
@@ -104,7 +105,7 @@ def origins(manifest: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     contents: dict[str, list[str]] = {}
     for entry in manifest["shards"]:
         slices = [f"{each['start']}-{each['stop']}:{each['content']}" for each in entry_files(entry)]
-        contents.setdefault(data_set(entry["split"], entry["dataset"]), []).extend(slices)
+        contents.setdefault(dataset_name(entry["split"], entry["dataset"]), []).extend(slices)
     return [
         (
             name,
@@ -124,7 +125,7 @@ def _public_place(source: Mapping[str, Any]) -> str:
     return f"{place}@{source['revision']}" if source.get("revision") and "@" not in place else place
 
 
-def digest(run: Run) -> str:
+def digest(run: Measured) -> str:
     """A digest that identifies the published data, wherever they are: of every shard and file without local paths."""
     keys = [entry["key"] for entry in run.manifest["shards"]]
     named = [(file["path"], file["xxh3_128"]) for file in run.manifest["files"]]
@@ -132,14 +133,14 @@ def digest(run: Run) -> str:
     return xxh3_128_hexdigest(orjson.dumps([run.manifest["type"], keys, files]))
 
 
-def title(run: Run) -> str:
+def title(run: Measured) -> str:
     """A name for the data."""
     names = list(sources_of(run.manifest))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""  # noqa: PLR2004 - as many as a title holds
     return f"{', '.join(names[:3])}{more} ({KINDS[run.manifest['type']].command})"
 
 
-def card(run: Run) -> str:
+def card(run: Measured) -> str:
     """The dataset card: front matter that the hub reads, then figures."""
     manifest, totals = run.manifest, run.manifest["totals"]
     licences = [name for name, _ in licence_rows(manifest)]
@@ -156,7 +157,7 @@ def card(run: Run) -> str:
         ]
     datasets = [
         (
-            data_set(*name.split("/", 1)), each["rows"], each["documents"], sum(each["dropped"].values()), each["tokens"],
+            dataset_name(*name.split("/", 1)), each["rows"], each["documents"], sum(each["dropped"].values()), each["tokens"],
         )
         for name, each in totals["datasets"].items()
     ]  # fmt: skip
@@ -177,34 +178,34 @@ def card(run: Run) -> str:
     )  # fmt: skip
 
 
-def description(run: Run) -> str:
+def description(run: Measured) -> str:
     """What the data are: their form, size and languages."""
     spoken = languages(run.manifest)
     named = f", in {', '.join(spoken)}" if spoken else ""
     return f"{KINDS[run.manifest['type']].contents}: {amount(run.manifest['totals'])}{named}."
 
 
-def _ending(file: File) -> str:
+def _ending(file: Part) -> str:
     return file.place.rpartition("/")[2].partition(".")[2]
 
 
-def _relative(run: Run, file: File) -> str | None:
+def _relative(run: Measured, file: Part) -> str | None:
     """The folder of a published file in the output, None if it is in a store."""
-    within = f"{run.publication.output_dir}/"
+    within = f"{run.path}/"
     return file.place.removeprefix(within).rpartition("/")[0] if file.place.startswith(within) else None
 
 
-def _folders(run: Run) -> list[tuple[str, list[str]]]:
+def _folders(run: Measured) -> list[tuple[str, list[str]]]:
     """The globs of each split that a table of rows can be loaded from."""
     found: dict[str, dict[str, None]] = {}
-    for file in run.files:
+    for file in run.files_of_rows:
         folder = _relative(run, file)
         if folder is not None and (ending := _ending(file)):
             found.setdefault(file.split, {})[f"{folder}/*.{ending}"] = None
     return [(split, sorted(found[split])) for split in in_order(found)]
 
 
-def croissant(run: Run) -> dict[str, Any]:
+def croissant(run: Measured) -> dict[str, Any]:
     """The data as Croissant 1.1. Local sources have no address, so a source's identity is the hash of its content."""
     manifest = run.manifest
     licences = [name for name, _ in licence_rows(manifest)]
@@ -247,17 +248,17 @@ def _entities(manifest: Mapping[str, Any], deeper: int) -> list[dict[str, Any]]:
     return found
 
 
-def _endings(run: Run) -> dict[str, File]:
+def _endings(run: Measured) -> dict[str, Part]:
     """The endings of published files, each with its first file."""
-    found: dict[str, File] = {}
-    for file in run.files:
+    found: dict[str, Part] = {}
+    for file in run.files_of_rows:
         for ending in [_ending(file)] if _ending(file) else ["bin", "idx"]:
             found.setdefault(ending, file)
     return found
 
 
-def _file_sets(run: Run) -> Iterator[dict[str, Any]]:
-    folders = {folder for file in run.files if (folder := _relative(run, file)) is not None}
+def _file_sets(run: Measured) -> Iterator[dict[str, Any]]:
+    folders = {folder for file in run.files_of_rows if (folder := _relative(run, file)) is not None}
     for ending in _endings(run):
         yield {
             "@type": "cr:FileSet",
@@ -269,7 +270,7 @@ def _file_sets(run: Run) -> Iterator[dict[str, Any]]:
         }
 
 
-def _record_sets(run: Run) -> Iterator[dict[str, Any]]:
+def _record_sets(run: Measured) -> Iterator[dict[str, Any]]:
     """The columns of Parquet files and of JSON Lines; a `.bin` has no columns."""
     for ending, file in _endings(run).items():
         fields = list(_columns(file, ending))
@@ -297,7 +298,7 @@ def _field(name: str, type_: str, of_list: bool, ending: str) -> dict[str, Any]:
     }
 
 
-def _columns(file: File, ending: str) -> Iterator[tuple[str, str, bool]]:
+def _columns(file: Part, ending: str) -> Iterator[tuple[str, str, bool]]:
     if ending == "parquet":
         system, path = filesystem(file.place)
         with cast("BinaryIO", system.open(path, "rb")) as stream:
@@ -323,7 +324,7 @@ def _data_type(type_: pa.DataType) -> str:
     return "sc:Float" if pa.types.is_floating(type_) else "sc:Text"
 
 
-def training_summary(run: Run) -> str:
+def training_summary(run: Measured) -> str:
     """The public summary of training content: the Commission's form, answered where the data tell, and measured tables."""
     manifest = run.manifest
     answers, tables = _answers(manifest), _measured_tables(manifest)
@@ -355,7 +356,7 @@ def _answers(manifest: Mapping[str, Any]) -> dict[tuple[str, str], object]:
 def _measured_tables(manifest: Mapping[str, Any]) -> dict[str, Table]:
     """Tables of figures, by the section they stand in: sizes, datasets of a public hub and others, removed rows."""
     totals = manifest["totals"]
-    counts = {data_set(*name.split("/", 1)): found for name, found in totals["datasets"].items()}
+    counts = {dataset_name(*name.split("/", 1)): found for name, found in totals["datasets"].items()}
     columns = ("dataset", "source", "license", "documents", "tokens")
     rows = [
         (name, place, license_, counts[name]["documents"], counts[name]["tokens"])
@@ -371,13 +372,13 @@ def _measured_tables(manifest: Mapping[str, Any]) -> dict[str, Table]:
     }
 
 
-def cards(run: Run, *, summary: bool = False) -> dict[str, bytes]:
+def cards(run: Measured, *, summary: bool = False) -> dict[str, bytes]:
     """The cards by their names in the output folder, without those that the kind publishes itself.
 
     They include the EU's summary if it's asked for or already there.
     """
     made = {CARD: card(run).encode(), CROISSANT: orjson.dumps(croissant(run), option=orjson.OPT_INDENT_2)}
-    if summary or size_of(join(run.publication.output_dir, SUMMARY)) is not None:
+    if summary or size_of(join(run.path, SUMMARY)) is not None:
         made[SUMMARY] = training_summary(run).encode()
     own = {file["path"] for file in run.manifest["files"]}
     return {name: content for name, content in made.items() if name not in own}
@@ -385,15 +386,15 @@ def cards(run: Run, *, summary: bool = False) -> dict[str, bytes]:
 
 def publish_cards(output_dir: str, *, summary: bool = False) -> list[str]:
     """Write the cards of a published preparation to its folder, and return their places; errors as in `publish`."""
-    run = run_in(output_dir)
+    run = measured(output_dir)
     written = cards(run, summary=summary).items()
-    return [publish_bytes(join(run.publication.output_dir, name), content).path for name, content in written]
+    return [publish_bytes(join(run.path, name), content).path for name, content in written]
 
 
 def card_problems(output_dir: str) -> list[str]:
     """The written cards that differ from what the published files say."""
-    run = run_in(output_dir)
-    places = {join(run.publication.output_dir, name): content for name, content in cards(run).items()}
+    run = measured(output_dir)
+    places = {join(run.path, name): content for name, content in cards(run).items()}
     return [
         f"{place}: does not agree with the published files; write it again: tokenmill report {output_dir}"
         for place, content in places.items()

@@ -4,17 +4,14 @@ All of it is in memory: 8 bytes a token and more. Of large outputs read the file
 """
 
 from collections.abc import Iterator, Mapping
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+from tokenmill.tasks.dataset.dataset import open_dataset
+from tokenmill.tasks.dataset.parts import ShardPart, parts_of
+from tokenmill.tasks.dataset.stored import PADDING, Row
 from tokenmill.tasks.errors import InputError, nearest
-from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
-from tokenmill.tasks.storage import absolute
-from tokenmill.tasks.tokenize.load import recorded_vocabulary
-
-from .view_parts import Part, parts_of
-from .view_rows import PADDING, Row, rows_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -37,22 +34,19 @@ def dataframe(output_dir: str | PathLike[str], rows: Rows = "documents") -> "Dat
         from pandas import DataFrame
     except ImportError as error:
         raise InputError("dataframe needs pandas; install it with: pip install 'tokenmill[pandas]'") from error
-    place = absolute(fspath(output_dir))
-    manifest = read_manifest(place)
-    if manifest is None:
-        raise InputError(f"{place}: no {MANIFEST} here; point at the output folder of a preparation")
+    data = open_dataset(output_dir)
     if rows == "shards":
-        return DataFrame([_shard(entry) for entry in manifest["shards"]])
-    if manifest["type"] not in {"pretrain", "sft"}:
-        raise InputError(f"{place}: holds {manifest['type']}, which has shards only; pretrain and sft have documents")
-    parts = parts_of(manifest, None)
+        return DataFrame([_shard(entry) for entry in data.entries])
+    if data.kind.tokens is None:
+        raise InputError(f"{data.path}: holds {data.type}, which has shards only; pretrain and sft have documents")
+    parts = parts_of(data.manifest, None)
     if rows == "documents":
-        decode = recorded_vocabulary(manifest).decode
+        decode = data.tokenizer.decode
         found = ({**document, "text": decode(document["input_ids"].tolist())} for document in _documents(parts))
         return DataFrame(found)
     if not parts[0].packed:
-        raise InputError(f"{place}: holds documents, which aren't packed; ask for 'documents'")
-    return DataFrame(_pack(part, row) for part in parts for row in rows_of(part))
+        raise InputError(f"{data.path}: holds documents, which aren't packed; ask for 'documents'")
+    return DataFrame(_pack(part, row) for part in parts for row in part.all_rows)
 
 
 def _shard(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,9 +54,9 @@ def _shard(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: entry.get(name) for name in SHARD_COLUMNS} | counts
 
 
-def _documents(parts: list[Part]) -> Iterator[dict[str, Any]]:
+def _documents(parts: list[ShardPart]) -> Iterator[dict[str, Any]]:
     for part in parts:
-        for row in rows_of(part):
+        for row in part.all_rows:
             kept = np.array(row.role_names)[row.roles] != PADDING
             stops = [*row.starts[1:].tolist(), len(row.ids)]
             for number, start, stop in zip(row.documents.tolist(), row.starts.tolist(), stops, strict=True):
@@ -75,7 +69,7 @@ def _documents(parts: list[Part]) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
-def _pack(part: Part, row: Row) -> dict[str, Any]:
+def _pack(part: ShardPart, row: Row) -> dict[str, Any]:
     return {
         "dataset": part.dataset,
         "split": part.split,

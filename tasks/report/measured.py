@@ -7,28 +7,27 @@ where a run took place.
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO, Literal, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
-from tokenmill.tasks.blend.models import SPLITS, listed_sources
+from tokenmill.tasks.blend.models import listed_sources
+from tokenmill.tasks.chat.encoding import ROLES
+from tokenmill.tasks.dataset.dataset import COMPRESSIONS, Dataset, Part, dataset_name, in_order, open_dataset
+from tokenmill.tasks.dataset.stored import IDS, STARTS, TOKENS, PackBatch, StoredDocuments, pack_batches
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import entry_files, split_of, stored_entries
-from tokenmill.tasks.shards.published import Publication, join_published, read_publication
-from tokenmill.tasks.shards.store import PACKS, PREFIX
+from tokenmill.tasks.shards.store import PACKS
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.opening import blocks, open_source
 from tokenmill.tasks.storage import filesystem
-from tokenmill.tasks.tokenize.binidx import DTYPES, HEADER
-from tokenmill.tasks.tokenize.load import recorded_vocabulary
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 MOST_DOCUMENTS, MOST_PACKS = 1_000_000, 1_000
@@ -47,18 +46,6 @@ NAMED = ("language", "lang", "domain", "category", "meta_domain", "meta_effort")
 
 ROW = "row"
 """The role of a row that is shown as JSON."""
-
-COMPRESSIONS: Mapping[str, Literal["gzip", "zstd"]] = {"gz": "gzip", "zst": "zstd"}
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A published file of rows: its dataset (`split/name` of a blend with splits), its split, and its documents."""
-
-    dataset: str
-    split: str
-    place: str
-    documents: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,38 +95,13 @@ class Sample:
     passages: Sequence[Passage]
 
 
-def in_order(names: Collection[str]) -> list[str]:
-    """Splits as train, valid, test; other names after them, sorted."""
-    return [*(split for split in SPLITS if split in names), *sorted(set(names) - set(SPLITS))]
-
-
-def data_set(split: str, name: str) -> str:
-    """The name of a dataset in a report: with its split, if the blend has splits."""
-    return name if split == "datasets" else f"{split}/{name}"
-
-
-@dataclass(frozen=True)
-class Run:
-    """A published preparation, and what was measured in its files so far."""
-
-    publication: Publication
-
-    @property
-    def manifest(self) -> Mapping[str, Any]:
-        """Its manifest."""
-        return self.publication.manifest
-
-    @property
-    def stored_as(self) -> str:
-        """How its documents are stored: `documents` (bin/idx), `packs`, `parquet` or `lines`; empty if there are none."""
-        kind = preparation(self.manifest["type"]).tokens
-        ending = next((file.place.partition(".")[2] for file in self.files), "")
-        return kind or {"parquet": "parquet"}.get(ending, "lines" if ending.startswith("jsonl") else "")
+class Measured(Dataset):
+    """A published output, and what was measured in its files so far."""
 
     @cached_property
     def accounts(self) -> list[Mapping[str, Any]]:
         """The entries of the manifest that count documents, and after them those that count only drops."""
-        packs = [entry for folder, entry in stored_entries(self.manifest) if folder == PACKS]
+        packs = [entry for store, entry in stored_entries(self.manifest) if store.kind == PACKS]
         shards = self.manifest["shards"]
         return [*packs, *({**entry, "documents": {}, "tokens": {}} for entry in shards)] if packs else shards
 
@@ -148,7 +110,7 @@ class Run:
         """What became of rows: counts by dataset, and by split or reason of a drop."""
         found: dict[tuple[str, str], int] = {}
         for entry in self.accounts:
-            name = data_set(entry["split"], entry["dataset"])
+            name = dataset_name(entry["split"], entry["dataset"])
             ends = {split_of(entry, part): count for part, count in entry["documents"].items()}
             for end, count in [*ends.items(), *entry["drops"].items()]:
                 if count:
@@ -163,52 +125,35 @@ class Run:
         found: dict[tuple[str, str], int] = {}
         for entry in self.accounts:
             for part, count in entry[counted].items():
-                ends = data_set(entry["split"], entry["dataset"]), split_of(entry, part)
+                ends = dataset_name(entry["split"], entry["dataset"]), split_of(entry, part)
                 found[ends] = found.get(ends, 0) + count
         return {ends: count for ends, count in found.items() if count}
 
-    @cached_property
-    def files(self) -> list[File]:
-        """The published files of rows, each content once, in order of datasets."""
-        found: list[File] = []
-        own = {id(entry) for entry in self.manifest["shards"]}
-        for folder, entry in stored_entries(self.manifest):
-            if id(entry) not in own and folder not in {PREFIX, PACKS}:
-                continue
-            for part, names in entry["published"].items():
-                place = join_published(self.publication.output_dir, names[0]) if names else ""
-                documents = entry["documents"].get(part, sum(entry["documents"].values()))
-                if place and documents:
-                    name = data_set(entry["split"], entry["dataset"])
-                    found.append(File(name, split_of(entry, part), place, documents))
-        return sorted(found, key=lambda file: (file.dataset, [*SPLITS, file.split].index(file.split), file.split))
-
     @property
-    def groups(self) -> Iterator[tuple[str, str, list[File]]]:
+    def groups(self) -> Iterator[tuple[str, str, list[Part]]]:
         """The files of each dataset and split."""
-        for (dataset, split), files in itertools.groupby(self.files, lambda file: (file.dataset, file.split)):
+        for (dataset, split), files in itertools.groupby(self.files_of_rows, lambda file: (file.dataset, file.split)):
             yield dataset, split, list(files)
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary that the data were made with. Raises InputError if it is not here."""
+        """The tokenizer, looked for once: a hub that can't be reached takes seconds. Raises InputError if it is not here."""
         if isinstance(self._vocabulary, (InputError, RunError)):
             raise self._vocabulary
         return self._vocabulary
 
     @cached_property
     def _vocabulary(self) -> Vocabulary | InputError | RunError:
-        """Looked for once, because a hub that can't be reached takes seconds."""
         try:
-            return recorded_vocabulary(self.manifest)
+            return self.tokenizer
         except (InputError, RunError) as error:
             return error
 
     @cached_property
     def lengths(self) -> list[Lengths]:
         """Lengths by dataset and split: in tokens, and where nothing is tokenized, in bytes of a row."""
-        read = {"documents": _indexed, "packs": _packed_lengths, "parquet": _counted, "lines": _line_lengths}[
-            self.stored_as
+        read = {"documents": _document_lengths, "packs": _packed_lengths, "parquet": _counted, "lines": _line_lengths}[
+            self.format
         ]
         found: list[Lengths] = []
         for dataset, split, files in self.groups:
@@ -220,7 +165,7 @@ class Run:
     @cached_property
     def densities(self) -> list[Density]:
         """Tokens per byte of each dataset's first documents."""
-        read = {"documents": self._decoded, "packs": self._decoded_packs, "parquet": _texts}[self.stored_as]
+        read = {"documents": self._decoded, "packs": self._decoded_packs, "parquet": _texts}[self.format]
         found: list[Density] = []
         for dataset, groups in itertools.groupby(self.groups, lambda group: group[0]):
             measured = [each for _, _, files in groups for each in read(files[0])]
@@ -236,7 +181,7 @@ class Run:
     def named(self) -> dict[str, Counter[str]]:
         """Rows by what they state in NAMED, of the first of each dataset and split; fields that no row has are left out."""
         found: dict[str, Counter[str]] = {}
-        read = {"parquet": _stated, "lines": _stated_in_lines}.get(self.stored_as)
+        read = {"parquet": _stated, "lines": _stated_in_lines}.get(self.format)
         if read is None:
             return found
         for _, _, files in self.groups:
@@ -249,10 +194,11 @@ class Run:
                     found.setdefault(name, Counter()).update(counts)
         return found
 
-    def _decoded(self, file: File) -> Iterator[tuple[int, int]]:
+    def _decoded(self, file: Part) -> Iterator[tuple[int, int]]:
         """Tokens and bytes of the first documents of a bin/idx pair, without the EOS."""
-        lengths = next(_indexed(file))
-        ids = _first_ids(file, int(lengths[:MOST_TOKENS].clip(max=MOST_TOKENS).sum()))
+        pair = StoredDocuments(file.place)
+        lengths = pair.leading_lengths(MOST_DOCUMENTS)
+        ids = pair.leading_ids(min(int(lengths[:MOST_TOKENS].clip(max=MOST_TOKENS).sum()), MOST_TOKENS))
         ends = np.cumsum(lengths.astype(np.int64))
         whole = max(int(np.searchsorted(ends, MOST_TOKENS, "right")), 1)
         for document in np.split(ids[: min(int(ends[whole - 1]), MOST_TOKENS)], ends[: whole - 1]):
@@ -262,11 +208,11 @@ class Run:
         text = ids[:-1] if len(ids) and ids[-1] == self.vocabulary.eos else ids
         return len(text), len(self.vocabulary.decode(text.tolist()).encode(errors="replace"))
 
-    def _decoded_packs(self, file: File) -> Iterator[tuple[int, int]]:
+    def _decoded_packs(self, file: Part) -> Iterator[tuple[int, int]]:
         """The same for the first packs, of sequences with their template."""
         tokens = 0
-        for batch in _batches(file.place, ["input_ids"], 8):
-            for ids in (row.values.to_numpy() for row in batch.column(0)):
+        for batch in pack_batches(file.place, [IDS], 8):
+            for ids in np.split(batch.ids, batch.packs[1:-1]):
                 if tokens >= MOST_TOKENS:
                     return
                 tokens += len(ids)
@@ -275,10 +221,7 @@ class Run:
     @cached_property
     def packed(self) -> list[Packed]:
         """The first packs of each split."""
-        by_split: dict[str, list[File]] = {}
-        for file in self.files:
-            by_split.setdefault(file.split, []).append(file)
-        return [_packed(split, files) for split, files in ((split, by_split[split]) for split in in_order(by_split))]
+        return [_packed(split, self.parts(split)) for split in self.splits]
 
     @cached_property
     def samples(self) -> list[Sample]:
@@ -290,34 +233,26 @@ class Run:
             "lines": _sampled_line,
         }
         groups = itertools.islice(self.groups, MOST_SAMPLES)
-        return [Sample(dataset, split, read[self.stored_as](files[0])) for dataset, split, files in groups]
+        return [Sample(dataset, split, read[self.format](files[0])) for dataset, split, files in groups]
 
-    def _sampled(self, file: File) -> list[Passage]:
-        ids = _first_ids(file, min(int(next(_indexed(file))[0]), SAMPLE_TOKENS))
+    def _sampled(self, file: Part) -> list[Passage]:
+        pair = StoredDocuments(file.place)
+        ids = pair.leading_ids(min(int(pair.leading_lengths(1)[0]), SAMPLE_TOKENS))
         return [Passage("text", True, self.vocabulary.decode(ids.tolist()))]
 
-    def _sampled_pack(self, file: File) -> list[Passage]:
-        from tokenmill.tasks.chat.encoding import ROLES
-
+    def _sampled_pack(self, file: Part) -> list[Passage]:
         from .view import passages_of
-        from .view_rows import Row
 
-        batch = next(_batches(file.place, list(PACK_COLUMNS), 1))
-        ids, mask, starts, role_starts, roles = (batch.column(name).flatten().to_numpy() for name in PACK_COLUMNS)
-        trained = _targets(mask)
-        each = np.repeat(roles, np.diff(role_starts, append=len(ids)))
-        stop = min(int(starts[1]) if len(starts) > 1 else len(ids), SAMPLE_TOKENS)
-        row = Row(ids, trained, each, ROLES, starts, starts, None)
+        row = next(next(pack_batches(file.place, rows=1)).rows)
+        stop = min(int(row.starts[1]) if len(row.starts) > 1 else len(row.ids), SAMPLE_TOKENS)
         passages = passages_of(row, 0, stop, self.vocabulary.decode)
         return [Passage(each.role, each.trained, each.text) for each in passages]
 
 
-PACK_COLUMNS = ("input_ids", "loss_mask", "seq_start_id", "role_start", "role")
-
-
-def run_in(output_dir: str) -> Run:
-    """The published preparation in a folder; errors as in `read_publication`."""
-    return Run(read_publication(output_dir))
+def measured(output_dir: str) -> Measured:
+    """The published preparation in a folder; errors as in `open_dataset`."""
+    data = open_dataset(output_dir)
+    return Measured(data.path, data.manifest)
 
 
 def _up_to(pieces: Iterator[np.ndarray], most: int) -> Iterator[np.ndarray]:
@@ -328,27 +263,8 @@ def _up_to(pieces: Iterator[np.ndarray], most: int) -> Iterator[np.ndarray]:
             return
 
 
-def _read(place: str, start: int, stop: int) -> bytes:
-    system, path = filesystem(place)
-    return cast("bytes", system.cat_file(path, start=start, end=stop))
-
-
-def _header(file: File) -> tuple[np.dtype[np.integer], int]:
-    _, _, code, documents, _ = HEADER.unpack(_read(f"{file.place}.idx", 0, HEADER.size))
-    return DTYPES[code], documents
-
-
-def _indexed(file: File) -> Iterator[np.ndarray]:
-    """The lengths in an `.idx`, of the first documents."""
-    _, documents = _header(file)
-    stop = HEADER.size + 4 * min(documents, MOST_DOCUMENTS)
-    yield np.frombuffer(_read(f"{file.place}.idx", HEADER.size, stop), "<i4")
-
-
-def _first_ids(file: File, tokens: int) -> np.ndarray:
-    """The first ids of a `.bin`, at most MOST_TOKENS."""
-    dtype, _ = _header(file)
-    return np.frombuffer(_read(f"{file.place}.bin", 0, min(tokens, MOST_TOKENS) * dtype.itemsize), dtype)
+def _document_lengths(file: Part) -> Iterator[np.ndarray]:
+    yield StoredDocuments(file.place).leading_lengths(MOST_DOCUMENTS)
 
 
 def _batches(place: str, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
@@ -357,46 +273,31 @@ def _batches(place: str, names: list[str], rows: int) -> Iterator[pa.RecordBatch
         yield from pq.ParquetFile(stream).iter_batches(batch_size=rows, columns=names)
 
 
-def _first_batches(file: File, names: list[str]) -> Iterator[pa.RecordBatch]:
-    """The first MOST_PACKS rows."""
-    rows = 0
-    for batch in _batches(file.place, names, 250):
+def _first_packs(file: Part, columns: Sequence[str]) -> Iterator[PackBatch]:
+    """The first MOST_PACKS packs."""
+    packs = 0
+    for batch in pack_batches(file.place, columns, 250):
         yield batch
-        rows += len(batch)
-        if rows >= MOST_PACKS:
+        packs += len(batch)
+        if packs >= MOST_PACKS:
             return
 
 
-def _packed_lengths(file: File) -> Iterator[np.ndarray]:
+def _packed_lengths(file: Part) -> Iterator[np.ndarray]:
     """The lengths of sequences in the first packs."""
-    for batch in _first_batches(file, ["input_ids", "seq_start_id"]):
-        starts, offsets = batch.column("seq_start_id"), batch.column("input_ids").offsets.to_numpy()
-        packs = starts.value_parent_indices().to_numpy()
-        first = offsets[packs] - offsets[0] + starts.flatten().to_numpy()
-        yield np.diff(first, append=offsets[-1] - offsets[0])
+    for batch in _first_packs(file, [IDS, STARTS]):
+        yield np.diff(batch.begins, append=len(batch.ids))
 
 
-def _targets(mask: np.ndarray) -> np.ndarray:
-    """Whether each token is a target of the loss; the stored mask marks the token before it, never the last of a sequence."""
-    trained = np.zeros(len(mask), np.bool_)
-    trained[1:] = mask[:-1] == 1
-    return trained
-
-
-def _packed(split: str, files: Sequence[File]) -> Packed:
-    from tokenmill.tasks.chat.encoding import ROLES
-
+def _packed(split: str, files: Sequence[Part]) -> Packed:
     lengths: list[np.ndarray] = []
     stored, trained = np.zeros(len(ROLES), np.int64), np.zeros(len(ROLES), np.int64)
-    for batch in itertools.chain.from_iterable(_first_batches(file, list(PACK_COLUMNS)) for file in files):
-        offsets = batch.column("input_ids").offsets.to_numpy() - batch.column("input_ids").offsets[0].as_py()
-        runs = batch.column("role_start")
-        starts = offsets[runs.value_parent_indices().to_numpy()] + runs.flatten().to_numpy()
-        roles, size = batch.column("role").flatten().to_numpy(), int(offsets[-1])
-        targets = np.add.reduceat(_targets(batch.column("loss_mask").flatten().to_numpy()).astype(np.int64), starts)
-        stored += np.bincount(roles, np.diff(starts, append=size), len(ROLES)).astype(np.int64)
-        trained += np.bincount(roles, targets, len(ROLES)).astype(np.int64)
-        lengths.append(np.diff(offsets))
+    for batch in itertools.chain.from_iterable(_first_packs(file, TOKENS) for file in files):
+        starts = batch.role_begins
+        targets = np.add.reduceat(batch.trained.astype(np.int64), starts)
+        stored += np.bincount(batch.roles, np.diff(starts, append=len(batch.ids)), len(ROLES)).astype(np.int64)
+        trained += np.bincount(batch.roles, targets, len(ROLES)).astype(np.int64)
+        lengths.append(np.diff(batch.packs))
     by_role = {role: (int(stored[at]), int(trained[at])) for at, role in enumerate(ROLES) if stored[at]}
     measured = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
     return Packed(split, len(measured), measured, by_role)
@@ -408,25 +309,25 @@ LENGTHS = ("stats_token_len", "scored_tokens", "total_token_count", "token_count
 TEXTS = ("text", "embed_text", "messages_json")
 
 
-def _column(file: File, names: Sequence[str]) -> list[str]:
+def _column(file: Part, names: Sequence[str]) -> list[str]:
     """The first of these columns that a Parquet file has."""
     known = _schema(file).names
     return [name for name in names if name in known][:1]
 
 
-def _schema(file: File) -> pa.Schema:
+def _schema(file: Part) -> pa.Schema:
     system, path = filesystem(file.place)
     with cast("BinaryIO", system.open(path, "rb")) as stream:
         return pq.read_schema(stream)
 
 
-def _counted(file: File) -> Iterator[np.ndarray]:
+def _counted(file: Part) -> Iterator[np.ndarray]:
     for name in _column(file, LENGTHS):
         for batch in _batches(file.place, [name], 65_536):
             yield batch.column(0).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _texts(file: File) -> Iterator[tuple[int, int]]:
+def _texts(file: Part) -> Iterator[tuple[int, int]]:
     """Tokens and bytes of the first rows with both."""
     counts, texts = _column(file, LENGTHS), _column(file, TEXTS)
     if not counts or not texts:
@@ -441,7 +342,7 @@ def _texts(file: File) -> Iterator[tuple[int, int]]:
         )
 
 
-def lines_of(file: File) -> Iterator[bytes]:
+def lines_of(file: Part) -> Iterator[bytes]:
     """The whole lines in the first MOST_BYTES, without their ends."""
     ending = file.place.rpartition(".")[2]
     source = SourceFile(file.place, 1, "jsonl", COMPRESSIONS.get(ending))
@@ -455,11 +356,11 @@ def lines_of(file: File) -> Iterator[bytes]:
     yield from whole or [content]
 
 
-def _line_lengths(file: File) -> Iterator[np.ndarray]:
+def _line_lengths(file: Part) -> Iterator[np.ndarray]:
     yield np.fromiter(map(len, lines_of(file)), np.int64)
 
 
-def _stated(file: File) -> dict[str, Counter[str]]:
+def _stated(file: Part) -> dict[str, Counter[str]]:
     """What the rows of a Parquet file state in text columns called as NAMED says, without those that state nothing."""
     names = [field.name for field in _schema(file) if field.name in NAMED and pa.types.is_string(field.type)]
     found = {name: Counter[str | None]() for name in names}
@@ -474,7 +375,7 @@ def _without_none(counts: Mapping[str | None, int]) -> Counter[str]:
     return Counter({value: count for value, count in counts.items() if value is not None})
 
 
-def _stated_in_lines(file: File) -> dict[str, Counter[str]]:
+def _stated_in_lines(file: Part) -> dict[str, Counter[str]]:
     """The same of the first rows of JSON Lines."""
     found: dict[str, Counter[str]] = {}
     for row in map(orjson.loads, lines_of(file)):
@@ -484,7 +385,7 @@ def _stated_in_lines(file: File) -> dict[str, Counter[str]]:
     return found
 
 
-def _sampled_row(file: File) -> list[Passage]:
+def _sampled_row(file: Part) -> list[Passage]:
     for name in _column(file, TEXTS):
         for batch in _batches(file.place, [name], 1):
             return [Passage("text", False, str(batch.column(0)[0].as_py())[:SAMPLE_CHARACTERS])]
@@ -494,7 +395,7 @@ def _sampled_row(file: File) -> list[Passage]:
     return []
 
 
-def _sampled_line(file: File) -> list[Passage]:
+def _sampled_line(file: Part) -> list[Passage]:
     return [_as_json(orjson.loads(text)) for text in itertools.islice(lines_of(file), 1)]
 
 
@@ -505,7 +406,7 @@ def _as_json(row: Mapping[str, Any]) -> Passage:
 def sources_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The datasets of the blend, by their name in a report."""
     return {
-        data_set(split, each["name"]): each
+        dataset_name(split, each["name"]): each
         for split, listed in listed_sources(manifest["blend"]).items()
         for each in listed
     }

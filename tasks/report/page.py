@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from tokenmill.tasks.dataset.dataset import dataset_name, in_order
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.kit import html
 from tokenmill.tasks.kit.charts import bars, columns, flow
@@ -22,12 +23,12 @@ from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.shards.published import THREADS
 from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.store import Store, read_bytes
+from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.threads import in_threads
 
 from .cards import NOT_STATED, card_problems, digest, licence_rows, publish_cards, stated_rows
-from .measured import ROW, Lengths, Run, data_set, drops_by_file, in_order, run_in, sources_of
+from .measured import ROW, Lengths, Measured, drops_by_file, measured, sources_of
 from .summary import PAGE, amount, counted, follows_weights, not_read, warnings
 
 MOST_FILES = 10
@@ -39,18 +40,18 @@ MOST_CODE = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of a page: `needs` are ways of storing documents (see `Run.stored_as`), any if empty."""
+    """A section of a page: `needs` are ways of storing documents (see `Dataset.format`), any if empty."""
 
     title: str
     needs: frozenset[str]
-    parts: Callable[[Run], Sequence[Block]]
+    parts: Callable[[Measured], Sequence[Block]]
 
 
 NOT_SHOWN = "Not shown: "
 """How a section begins whose figures can't be computed here."""
 
 
-def to_act_on(run: Run) -> list[Block]:
+def to_act_on(run: Measured) -> list[Block]:
     """What to read before training on the data."""
     found = [*warnings(run.manifest), *not_read(run.manifest)]
     if bad := run.manifest["totals"]["quarantined"]:
@@ -60,7 +61,7 @@ def to_act_on(run: Run) -> list[Block]:
     return [Items(found)] if found else [Text("Nothing: every file and field was read, and no warning applies.")]
 
 
-def overview(run: Run) -> list[Block]:
+def overview(run: Measured) -> list[Block]:
     """What came in and went out."""
     totals = run.manifest["totals"]
     dropped, datasets = sum(totals["dropped"].values()), counted(len(totals["datasets"]), "dataset")
@@ -72,7 +73,7 @@ def overview(run: Run) -> list[Block]:
     tokens = ["tokens"] if totals["tokens"] else []
     fields = ("rows", "documents", "dropped", *tokens, "source_bytes")
     rows = [
-        (data_set(*name.split("/", 1)), *(sum(each[of].values()) if of == "dropped" else each[of] for of in fields))
+        (dataset_name(*name.split("/", 1)), *(sum(each[of].values()) if of == "dropped" else each[of] for of in fields))
         for name, each in totals["datasets"].items()
     ]
     found.append(Table("Datasets; bytes of source as stored", ("dataset", *fields[:-1], "bytes"), rows))
@@ -88,7 +89,7 @@ def overview(run: Run) -> list[Block]:
     return found
 
 
-def planned_and_realised(run: Run) -> list[Block]:
+def planned_and_realised(run: Measured) -> list[Block]:
     """The weights of the blend, and the share of each dataset in what was published, by split."""
     unit, applied = "tokens" if run.manifest["totals"]["tokens"] else "documents", follows_weights(run.manifest)
     found: list[Block] = []
@@ -118,7 +119,7 @@ def planned_and_realised(run: Run) -> list[Block]:
     return [*found, Text(about)] if found else []
 
 
-def _repeated(run: Run, split: str) -> dict[str, int]:
+def _repeated(run: Measured, split: str) -> dict[str, int]:
     """What is published of each dataset (tokens, or rows if nothing is tokenized) if data are left out or repeated."""
     if split == "train" and "batches" in run.manifest:
         return {name: each["read"] for name, each in run.manifest["batches"]["datasets"].items()}
@@ -126,7 +127,7 @@ def _repeated(run: Run, split: str) -> dict[str, int]:
     return {name: each["tokens"] for name, each in sampled.get(split, {}).items()}
 
 
-def _weights(run: Run, split: str, names: Iterable[str]) -> dict[str, float]:
+def _weights(run: Measured, split: str, names: Iterable[str]) -> dict[str, float]:
     """The weight of each dataset; in training, the tokens that a budget reads of it."""
     phases = run.manifest.get("phases", []) if split == "train" else []
     if not phases:
@@ -134,7 +135,7 @@ def _weights(run: Run, split: str, names: Iterable[str]) -> dict[str, float]:
     return {name: sum(phase["drawn"].get(name, 0.0) for phase in phases) for name in names}
 
 
-def phases_of_training(run: Run) -> list[Block]:
+def phases_of_training(run: Measured) -> list[Block]:
     """What the budget reads in each phase, and what the phase's files give to read."""
     phases = [phase for phase in run.manifest.get("phases", []) if "pairs" in phase]
     held: Counter[str] = Counter()
@@ -173,15 +174,15 @@ def _epochs(weight: float, wanted: float, count: float, stored: float) -> str:
 QUANTILES = (0, 0.5, 0.99, 1)
 
 
-def document_lengths(run: Run) -> list[Block]:
+def document_lengths(run: Measured) -> list[Block]:
     """How long documents are."""
     if not run.lengths:
         return []
-    unit = "bytes" if run.stored_as == "lines" else "tokens"
+    unit = "bytes" if run.format == "lines" else "tokens"
     everything = np.concatenate([each.lengths for each in run.lengths])
     measured, all_documents = len(everything), sum(each.documents for each in run.lengths)
     note = "" if measured >= all_documents else f"; the first {measured:,} of {all_documents:,} were measured"
-    what = "Sequences" if run.stored_as == "packs" else "Documents"
+    what = "Sequences" if run.format == "packs" else "Documents"
     return [
         columns(f"{what} by length in {unit}", *_histogram(everything), what.lower()),
         Table(
@@ -213,7 +214,7 @@ def _quantiles(each: Lengths) -> tuple[Cell, ...]:
     return f"{each.dataset}, {each.split}", len(each.lengths), *found, f"{each.lengths.mean():,.1f}"
 
 
-def density(run: Run) -> list[Block]:
+def density(run: Measured) -> list[Block]:
     """How many tokens the vocabulary needs for the text of each dataset."""
     if not run.densities:
         return []
@@ -230,7 +231,7 @@ def density(run: Run) -> list[Block]:
     ]
 
 
-def packing(run: Run) -> list[Block]:
+def packing(run: Measured) -> list[Block]:
     """How full packs are."""
     size = run.manifest["settings"]["pack_size"]
     found: list[Block] = []
@@ -250,7 +251,7 @@ def packing(run: Run) -> list[Block]:
     ]
 
 
-def masks(run: Run) -> list[Block]:
+def masks(run: Measured) -> list[Block]:
     """Which roles the loss trains on."""
     found: list[Block] = []
     for each in run.packed:
@@ -272,7 +273,7 @@ def masks(run: Run) -> list[Block]:
     return found
 
 
-def contents(run: Run) -> list[Block]:
+def contents(run: Measured) -> list[Block]:
     """What blend and rows say about themselves: licenses, languages, domains; and pools. Nothing is guessed."""
     found: list[Block] = [Table("Licenses", ("license", "documents"), licence_rows(run.manifest))]
     for field in ("languages", "domain"):
@@ -293,7 +294,7 @@ def contents(run: Run) -> list[Block]:
     return [part for part in found if not isinstance(part, Table) or part.rows]
 
 
-def worst_files(run: Run) -> list[Block]:
+def worst_files(run: Measured) -> list[Block]:
     """The source files with the most dropped rows."""
     lossy = {name: counts for name, counts in drops_by_file(run.manifest).items() if _dropped(counts)}
     worst = sorted(lossy.items(), key=lambda each: (-each[1]["quarantined"], -_dropped(each[1]), each[0]))
@@ -320,7 +321,7 @@ def _short_place(place: str) -> str:
     return "/".join(place.split("/")[-2:]) if place.startswith("/") else place
 
 
-def samples(run: Run) -> list[Block]:
+def samples(run: Measured) -> list[Block]:
     """The beginnings of documents, decoded; rows without a text as JSON."""
     about = {"packs": "Text that is trained on has a colored ground.", "documents": "All text is trained on."}
     found = [
@@ -332,12 +333,12 @@ def samples(run: Run) -> list[Block]:
         for each in run.samples
     ]
     return [
-        Text(f"The beginning of the first document of each dataset and split. {about.get(run.stored_as, '')}"),
+        Text(f"The beginning of the first document of each dataset and split. {about.get(run.format, '')}"),
         *found,
     ]
 
 
-def identity(run: Run) -> list[Block]:
+def identity(run: Measured) -> list[Block]:
     """What decides the bytes, and the command that makes them again."""
     manifest = run.manifest
     rows: list[tuple[Cell, Cell]] = [
@@ -405,7 +406,7 @@ SECTIONS = (
 THIS_RUN = "This run"
 
 
-def this_run(run: Run) -> list[Block]:
+def this_run(run: Measured) -> list[Block]:
     """Times, versions and the work of every shard. Another run of the same preparation has others."""
     volatile = run.manifest["volatile"]
     shards = volatile["shards"]
@@ -435,10 +436,9 @@ def _writer() -> str:
     return f"tokenmill {built_with('tokenmill.tasks.report', ())['tokenmill']}"
 
 
-def _receipts(run: Run) -> dict[str, Receipt | None]:
-    store = Store(run.publication.store.place, run.manifest["type"])
-    keys = list(dict.fromkeys(entry["key"] for entry in run.manifest["shards"]))
-    return dict(zip(keys, in_threads(store.read_receipt, keys, THREADS), strict=True))
+def _receipts(run: Measured) -> dict[str, Receipt | None]:
+    keys = list(dict.fromkeys(entry["key"] for entry in run.entries))
+    return dict(zip(keys, in_threads(run.store.read_receipt, keys, THREADS), strict=True))
 
 
 MOST_TIMES = 24
@@ -474,17 +474,15 @@ def _slowest(receipts: Mapping[str, Receipt], manifest: Mapping[str, Any]) -> li
     return [Table("Slowest shards", ("file", "shard", "seconds", "MB", "MB/s"), rows)]
 
 
-def sections(run: Run) -> dict[str, html.Rendered]:
+def sections(run: Measured) -> dict[str, html.Rendered]:
     """The sections that are the same for the same data, by title: tables and charts, which a notebook shows."""
     found = {
-        each.title: html.Rendered(_parts(each, run))
-        for each in SECTIONS
-        if not each.needs or run.stored_as in each.needs
+        each.title: html.Rendered(_parts(each, run)) for each in SECTIONS if not each.needs or run.format in each.needs
     }
     return {title: parts for title, parts in found.items() if parts}
 
 
-def _parts(section: Section, run: Run) -> Sequence[Block]:
+def _parts(section: Section, run: Measured) -> Sequence[Block]:
     """A section's parts; the reason instead, if what it needs cannot be read here."""
     try:
         return section.parts(run)
@@ -503,7 +501,7 @@ GLOSSARY = {
 """Words of a page that this project coined, explained at its end where it has them."""
 
 
-def page(run: Run) -> str:
+def page(run: Measured) -> str:
     """The page."""
     found = {**sections(run), THIS_RUN: this_run(run)}
     name = KINDS[run.manifest["type"]].command
@@ -515,7 +513,7 @@ def page(run: Run) -> str:
 
 def publish_page(output_dir: str, place: str | None = None) -> Output:
     """Write the page of a published preparation to `place`, report.html in its folder by default; errors as in `publish`."""
-    return publish_bytes(absolute(place or join(output_dir, PAGE)), page(run_in(output_dir)).encode())
+    return publish_bytes(absolute(place or join(output_dir, PAGE)), page(measured(output_dir)).encode())
 
 
 def leave_report(output_dir: str, warn: Callable[[str], object]) -> None:
@@ -549,7 +547,7 @@ def report_problems(output_dir: str) -> tuple[list[str], list[str]]:
         return card_problems(output_dir), []
     text, problems, unchecked = content.decode(errors="replace"), list[str](), list[str]()
     again = f"write it again: tokenmill report {output_dir}"
-    for title, parts in sections(run_in(output_dir)).items():
+    for title, parts in sections(measured(output_dir)).items():
         here = html.section(title, parts)
         left_out = "".join(html.section(title, [Text(NOT_SHOWN)]).partition(NOT_SHOWN.strip())[:2])
         absent = next((part.text for part in parts if isinstance(part, Text) and part.text.startswith(NOT_SHOWN)), None)

@@ -20,16 +20,14 @@ from typing import Any, cast
 import orjson
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.seal import unsealed
-from tokenmill.tasks.shards.manifest import BLEND, BLENDS, MANIFEST, entry_files, manifest_bytes
+from tokenmill.tasks.shards.manifest import BLEND, BLENDS, MANIFEST, manifest_bytes, stored_entries
 from tokenmill.tasks.shards.publication import MOST_SHOWN, QUARANTINE, described
 from tokenmill.tasks.shards.publish import Output
 from tokenmill.tasks.shards.published import (
-    Publication,
     PublishedFile,
     content_problem,
     problems_in,
     published_files,
-    read_publication,
     recorded_outputs,
     size_problem,
 )
@@ -37,7 +35,7 @@ from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 
 from .cards import CARD, cards
-from .measured import Run
+from .measured import Measured, measured
 
 RELATIVE = re.compile(r"\.{1,2}/.+|(?:[\w.-]+/){2,}[\w.-]*")
 """What can only be a path: relative to here, or with several slashes."""
@@ -69,17 +67,17 @@ def parcel_of(output_dir: str) -> Parcel:
     output_dir = absolute(output_dir)
     if not is_local(output_dir):
         raise InputError(f"{output_dir}: only a local folder can be pushed; prepare the data with a local --output-dir")
-    publication = read_publication(output_dir)
-    manifest = publication.manifest
+    data = measured(output_dir)
+    manifest = data.manifest
     if manifest["missing"]:
         raise InputError(f"{output_dir}: {len(manifest['missing'])} planned shards are missing from it; {AGAIN}")
-    files = _recorded(publication)
+    files = _recorded(data)
     _require(output_dir, files, size_problem)
     _require(output_dir, [file for file in files if file.recorded.path == BLEND], content_problem)
     pushed = [file for file in files if file.recorded.path.partition("/")[0] not in {*BLENDS, QUARANTINE}]
-    documents = {**cards(Run(publication)), BLEND: _relative_blend(output_dir)}
+    documents = {**cards(data), BLEND: _relative_blend(output_dir)}
     made = [described(name, content) for name, content in documents.items()]
-    public = _changed(manifest, partial(_without_folders, folders=_folders(publication)))
+    public = _changed(manifest, partial(_without_folders, folders=_folders(data)))
     public |= {
         "settings": _changed(public["settings"], _without_path),
         "files": [asdict(file) for file in [*(file.recorded for file in pushed), *made]],
@@ -101,18 +99,17 @@ def require_unchanged(parcel: Parcel) -> None:
     _require(parcel.output_dir, parcel.files, content_problem)
 
 
-def _recorded(publication: Publication) -> list[PublishedFile]:
+def _recorded(data: Measured) -> list[PublishedFile]:
     """Every published file, once.
 
     Raises RunError for a shard without a valid receipt, InputError for a file outside the output.
     """
-    output_dir, entries = publication.output_dir, publication.entries
-    outputs = recorded_outputs(publication)
-    for _, entry in entries:
+    outputs = recorded_outputs(data.manifest)
+    for store, entry in stored_entries(data.manifest):
         if outputs[entry["key"]] is None:
-            store = publication.store.place
-            raise RunError(f"{output_dir}: the shard of {entry['place']} has no valid receipt in {store}; {AGAIN}")
-    files = {file.place: _inside(output_dir, file) for file in published_files(publication, outputs)}
+            raise RunError(f"{data.path}: the shard of {entry['place']} has no valid receipt in {store.place}; {AGAIN}")
+    published = published_files(data.path, data.manifest, outputs)
+    files = {file.place: _inside(data.path, file) for file in published}
     return list(files.values())
 
 
@@ -149,14 +146,13 @@ def _relative_blend(output_dir: str) -> bytes:
     return orjson.dumps(relative(orjson.loads(read_bytes(place) or b"")), option=orjson.OPT_INDENT_2)
 
 
-def _folders(publication: Publication) -> re.Pattern[str]:
+def _folders(data: Measured) -> re.Pattern[str]:
     """Match the folders that the manifest may name: the output, its store, and those of local source files.
 
     They match inside longer texts, but not within a URL or at the end of a longer path.
     """
-    files = [file["file"] for entry in publication.manifest["shards"] for file in entry_files(entry)]
-    sources = {os.path.dirname(file) for file in files if is_local(file)}  # noqa: PTH120 - a string
-    known = {publication.output_dir, publication.store.place, *sources} - {"", "/"}
+    sources = {os.path.dirname(file) for file in data.source_files if is_local(file)}  # noqa: PTH120 - a string
+    known = {data.path, data.store.place, *sources} - {"", "/"}
     folders = sorted(known, key=len, reverse=True)
     return re.compile(rf"(?<![\w.-])(?<!:/)(?:{'|'.join(map(re.escape, folders))})/")
 

@@ -17,14 +17,10 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from tokenmill.tasks.dataset.dataset import open_dataset
+from tokenmill.tasks.dataset.parts import DocumentId, ShardPart, parts_of, parts_of_document
+from tokenmill.tasks.dataset.stored import PADDING, Row
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.kinds import kind_of
-from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
-from tokenmill.tasks.storage import absolute
-from tokenmill.tasks.tokenize.load import recorded_vocabulary
-
-from .view_parts import DocumentId, Part, parts_of, parts_of_document
-from .view_rows import PADDING, Row, Tokens, read_row, rows_with
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -111,20 +107,16 @@ def view_output(
     `dataset` restricts the rows to one dataset. `doc` shows every sub-sequence of one document instead. Raises InputError for
     an unknown dataset or document and for a changed tokenizer, RunError for a damaged file.
     """
-    path = absolute(output_dir)
-    manifest = read_manifest(path)
-    if manifest is None:
-        raise InputError(f"{path}: no {MANIFEST} here; point at the --output-dir of a preparation")
-    kind = kind_of(manifest)
-    if kind is None or kind.tokens is None:
-        raise InputError(f"{path}: holds a preparation of type {manifest['type']!r}; view shows pretrain and sft")
-    parts = parts_of(manifest, dataset)
-    decode = recorded_vocabulary(manifest).decode
+    data = open_dataset(output_dir)
+    if data.kind.tokens is None:
+        raise InputError(f"{data.path}: holds a preparation of type {data.type!r}; view shows pretrain and sft")
+    parts = parts_of(data.manifest, dataset)
+    decode = data.tokenizer.decode
     packs = _chosen(parts, rows, seed, decode) if doc is None else _holding(parts, DocumentId.parse(doc), decode)
-    return View(path, manifest["type"], manifest["settings"]["tokenizer"]["model"], packs)
+    return View(data.path, data.type, data.manifest["settings"]["tokenizer"]["model"], packs)
 
 
-def _chosen(parts: Sequence[Part], rows: int, seed: int | None, decode: Decode) -> list[Pack]:
+def _chosen(parts: Sequence[ShardPart], rows: int, seed: int | None, decode: Decode) -> list[Pack]:
     """The first rows of all parts, or with a seed, distinct rows chosen uniformly at random."""
     if rows < 1:
         raise InputError(f"--rows: {rows} shows no rows; use 1 or more")
@@ -138,12 +130,12 @@ def _chosen(parts: Sequence[Part], rows: int, seed: int | None, decode: Decode) 
     return packs
 
 
-def _holding(parts: Sequence[Part], wanted: DocumentId, decode: Decode) -> list[Pack]:
+def _holding(parts: Sequence[ShardPart], wanted: DocumentId, decode: Decode) -> list[Pack]:
     """The packs that hold a document, reduced to it. Raises InputError if there are none."""
     parts = parts_of_document(parts, wanted)
     numbers = [part.numbers_of(wanted.key, wanted.number) for part in parts]
     packs = [
-        decoded(part, row, decode, of) for part, of in zip(parts, numbers, strict=True) for row in rows_with(part, of)
+        decoded(part, row, decode, of) for part, of in zip(parts, numbers, strict=True) for row in part.rows_with(of)
     ]
     if not packs:
         key = next(key for key in parts[0].shards if key.startswith(wanted.key))
@@ -153,10 +145,14 @@ def _holding(parts: Sequence[Part], wanted: DocumentId, decode: Decode) -> list[
 
 
 def decoded(
-    part: Part, number: int, decode: Decode, documents: Collection[int] | None = None, tokens: Tokens | None = None
+    part: ShardPart,
+    number: int,
+    decode: Decode,
+    documents: Collection[int] | None = None,
+    tokens: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Pack:
-    """Decode a row: all of it, or only some documents. `tokens` are those of `read_row`."""
-    row = read_row(part, number, tokens)
+    """Decode a row: all of it, or only some documents. `tokens` are those of `read_pack`."""
+    row = part.row(number, tokens)
     return Pack(
         dataset=part.dataset,
         file=part.stored,
@@ -173,7 +169,7 @@ def decoded(
     )
 
 
-def _sequence(part: Part, row: Row, place: int, decode: Decode) -> SubSequence:
+def _sequence(part: ShardPart, row: Row, place: int, decode: Decode) -> SubSequence:
     start, stop = [*row.starts.tolist(), len(row.ids)][place : place + 2]
     number = int(row.documents[place])
     origin, line = part.source(number)

@@ -1,11 +1,11 @@
 """A view as a static HTML page, which has about twice the bytes of its text."""
 
+from tokenmill.tasks.dataset.stored import PADDING
 from tokenmill.tasks.kit import html
 from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.storage import absolute
 
 from .view import View
-from .view_rows import PADDING
 from .view_terminal import describe_pack, describe_padding, describe_sequence
 
 

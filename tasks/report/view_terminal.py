@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table as RichTable
 from rich.text import Text
+from tokenmill.tasks.dataset.stored import PADDING
 from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.kit.visible import visible, visible_line
 
 from .view import Pack, Passage, SubSequence, View
-from .view_rows import PADDING
 
 OPENING, CLOSING = "⟦", "⟧"
 ESCAPED_MARKS = {ord(mark): f"\\u{ord(mark):04x}" for mark in (OPENING, CLOSING)}

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.text import Text
+from tokenmill.tasks.dataset.dataset import Dataset, open_dataset, require_followed
+from tokenmill.tasks.dataset.duplicates import source_rows
+from tokenmill.tasks.dataset.fates import Fate, Location, Read, fate_of
+from tokenmill.tasks.dataset.parts import DocumentId
 from tokenmill.tasks.errors import InputError, RunError, closest
 from tokenmill.tasks.kit.visible import visible_line
 from tokenmill.tasks.storage import absolute
-
-from .view_parts import DocumentId
-from .why_duplicates import source_rows
-from .why_fate import Fate, Place, Prepared, Read
 
 Story = list[Fate]
 """The fates of a row in all preparations that it went through, the first to the last."""
@@ -55,9 +55,9 @@ class Follower:
     """Follows rows through an output and the outputs that it was made from, each opened once."""
 
     def __init__(self, output_dir: str) -> None:
-        self._output = Prepared.at(output_dir)
-        self._opened: dict[str, Prepared] = {}
-        self._publishers: dict[str, Prepared | None] = {}
+        self._output = require_followed(open_dataset(output_dir))
+        self._opened: dict[str, Dataset] = {}
+        self._publishers: dict[str, Dataset | None] = {}
 
     def of_row(self, name: str, line: int, option: str) -> list[Story]:
         """See `why_row`."""
@@ -99,50 +99,50 @@ class Follower:
         before, number = source.source(shard, row)
         return self.origin(before.file, number)
 
-    def _files(self, output: Prepared) -> set[str]:
+    def _files(self, output: Dataset) -> set[str]:
         """The files that an output was made from, directly or not."""
-        return set(output.files).union(*(self._files(each) for each in self._sources(output)))
+        return set(output.source_files).union(*(self._files(each) for each in self._sources(output)))
 
-    def _rows(self, output: Prepared, file: str) -> int:
+    def _rows(self, output: Dataset, file: str) -> int:
         """The number of rows of a file that were read."""
         return max([output.rows_of(file), *(self._rows(source, file) for source in self._sources(output))])
 
-    def _sources(self, output: Prepared) -> list[Prepared]:
+    def _sources(self, output: Dataset) -> list[Dataset]:
         """The preparations whose published files an output was made from."""
-        found = [self._publisher(file) for file in output.files]
+        found = [self._publisher(file) for file in output.source_files]
         return list(dict.fromkeys(each for each in found if each is not None))
 
-    def _publisher(self, file: str) -> Prepared | None:
+    def _publisher(self, file: str) -> Dataset | None:
         """The preparation that published a file, if any."""
         folder = file.rpartition("/")[0]
         if folder not in self._publishers:
             self._publishers[folder] = self._found_above(folder)
         return self._publishers[folder]
 
-    def _found_above(self, folder: str) -> Prepared | None:
+    def _found_above(self, folder: str) -> Dataset | None:
         for _ in range(DEEPEST):
             if folder in self._opened:
                 return self._opened[folder]
             with suppress(InputError, RunError):  # no output, or another program's manifest.json
-                return self._opened.setdefault(folder, Prepared.at(folder))
+                return self._opened.setdefault(folder, require_followed(open_dataset(folder)))
             folder = folder.rpartition("/")[0]
             if not folder.strip("/") or folder.endswith(":/"):
                 break
         return None
 
-    def _stories(self, output: Prepared, file: str, line: int) -> Iterator[Story]:
+    def _stories(self, output: Dataset, file: str, line: int) -> Iterator[Story]:
         """The stories of a line of a file that an output was made from."""
         for shard, row in output.rows_at(file, line):
             yield from self._from_origin(output, shard, row)
-        if file in output.files:
+        if file in output.source_files:
             return
         for source in self._sources(output):
             for story in self._stories(source, file, line):
                 yield from self._to_end(output, source, story)
 
-    def _from_origin(self, output: Prepared, shard: int, row: int) -> Iterator[Story]:
+    def _from_origin(self, output: Dataset, shard: int, row: int) -> Iterator[Story]:
         """The stories that end with a row of a shard, from the original file on."""
-        fate = output.fate(shard, row)
+        fate = fate_of(output, shard, row)
         source = self._publisher(fate.file)
         found = source and _read_back(source, fate.file, fate.line - 1)
         if not source or not found:
@@ -151,10 +151,10 @@ class Follower:
         for story in self._from_origin(source, *found):
             yield [*story, fate]
 
-    def _to_end(self, output: Prepared, source: Prepared, story: Story) -> Iterator[Story]:
+    def _to_end(self, output: Dataset, source: Dataset, story: Story) -> Iterator[Story]:
         """A story that ends in `source`, continued in `output` as often as that read the row."""
         fates = [
-            output.fate(*found)
+            fate_of(output, *found)
             for name, number in _published(source, story[-1])
             for found in output.rows_at(name, number + 1)
         ]
@@ -182,7 +182,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_SHOWN]) + more
 
 
-def _read_back(source: Prepared, file: str, number: int) -> tuple[int, int] | None:
+def _read_back(source: Dataset, file: str, number: int) -> tuple[int, int] | None:
     """The shard of `source`, and the row in its slice, that row `number` of a published file was made of."""
     if file in source.pools:
         shard = next(n for n, entry in enumerate(source.entries) if entry["place"] == source.pools[file])
@@ -195,7 +195,7 @@ def _read_back(source: Prepared, file: str, number: int) -> tuple[int, int] | No
     return shard, source.source_row(shard, part.name, document)
 
 
-def _published(source: Prepared, fate: Fate) -> Iterator[tuple[str, int]]:
+def _published(source: Dataset, fate: Fate) -> Iterator[tuple[str, int]]:
     """The published files with a row of `source`, also pools of normalized rows, and its number in each, from 0."""
     for place in fate.places:
         if place.name is not None and place.published_number is not None:
@@ -216,7 +216,7 @@ def _published(source: Prepared, fate: Fate) -> Iterator[tuple[str, int]]:
 def why_record(output_dir: str, stories: Sequence[Story]) -> dict[str, Any]:
     """The stories as a JSON record for the next command; `path` is the folder."""
     fates = [[{**asdict(fate), "kept": fate.kept} for fate in story] for story in stories]
-    return {"why": {"path": absolute(output_dir), "type": Prepared.at(output_dir).manifest["type"], "stories": fates}}
+    return {"why": {"path": absolute(output_dir), "type": open_dataset(output_dir).type, "stories": fates}}
 
 
 def print_why(output_dir: str, stories: Sequence[Story], console: Console) -> None:
@@ -261,7 +261,7 @@ def describe_steps(steps: Sequence[Read]) -> str:
     return "read by step " + ", ".join(f"{each.step:,} (sample {each.sample})" for each in steps[:MOST_STEPS]) + more
 
 
-def _place(place: Place) -> str:
+def _place(place: Location) -> str:
     tokens = "" if place.tokens is None else f", {place.tokens:,} tokens"
     if place.name is None:
         return f"in {place.unit} {place.number:,} of the shard{tokens}, which is not published"

@@ -21,7 +21,7 @@ from tokenmill.tasks.storage import join
 
 from .plan import PlannedShard
 from .receipt import NOT_READ, Receipt, unread
-from .store import PACKS, PREFIX, read_bytes
+from .store import PACKS, PREFIX, Store, read_bytes
 
 MANIFEST = "manifest.json"
 BLEND = "blend.json"
@@ -80,6 +80,19 @@ def read_manifest(output_dir: str) -> dict[str, Any] | None:
     manifest = _manifest(output_dir)
     if manifest is not None and manifest.get("status") == FAILED:
         raise RunError(f"{join(output_dir, MANIFEST)}: the run failed and published nothing: {manifest['error']}")
+    return manifest
+
+
+def open_manifest(output_dir: str) -> dict[str, Any]:
+    """The manifest of the published output in a folder.
+
+    Raises InputError when there is none, or it is damaged or names no store, and RunError when the run failed.
+    """
+    manifest = read_manifest(output_dir)
+    if manifest is None:
+        raise InputError(f"{output_dir}: no {MANIFEST} here; point at the --output-dir of a preparation")
+    if manifest["volatile"].get("store") is None:
+        raise InputError(f"{output_dir}: a copy without its shards; use the folder that it was copied from")
     return manifest
 
 
@@ -145,15 +158,16 @@ def _entry(item: Finished, recipe: int, published: Mapping[str, Sequence[str]]) 
     }
 
 
-def stored_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The entries of shards and of those derived from them, each with the folder of the store that it is in.
+def stored_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[Store, Mapping[str, Any]]]:
+    """The entries of shards and of those derived from them, each with its store.
 
     All are in the folder of the preparation's kind, except prefixes and packs.
     """
     for part in (manifest, manifest.get("derived", {"shards": []})):
         for entry in part["shards"]:
             kind = part["recipes"][entry["recipe"]]["kind"]
-            yield kind if kind in {PREFIX, PACKS} else manifest["type"], entry
+            folder = kind if kind in {PREFIX, PACKS} else manifest["type"]
+            yield Store(manifest["volatile"].get("store", ""), folder), entry
 
 
 def _file(part: Slice) -> dict[str, Any]:

@@ -10,32 +10,17 @@ from itertools import accumulate
 from typing import Any, BinaryIO, cast
 
 import xxhash
-from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.storage import absolute, filesystem, join
+from tokenmill.tasks.storage import filesystem, join
 from tokenmill.tasks.threads import in_threads
 
 from .join import Extent
-from .manifest import MANIFEST, WHOLE, read_manifest, stored_entries
+from .manifest import MANIFEST, WHOLE, stored_entries
 from .publish import Joined, Output, output_of
 from .receipt import RECEIPT
 from .store import Store, size_of
 
 CHUNK_BYTES = 4 << 20
 THREADS = min(16, (os.cpu_count() or 1) * 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """A published preparation: its absolute output folder, its manifest, and the store of its shards."""
-
-    output_dir: str
-    manifest: Mapping[str, Any]
-    store: Store
-
-    @property
-    def entries(self) -> list[tuple[Store, Mapping[str, Any]]]:
-        """The manifest's shards and those derived from them, each with its store."""
-        return [(Store(self.store.place, folder), entry) for folder, entry in stored_entries(self.manifest)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +38,17 @@ class PublishedFile:
     original: str | None = None
 
 
-def read_publication(output_dir: str) -> Publication:
-    """Read the publication in a folder.
-
-    Raises InputError when there is no manifest, or it is damaged or names no store, and RunError when the run failed.
-    """
-    output_dir = absolute(output_dir)
-    manifest = read_manifest(output_dir)
-    if manifest is None:
-        raise InputError(f"{output_dir}: no {MANIFEST} here; point at the --output-dir of a preparation")
-    store = manifest["volatile"].get("store")
-    if store is None:
-        raise InputError(f"{output_dir}: a copy without its shards; use the folder that it was copied from")
-    return Publication(output_dir, manifest, Store(store, manifest["type"]))
-
-
 def published_files(
-    publication: Publication, outputs: Mapping[str, Sequence[Output] | None]
+    output_dir: str, manifest: Mapping[str, Any], outputs: Mapping[str, Sequence[Output] | None]
 ) -> Iterator[PublishedFile]:
     """Every published file. `outputs` are those of each shard's receipt by key, None for a shard without one."""
-    for store, entry in publication.entries:
+    for store, entry in stored_entries(manifest):
         for part, names in entry["published"].items():
             recorded = outputs_of(part, outputs[entry["key"]] or []) or outputs_of(WHOLE, outputs[entry["key"]] or [])
             for name in names:
-                yield from _files(publication.output_dir, store, entry["key"], name, recorded)
-    for file in publication.manifest["files"]:
-        place = join(publication.output_dir, file["path"])
+                yield from _files(output_dir, store, entry["key"], name, recorded)
+    for file in manifest["files"]:
+        place = join(output_dir, file["path"])
         yield PublishedFile(place, place, output_of(file), MANIFEST)
 
 
@@ -102,9 +72,9 @@ def _files(output_dir: str, store: Store, key: str, name: str, outputs: Sequence
         yield PublishedFile(full, full if whole else f"{full}{ending}", output, RECEIPT, original)
 
 
-def recorded_outputs(publication: Publication) -> dict[str, Sequence[Output] | None]:
+def recorded_outputs(manifest: Mapping[str, Any]) -> dict[str, Sequence[Output] | None]:
     """The outputs in the receipt of each published shard, by key; None where it has no valid receipt."""
-    unique = {entry["key"]: store for store, entry in publication.entries}
+    unique = {entry["key"]: store for store, entry in stored_entries(manifest)}
     receipts = in_threads(lambda item: item[1].read_receipt(item[0]), list(unique.items()), THREADS)
     return {key: receipt and receipt.outputs for key, receipt in zip(unique, receipts, strict=True)}
 

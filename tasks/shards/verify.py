@@ -14,15 +14,15 @@ from functools import cache
 from itertools import accumulate, chain, groupby
 from typing import Any, TypeVar
 
-from tokenmill.tasks.storage import is_local
+from tokenmill.tasks.storage import absolute, is_local
 from tokenmill.tasks.threads import in_threads
 
 from .join import Extent
+from .manifest import open_manifest, stored_entries
 from .pool import RunAll, run_here
 from .publish import Joined, Output
 from .published import (
     THREADS,
-    Publication,
     PublishedFile,
     changed_extents,
     content_problem,
@@ -31,7 +31,6 @@ from .published import (
     outputs_of,
     problems_in,
     published_files,
-    read_publication,
     recorded_outputs,
     size_problem,
 )
@@ -99,25 +98,26 @@ def verify(output_dir: str, inspect: Inspect, find_workers: FindWorkers = lambda
 
     Raises InputError if the manifest is missing or damaged, or names no store, and RunError if the workers fail.
     """
-    publication = read_publication(output_dir)
-    shards, sizes = _shards(publication)
+    output_dir = absolute(output_dir)
+    manifest = open_manifest(output_dir)
+    shards, sizes = _shards(manifest)
     run_all = find_workers(sum(sizes))
     common = {"inspect": inspect, "threads": WORKER_THREADS if run_all else THREADS}
     calls = [{"shards": batch, **common} for batch in _batches(shards, sizes, run_all)]
     checked = list(chain.from_iterable((run_all or run_here)("verify-shards", check_shards, calls)))
-    published = published_files(publication, {shard.key: shard.outputs for shard in checked})
+    published = published_files(output_dir, manifest, {shard.key: shard.outputs for shard in checked})
     problems = [problem for shard in checked for problem in shard.problems]
     copies = [file for file in published if not _was_read(file)]
     batches = _batches(copies, [file.recorded.size for file in copies], run_all)
     calls = [{"files": batch, "check": content_problem} for batch in batches]
     problems += chain.from_iterable((run_all or run_here)("verify-copies", problems_in, calls))
-    problems += [f"{place}: planned, but missing from this partial output" for place in publication.manifest["missing"]]
+    problems += [f"{place}: planned, but missing from this partial output" for place in manifest["missing"]]
     for place in {place for shard in checked for place in shard.remove}:
         remove_file(place)
     files, size = sum(shard.files for shard in checked), sum(shard.size for shard in checked)
     withdrawn = list(dict.fromkeys(key for shard in checked for key in shard.damaged))
     formats = Counter(shard.unjudged for shard in checked if shard.unjudged)
-    maker = publication.manifest["volatile"].get("versions", {}).get("tokenmill", "another version")
+    maker = manifest["volatile"].get("versions", {}).get("tokenmill", "another version")
     unchecked = [
         f"{name} ({count:,} of {len(checked):,} shards), made by tokenmill {maker}; hashes and counts agree"
         for name, count in formats.items()
@@ -125,15 +125,15 @@ def verify(output_dir: str, inspect: Inspect, find_workers: FindWorkers = lambda
     return Verification(len(checked), files, size, problems, withdrawn, unchecked)
 
 
-def _shards(publication: Publication) -> tuple[list[Shard], list[int]]:
-    """The shards of a publication, each once, and what each costs in bytes; outputs in a prefix count with the prefix."""
-    entries = {entry["key"]: (store, entry) for store, entry in publication.entries}
+def _shards(manifest: Mapping[str, Any]) -> tuple[list[Shard], list[int]]:
+    """The shards of an output, each once, and what each costs in bytes; outputs in a prefix count with the prefix."""
+    entries = {entry["key"]: (store, entry) for store, entry in stored_entries(manifest)}
     joined: defaultdict[str, set[str]] = defaultdict(set)
     for _, entry in entries.values():
         for name in entry["source"].get("members", ()):
             key, _, path = name.partition("/")
             joined[key].add(path)
-    outputs = recorded_outputs(publication)
+    outputs = recorded_outputs(manifest)
     shards = [(store, entry, frozenset(joined.get(key, ()))) for key, (store, entry) in entries.items()]
     sizes = [
         OPEN_BYTES + sum(output.size for output in outputs[entry["key"]] or () if output.path not in members)

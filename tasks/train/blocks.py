@@ -15,10 +15,11 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.manifest import open_manifest
 from tokenmill.tasks.shards.publish import Joined, Output, publish_bytes
-from tokenmill.tasks.shards.published import published_files, read_publication, recorded_outputs
+from tokenmill.tasks.shards.published import published_files, recorded_outputs
 from tokenmill.tasks.shards.store import size_of
-from tokenmill.tasks.storage import filesystem, is_local, join
+from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 
 from .job import READ_SPLITS, TrainData, contents_of
@@ -35,8 +36,10 @@ def block_file(path: str, content: str) -> str:
 
 def recorded_extents(path: str) -> dict[str, list[tuple[int, str]]]:
     """The size and xxh3_128 of every extent of each published file by its place, as recorded by the preparation in `path`."""
-    publication = read_publication(path)
-    return {file.place: _extents(file.recorded) for file in published_files(publication, recorded_outputs(publication))}
+    path = absolute(path)
+    manifest = open_manifest(path)
+    files = published_files(path, manifest, recorded_outputs(manifest))
+    return {file.place: _extents(file.recorded) for file in files}
 
 
 def _extents(recorded: Output) -> list[tuple[int, str]]:

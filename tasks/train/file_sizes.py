@@ -6,16 +6,13 @@ everything, finds a changed byte.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from tokenmill.tasks.dataset.stored import StoredFileError, count_packs, pair_problem
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.store import THREADS, size_of
-from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.shards.store import THREADS
 from tokenmill.tasks.threads import in_threads
-from tokenmill.tasks.tokenize.binidx import DTYPES, HEADER, MAGIC, VERSION
 
 from .prepared import ListedFile
 
@@ -32,35 +29,15 @@ def check_file_sizes(path: str, listed: Sequence[ListedFile], manifest: Mapping[
 
 
 def _problem(file: ListedFile, dtype: np.dtype[np.integer]) -> str | None:
-    return _packs_problem(file) if file.packs is not None else _pair_problem(file, dtype)
-
-
-def _pair_problem(file: ListedFile, dtype: np.dtype[np.integer]) -> str | None:
-    """The problem with the sizes of a .bin/.idx pair or the header of its index, if any."""
-    tokens, documents = file.tokens or 0, file.documents or 0
-    places = f"{file.path}.bin", f"{file.path}.idx"
-    expected = (file.held or tokens) * dtype.itemsize, HEADER.size + 12 * documents + 8 * (documents + 1)
-    for place, size in zip(places, expected, strict=True):
-        found = size_of(place)
-        if found is None:
-            return f"{place}: missing"
-        if found != size:
-            return f"{place}: {found:,} bytes instead of {size:,} for {documents:,} documents with {tokens:,} tokens"
-    system, index = filesystem(places[1])
-    code = next(code for code, known in DTYPES.items() if known == dtype)
-    if system.cat_file(index, start=0, end=HEADER.size) != HEADER.pack(MAGIC, VERSION, code, documents, documents + 1):
-        return f"{places[1]}: its header does not match {documents:,} documents of {dtype.name}"
-    return None
+    if file.packs is not None:
+        return _packs_problem(file)
+    return pair_problem(file.path, file.documents or 0, file.tokens or 0, file.held, dtype)
 
 
 def _packs_problem(file: ListedFile) -> str | None:
     """The problem with a Parquet file or the number of its rows, if any."""
-    system, path = filesystem(file.path)
     try:
-        with cast("BinaryIO", system.open(path, "rb")) as stream:
-            rows = pq.ParquetFile(stream).metadata.num_rows
-    except FileNotFoundError:
-        return f"{file.path}: missing"
-    except (pa.ArrowException, OSError) as error:
-        return f"{file.path}: cannot be read as Parquet: {error}"
+        rows = count_packs(file.path)
+    except StoredFileError as error:
+        return error.problem
     return None if rows == file.packs else f"{file.path}: {rows:,} packs instead of {file.packs:,}"

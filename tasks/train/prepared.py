@@ -7,7 +7,6 @@ The content of a preparation is identified by a digest of what each split lists,
 neither place nor time, unlike the manifest's seal. Reading a manifest of 100,000 shards takes 1 s and opens no token file.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import orjson
 from tokenmill.tasks.blend.models import SPLITS, Split
+from tokenmill.tasks.dataset.parts import LEADING
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, WHOLE, read_manifest
@@ -34,11 +34,6 @@ NOT_FOUND_HERE = (
     "a relative path starts at the folder where the preparation ran: train in that folder, or prepare with an absolute path "
     "that every training machine can read"
 )
-
-LEADING = re.compile(
-    r".+/(?P<split>\w+)/\d{6,}__(?P<dataset>.+)__(?P<key>[0-9a-f]{8})__\d+_leading_(?P<packs>\d+)\.parquet"
-)
-"""The name of a file with only the leading packs of a group, which the manifest lists among its files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ Documents are read by megatron-core's own GPTDataset: it lays the documents of a
 and mixes sources by the weights in blend.json. Its index arrays are kept in the training's folder; .bin files on an object
 store are read by ranges.
 
-A pack is stored as its sequences back to back. As in Megatron-Bridge, its mask is shifted: 1 at i trains on the token
-after i in the same sequence. The last token of each sequence is not an input and the first not a label, so a row is shorter
+A pack is its sequences back to back. The last token of each sequence is not an input and the first not a label, so a row is shorter
 than its pack by the number of sequences. Neither labels nor, with `segments`, attention cross between sequences.
 
 Packs are shuffled over the whole split in every epoch. Parquet cannot be read at random, so all packs are first laid out
@@ -14,27 +13,40 @@ as flat arrays in the training's folder: once, 5 bytes per token, at some 100 MB
 
 import hashlib
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from tokenmill.tasks.dataset.stored import IDS, MASK, STARTS, pack_batches
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.publish import publish, sweep
-from tokenmill.tasks.storage import filesystem, is_local, join
+from tokenmill.tasks.storage import is_local, join
 
 from .blocks import BlockChecks
 from .job import READ_SPLITS, Skipped, SkippedDocument, TrainData, contents_of
 from .order import prepared_indices
 from .samples import Pieces, content_numbers, parts_of, pieces_of, sample_hashes, split_samples
 
-COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8, "seq_start_id": np.int32}
-BOUNDS = {"input_ids": "tokens", "seq_start_id": "sequences"}
-"""The array with the bounds of the packs in a column, written after the column."""
+
+@dataclass(frozen=True, slots=True)
+class FlatColumn:
+    """An array of all packs: what it is made from, its type, and the array of the packs' borders in it, written after it."""
+
+    columns: tuple[str, ...]
+    kind: type[np.generic]
+    borders: str | None = None
+
+
+COLUMNS = {
+    "ids": FlatColumn((IDS,), np.int32, "packs"),
+    "trained": FlatColumn((MASK, STARTS), np.int8),
+    "starts": FlatColumn((STARTS,), np.int32, "sequences"),
+}
+"""The flat arrays by the names of their files, which are those of a `PackBatch`."""
 
 PACKS_AT_ONCE = 500
 
@@ -130,12 +142,12 @@ def document_rows(
 
 @dataclass(frozen=True, slots=True)
 class FlatPacks:
-    """Packs as flat arrays: `ids` (int32) and `loss` (int8) of all tokens, `starts` (int32) of all sequences within their
+    """Packs as flat arrays: `ids` (int32) and `trained` (int8) of all tokens, `starts` (int32) of all sequences within their
     packs, and the offsets of each pack's tokens and sequences, ending with the total (int64).
     """
 
     ids: np.ndarray
-    loss: np.ndarray
+    trained: np.ndarray
     starts: np.ndarray
     token_offsets: np.ndarray
     sequence_offsets: np.ndarray
@@ -155,35 +167,27 @@ def lay_out(files: Sequence[str], folder: str) -> None:
     Existing columns are kept: each is published whole, and the folder belongs to these packs only.
     """
     sweep(folder)  # temporary files of a killed process
-    for column in COLUMNS:
-        if not Path(folder, BOUNDS.get(column, column)).exists():
-            _lay_out_column(files, column, folder)
+    for name, column in COLUMNS.items():
+        if not Path(folder, column.borders or name).exists():
+            _lay_out_column(files, name, column, folder)
 
 
-def _lay_out_column(files: Sequence[str], column: str, folder: str) -> None:
+def _lay_out_column(files: Sequence[str], name: str, column: FlatColumn, folder: str) -> None:
     counts = [np.zeros(1, np.int64)]
-    with publish(join(folder, column)) as flat:
-        for lists in _lists(files, column):
-            flat.write(np.ascontiguousarray(lists.flatten().to_numpy(), COLUMNS[column]).data)
-            counts.append(np.diff(lists.offsets.to_numpy()).astype(np.int64))
-    if column in BOUNDS:
-        with publish(join(folder, BOUNDS[column])) as flat:
+    with publish(join(folder, name)) as flat:
+        for batch in chain.from_iterable(pack_batches(file, column.columns, PACKS_AT_ONCE) for file in files):
+            flat.write(np.ascontiguousarray(getattr(batch, name), column.kind).data)
+            counts += [np.diff(getattr(batch, column.borders))] if column.borders else []
+    if column.borders:
+        with publish(join(folder, column.borders)) as flat:
             flat.write(np.cumsum(np.concatenate(counts)).data)
-
-
-def _lists(files: Iterable[str], column: str) -> Iterator[pa.ListArray]:
-    for uri in files:
-        system, path = filesystem(uri)
-        with system.open(path, "rb") as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(PACKS_AT_ONCE, columns=[column]):
-                yield batch.column(0)
 
 
 def flat_packs(folder: str) -> FlatPacks:
     """The packs laid out in `folder`, mapped into memory."""
-    columns = (_mapped(Path(folder, column), kind) for column, kind in COLUMNS.items())
-    bounds = (_mapped(Path(folder, name), np.int64) for name in BOUNDS.values())
-    return FlatPacks(*columns, *bounds)
+    columns = (_mapped(Path(folder, name), column.kind) for name, column in COLUMNS.items())
+    borders = (_mapped(Path(folder, each.borders), np.int64) for each in COLUMNS.values() if each.borders)
+    return FlatPacks(*columns, *borders)
 
 
 def _mapped(path: Path, kind: type[np.generic]) -> np.ndarray:
@@ -245,14 +249,14 @@ class PackedRows:
     def _unpacked(self, pack: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Inputs, labels, loss mask and the number of each token's sequence, of one pack."""
         first, stop = self.packs.token_offsets[pack : pack + 2]
-        ids, loss = self.packs.ids[first:stop], self.packs.loss[first:stop]
+        ids, trained = self.packs.ids[first:stop], self.packs.trained[first:stop]
         starts = self.packs.starts[slice(*self.packs.sequence_offsets[pack : pack + 2])]
         ends = np.append(starts[1:], len(ids))
         sequence = np.repeat(np.arange(len(starts), dtype=np.int32), ends - starts)
         read = np.ones(len(ids), bool)
         read[ends - 1] = False
         places = np.flatnonzero(read)
-        return ids[places], ids[places + 1], loss[places] > 0, sequence[places]
+        return ids[places], ids[places + 1], trained[places + 1] > 0, sequence[places]
 
 
 @lru_cache(maxsize=1)

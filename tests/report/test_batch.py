@@ -9,6 +9,7 @@ import orjson
 import pytest
 from rich.console import Console
 from tokenmill.flows.cli import run
+from tokenmill.tasks.dataset.fates import Read
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.batch import (
     Reading,
@@ -21,7 +22,6 @@ from tokenmill.tasks.report.batch import (
 )
 from tokenmill.tasks.report.view_html import view_html
 from tokenmill.tasks.report.why import print_why, why_row
-from tokenmill.tasks.report.why_fate import Read
 from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.job import JOB, Job, contents_of
 from tokenmill.tasks.train.order import make_order

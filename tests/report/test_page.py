@@ -18,7 +18,7 @@ from tokenmill.tasks.kit import html
 from tokenmill.tasks.kit.charts import bars, flow
 from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.report import cards, page
-from tokenmill.tasks.report.measured import run_in
+from tokenmill.tasks.report.measured import measured
 from tokenmill.tasks.report.registry import lineage
 from tokenmill.tasks.shards.manifest import read_manifest
 
@@ -131,7 +131,7 @@ def test_counts_are_those_of_the_manifest_and_rows_are_all_accounted_for(publish
     columns = ["documents", "tokens"] if totals["tokens"] else ["documents"]
     splits = {name: [f"{part[each]:,}" for each in columns] for name, part in totals["splits"].items()}
     assert found.rows("Splits") == splits
-    fates = run_in(str(output)).fates
+    fates = measured(str(output)).fates
     assert sum(fates.values()) == totals["rows"]
     assert sum(count for (_, end), count in fates.items() if end in totals["splits"]) == totals["documents"]
 
@@ -223,7 +223,7 @@ def test_a_card_has_front_matter_and_the_published_counts(published):
     matter = yaml.safe_load(text.split("---\n")[1])
     assert matter["size_categories"] == ["1K<n<10K"] if kind in {"pretrain", "dedup"} else ["n<1K"]
     totals = read_manifest(str(output))["totals"]
-    summary = cards.training_summary(run_in(str(output)))
+    summary = cards.training_summary(measured(str(output)))
     assert not (output / cards.SUMMARY).exists(), "it is written on request only"
     assert f"| Documents | {totals['documents']:,} |" in summary
     assert f"{totals['rows']:,} rows were read, {totals['documents']:,} documents were kept" in summary
@@ -241,7 +241,7 @@ def test_cards_say_the_languages_that_the_blend_states_and_no_others(tmp_path):
         assert yaml.safe_load((tmp_path / "out/README.md").read_text().split("---\n")[1]).get("language") == spoken
         written = mlcroissant.Dataset(jsonld=str(tmp_path / "out" / cards.CROISSANT)).metadata
         assert written.in_language == spoken
-        summary = cards.training_summary(run_in(str(tmp_path / "out")))
+        summary = cards.training_summary(measured(str(tmp_path / "out")))
         assert ("de, gsw: 2 documents; not stated: 1 documents" in summary) is bool(spoken)
         assert run(["verify", str(tmp_path / "out")]) == 0
 

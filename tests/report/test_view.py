@@ -332,7 +332,7 @@ def test_what_cannot_be_viewed_says_so(tmp_path, chat, vocabulary):
 ROW = columns_of([(3, [("user", [65, 66], False), ("assistant", [67, 68], True)]), (4, [("user", [69], False)])])
 DAMAGES = {
     "holds 1 packs, so there is no pack 1": lambda row: row,
-    "5 ids but 4 values of loss_mask": lambda row: row["loss_mask"].pop(),
+    "5 values of input_ids but 4 of loss_mask": lambda row: row["loss_mask"].pop(),
     "2 values of seq_start_id but 1 of document": lambda row: row["document"].pop(),
     "seq_start_id does not increase from 0 to below 5": lambda row: row["seq_start_id"].__setitem__(1, 5),
     "role_start does not increase from 0 to below 5": lambda row: row["role_start"].__setitem__(0, 1),

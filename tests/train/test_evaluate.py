@@ -270,9 +270,9 @@ def test_what_cannot_be_evaluated_is_refused(folder, model, pretrain, rows, chan
 @pytest.mark.parametrize(
     ("kind", "file", "words"),
     [
-        ("pretrain", "gone", r"gone.*run the preparation again"),
-        ("sft", "gone.parquet", r"gone.*run the preparation again"),
-        ("pretrain", "damaged", r"damaged\.idx"),
+        ("pretrain", "gone", r"gone: the pair is incomplete.*tokenmill verify"),
+        ("sft", "gone.parquet", r"gone.parquet: missing.*tokenmill verify"),
+        ("pretrain", "damaged", r"damaged\.bin: place of sequence 2"),
     ],
 )
 def test_a_missing_or_damaged_file_is_an_error(request, folder, kind, file, words):
@@ -283,7 +283,7 @@ def test_a_missing_or_damaged_file_is_an_error(request, folder, kind, file, word
             content[40] ^= 1
             (folder / file).with_suffix(ending).write_bytes(content)
     source = data.of("valid")[0].model_copy(update={"files": [str(folder / file)]})
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(RunError, match=words):
         list(held_out(data.model_copy(update={"sources": [source]}), "valid"))
 
 

@@ -33,10 +33,13 @@ def write_packs(path, packs, row_group_size=2):
             "input_ids": [token for ids, _ in pack for token in ids],
             "loss_mask": [bit for _, mask in pack for bit in mask],
             "seq_start_id": np.cumsum([0, *(len(ids) for ids, _ in pack)])[:-1].tolist(),
+            **dict.fromkeys(("document", "role"), [0] * len(pack)),
+            "role_start": np.cumsum([0, *(len(ids) for ids, _ in pack)])[:-1].tolist(),
         }
         for pack in packs
     ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path, row_group_size=row_group_size)
+    schema = SCHEMA.with_metadata({"tokenmill": '{"pack_size": 16}'})
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, row_group_size=row_group_size)
     return str(path)
 
 
@@ -152,7 +155,7 @@ def test_packs_are_laid_out_once(tmp_path):
 
 def whole(folder):
     """The files of the columns that are laid out with their bounds, where they have some; each with its inode."""
-    names = {"loss_mask": ["loss_mask"], "tokens": ["input_ids", "tokens"], "sequences": ["seq_start_id", "sequences"]}
+    names = {"trained": ["trained"], "packs": ["ids", "packs"], "sequences": ["starts", "sequences"]}
     there = [name for last, both in names.items() if (folder / last).exists() for name in both]
     return {name: (folder / name).stat().st_ino for name in there}
 
@@ -169,7 +172,7 @@ def test_laying_out_that_was_killed_at_any_moment_goes_on_from_the_columns_that_
         assert published.items() <= whole(flat).items()
         packs = flat_packs(str(flat))
         assert packs.ids.tolist() == [*A[0], *B[0], *B[0], *A[0]]
-        assert packs.loss.tolist() == [*A[1], *B[1], *B[1], *A[1]]
+        assert packs.trained.tolist() == [bit for _, mask in (A, B, B, A) for bit in [0, *mask[:-1]]]
         assert packs.starts.tolist() == [0, 6, 0, 0]
         assert packs.token_offsets.tolist() == [0, 12, 18, 24]
         assert packs.sequence_offsets.tolist() == [0, 2, 3, 4]
@@ -201,12 +204,12 @@ def test_what_was_laid_out_is_known_by_the_content_of_the_data_and_its_split(pre
 
 def test_a_column_that_was_left_by_other_data_is_not_taken(preparations, tmp_path):
     left = Path(laid_out(preparations["one"], tmp_path))
-    for name in ("loss_mask", "seq_start_id", "sequences"):
+    for name in ("trained", "starts", "sequences"):
         (left / name).unlink()
-    kept, other = (left / "input_ids").read_bytes(), preparations["longer"]
+    kept, other = (left / "ids").read_bytes(), preparations["longer"]
     place = laid_out(other, tmp_path)
     assert flat_packs(place).ids.tolist() == [token for ids in stored(other) for token in ids]
-    assert (left / "input_ids").read_bytes() == kept
+    assert (left / "ids").read_bytes() == kept
 
 
 def laid_out(data, cache):

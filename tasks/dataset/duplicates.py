@@ -27,7 +27,7 @@ from tokenmill.tasks.shards.store import Store, read_bytes, size_of
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.storage import filesystem, join
 
-from .why_reason import Entry
+from .reasons import Entry
 
 COLUMNS = ("source_row", "row_id", "dedup_outcome", "dup_of", "dup_jaccard", "stats_token_len")
 

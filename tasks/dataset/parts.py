@@ -8,10 +8,10 @@ document map has it. So no line number needs a second read of the source.
 import re
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain, count
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -25,8 +25,18 @@ from tokenmill.tasks.shards.receipt import RECEIPT
 from tokenmill.tasks.shards.store import PACKS, PREFIX, Store
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.tokenize.document_map import read_map
+from tokenmill.tasks.tokenize.fim import ROLES as FIM_ROLES
 from tokenmill.tasks.tokenize.fim import FimRecipe
-from tokenmill.tasks.train.prepared import LEADING
+
+from .stored import Row, StoredDocuments, pack_batches, packs_with, read_pack
+
+LEADING = re.compile(
+    r".+/(?P<split>\w+)/\d{6,}__(?P<dataset>.+)__(?P<key>[0-9a-f]{8})__\d+_leading_(?P<packs>\d+)\.parquet"
+)
+"""The name of a file with only the leading packs of a group, which the manifest lists among its files."""
+
+WINDOW = 1 << 20
+"""Tokens of a `.bin` that are read at once."""
 
 KEY_SHOWN = 8
 """Characters of a shard's key in a document id, enough to distinguish some ten thousand shards."""
@@ -46,7 +56,7 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardPart:
     """One part (`all`, or `train`, `valid`, `test`) of a shard, with its location and slice.
 
     `packed` distinguishes packed Parquet from bin/idx; `split` is the published split; `rows` is its number of packs or
@@ -83,12 +93,45 @@ class Part:
     @property
     def stored(self) -> str:
         """The file of tokens: packs, or the prefix with the shard's tokens."""
-        return f"{self.place}.parquet" if self.packed else self.tokens.uri
+        return f"{self.place}.parquet" if self.packed else self.pair.tokens.uri
 
     @cached_property
-    def tokens(self) -> Extent:
-        """Where the tokens of a pair are; empty if they are missing."""
-        return self.store.locate(self.key, f"{self.name}.bin") or Extent(f"{self.place}.bin", 0, 0)
+    def pair(self) -> StoredDocuments:
+        """The documents of a pair, whose tokens may be in a prefix."""
+        empty = Extent(f"{self.place}.bin", 0, 0)
+        return StoredDocuments(self.place, self.store.locate(self.key, f"{self.name}.bin") or empty)
+
+    def row(self, number: int, tokens: tuple[np.ndarray, np.ndarray] | None = None) -> Row:
+        """Pack or document `number`; `tokens` are those of `read_pack`.
+
+        In a `.bin` every token is trained on and has no role: the document is one sequence of `text`, or if it was rearranged to
+        fill in the middle, of its prefix, suffix and middle. Raises RunError if the files are missing or damaged, or have no such row.
+        """
+        return (
+            read_pack(self.stored, number, tokens)
+            if self.packed
+            else self._document(number, self.pair.ids(number, number + 1))
+        )
+
+    @property
+    def all_rows(self) -> Iterator[Row]:
+        """Every row, in order. Raises RunError as `row` does."""
+        if self.packed:
+            yield from chain.from_iterable(batch.rows for batch in pack_batches(self.stored))
+            return
+        number = count()
+        for ids, lengths in self.pair.batches(WINDOW):
+            yield from (self._document(next(number), each) for each in np.split(ids, np.cumsum(lengths[:-1])))
+
+    def _document(self, number: int, ids: np.ndarray) -> Row:
+        roles = np.zeros(len(ids), np.int8) if self.fim is None else self.fim.roles(ids)
+        return Row(ids, np.ones(len(ids), np.bool_), roles, FIM_ROLES, np.array([0]), np.array([number]), None)
+
+    def rows_with(self, documents: Collection[int]) -> list[int]:
+        """The rows with tokens of any of these documents, ascending. Raises RunError as `row` does."""
+        if self.packed:
+            return packs_with(self.stored, documents)
+        return sorted(document for document in documents if document < self.rows)
 
     def document(self, number: int) -> str:
         """The id of a document: in packs its shard and row, which no other packing changes, otherwise its index in the `.bin`."""
@@ -150,7 +193,7 @@ class DocumentId:
         return cls(text, match["key"], match["part"], int(match["number"]))
 
 
-def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[Part]:
+def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[ShardPart]:
     """Every part with rows, in plan order, of one dataset or all. A shard listed twice counts once.
 
     Raises InputError for an unknown dataset, or if no part has rows.
@@ -158,7 +201,7 @@ def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[Part]:
     known = {entry["dataset"] for entry in manifest["shards"]}
     if dataset is not None and dataset not in known:
         raise InputError(f"--dataset: no dataset {dataset!r} in this preparation; {nearest(dataset, known)}")
-    parts: dict[tuple[str, str], Part] = {}
+    parts: dict[tuple[str, str], ShardPart] = {}
     for part, _ in parts_and_entries(manifest):
         if dataset in {None, part.dataset}:
             parts.setdefault((part.key, part.name), part)
@@ -167,7 +210,7 @@ def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[Part]:
     return list(parts.values())
 
 
-def parts_and_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[Part, Mapping[str, Any]]]:
+def parts_and_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[ShardPart, Mapping[str, Any]]]:
     """Every part with rows, in plan order, with the entry of the manifest that says where it is published."""
     entries = manifest["shards"]
     origins = origins_in(entries)
@@ -178,12 +221,12 @@ def parts_and_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[Part, Mappi
         yield from ((part, entry) for part in parts_of_entry(manifest, entry, own))
 
 
-def parts_of_entry(manifest: Mapping[str, Any], entry: Mapping[str, Any], origins: Sequence[Origin]) -> list[Part]:
+def parts_of_entry(manifest: Mapping[str, Any], entry: Mapping[str, Any], origins: Sequence[Origin]) -> list[ShardPart]:
     """The parts with documents of a shard that the manifest lists; not for packs."""
     store = Store(manifest["volatile"]["store"], manifest["type"])
     fim = manifest["recipes"][entry["recipe"]]["recipe"].get("fim")
     return [
-        Part(
+        ShardPart(
             packed=False,
             key=entry["key"],
             name=name,
@@ -201,25 +244,26 @@ def parts_of_entry(manifest: Mapping[str, Any], entry: Mapping[str, Any], origin
 
 def _packs_and_entries(
     manifest: Mapping[str, Any], origins: Sequence[Sequence[Origin]]
-) -> Iterator[tuple[Part, Mapping[str, Any]]]:
+) -> Iterator[tuple[ShardPart, Mapping[str, Any]]]:
     """The groups of packs, each over the rows of its shards, one shard after the other.
 
     Before format 3, a shard of conversations was packed alone, and holds its packs itself.
     """
-    alone = ((manifest["type"], entry, [shard]) for shard, entry in enumerate(manifest["shards"]))
-    for folder, entry, shards in _groups(manifest) if "derived" in manifest else alone:
+    store = Store(manifest["volatile"]["store"], PACKS if "derived" in manifest else manifest["type"])
+    alone = ((entry, [shard]) for shard, entry in enumerate(manifest["shards"]))
+    for entry, shards in _groups(manifest) if "derived" in manifest else alone:
         rows = [manifest["shards"][shard]["rows"] for shard in shards]
         firsts = list(accumulate(rows[:-1], initial=0))
         keys = [manifest["shards"][shard]["key"] for shard in shards]
         for name in entry["documents"]:
             yield (
-                Part(
+                ShardPart(
                     packed=True,
                     key=entry["key"],
                     name=name,
                     split=split_of(entry, name),
                     dataset=entry["dataset"],
-                    store=Store(manifest["volatile"]["store"], folder),
+                    store=store,
                     rows=entry["facts"][name]["packs"],
                     origins=[origin for shard in shards for origin in origins[shard]],
                     members=[Member(*each) for each in zip(shards, keys, firsts, rows, strict=True)],
@@ -228,15 +272,15 @@ def _packs_and_entries(
             )
 
 
-def _groups(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], list[int]]]:
-    """The folder and the entry of every group of packs, and the numbers of its shards."""
+def _groups(manifest: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], list[int]]]:
+    """The entry of every group of packs, and the numbers of its shards."""
     waiting: defaultdict[tuple[str, str, str], deque[int]] = defaultdict(deque)
     for shard, entry in enumerate(manifest["shards"]):
         for name in entry["documents"]:
             waiting[entry["split"], entry["dataset"], f"{entry['key']}/{name}"].append(shard)
-    for entry in (entry for folder, entry in stored_entries(manifest) if folder == PACKS):
+    for entry in (entry for store, entry in stored_entries(manifest) if store.kind == PACKS):
         names = entry["source"]["sequences"]
-        yield PACKS, entry, [waiting[entry["split"], entry["dataset"], name].popleft() for name in names]
+        yield entry, [waiting[entry["split"], entry["dataset"], name].popleft() for name in names]
 
 
 class PublishedNames:
@@ -246,18 +290,18 @@ class PublishedNames:
     """
 
     def __init__(self, manifest: Mapping[str, Any], output_dir: str) -> None:
-        self._held: dict[str, list[tuple[Part, int]]] = {}
+        self._held: dict[str, list[tuple[ShardPart, int]]] = {}
         self._ends: dict[str, list[int]] = {}
         self._places: dict[tuple[str | int, ...], list[tuple[str, int, range]]] = {}
-        by_key: dict[tuple[str, str], Part] = {}
-        members: defaultdict[tuple[str, str, str], deque[Part]] = defaultdict(deque)
+        by_key: dict[tuple[str, str], ShardPart] = {}
+        members: defaultdict[tuple[str, str, str], deque[ShardPart]] = defaultdict(deque)
         for part, entry in parts_and_entries(manifest):
             by_key[part.key[:KEY_SHOWN], part.split] = part
             members[entry["split"], entry["dataset"], f"{part.key}/{part.name}.bin"].append(part)
             published = entry["published"]
             for name in published.get(part.split, published.get(part.name, [])):
                 self._add(join_published(output_dir, name), part, part.rows)
-        for prefix in (entry for folder, entry in stored_entries(manifest) if folder == PREFIX):
+        for prefix in (entry for store, entry in stored_entries(manifest) if store.kind == PREFIX):
             parts = [
                 members[prefix["split"], prefix["dataset"], name].popleft() for name in prefix["source"]["members"]
             ]
@@ -272,7 +316,7 @@ class PublishedNames:
             if match := LEADING.fullmatch(name):
                 self._add(name, by_key[match["key"], match["split"]], int(match["packs"]))
 
-    def _add(self, name: str, part: Part, rows: int, begin: int = 0) -> None:
+    def _add(self, name: str, part: ShardPart, rows: int, begin: int = 0) -> None:
         """Add `rows` documents of a part to a file, from number `begin` on."""
         first = self.rows(name)
         self._held.setdefault(name, []).append((part, begin))
@@ -294,7 +338,7 @@ class PublishedNames:
         """The documents (packs, rows) of a published file; 0 for an unknown name."""
         return self._ends[name][-1] if name in self._ends else 0
 
-    def document(self, name: str, number: int) -> tuple[Part, int]:
+    def document(self, name: str, number: int) -> tuple[ShardPart, int]:
         """The part of a shard with document `number` of a published file, and its number there.
 
         Raises KeyError for an unknown name, IndexError for a number that is not in the file.
@@ -304,13 +348,13 @@ class PublishedNames:
         part, begin = self._held[name][place]
         return part, begin + number - (ends[place - 1] if place else 0)
 
-    def places(self, part: Part, number: int) -> list[tuple[str, int]]:
+    def places(self, part: ShardPart, number: int) -> list[tuple[str, int]]:
         """The published files with document `number` of a part, and its number in each."""
         places = self._places.get(part.identity, [])
         return [(name, first + number) for name, first, rows in places if number in rows]
 
 
-def parts_of_document(parts: Sequence[Part], wanted: DocumentId) -> list[Part]:
+def parts_of_document(parts: Sequence[ShardPart], wanted: DocumentId) -> list[ShardPart]:
     """The parts that may hold a document. Raises InputError unless the id matches exactly one shard."""
     of_part = [part for part in parts if wanted.part == (None if part.packed else part.name)]
     found = [part for part in of_part if any(key.startswith(wanted.key) for key in part.shards)]

@@ -1,0 +1,1 @@
+"""Published outputs, opened: the one reader of what preparations write."""

@@ -1,0 +1,238 @@
+"""What became of one row of a preparation: the documents made of it and where they are published, or why there is none.
+
+Shards of pretraining, RL and deduplicated text have a document map; sequences and packs store the row of each document; normalized rows have
+a column with it. The decisions about duplicates are in the store, by slice.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.dedup.decisions import REASONS
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.pack.packs import LEFT_OUT
+from tokenmill.tasks.pack.sequences import stored_rows
+from tokenmill.tasks.shards.build import FILTERED
+from tokenmill.tasks.shards.manifest import WHOLE, entry_files
+from tokenmill.tasks.shards.origins import origin_of
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.sources.row_filter import row_filter
+
+from .duplicates import kept_row, normalized_row, verdict_of
+from .index import ShardIndex
+from .parts import ShardPart, parts_of_entry
+from .reasons import Entry, quarantined, reason_of
+from .stored import PADDING, Row
+
+FOLLOWED = ("pretrain", "sft", "rl", "dedup", "filter", "harmony")
+"""The kinds whose rows can be followed. Scores are joined to rows by their ids and publish no documents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A training step, from 1, and a sample in it, from 0."""
+
+    step: int
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A document, pack or row of a shard, and where it is published.
+
+    `number` counts within the part of the shard, `published_number` within the file `name` (both None if it is not published).
+    `tokens` are those made of the source row, None if none are stored. `steps` train on it, None if no order is known.
+    """
+
+    unit: str
+    number: int
+    tokens: int | None
+    name: str | None
+    published_number: int | None
+    steps: Sequence[Read] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What a preparation of `type` in the folder `path` made of a source row.
+
+    `line` counts from 1 in `file`, `row` from 0 among the rows of shard `key`, which was made of the slice from `start` to `stop`
+    of the file, and of other files if it is a bundle. A kept row has a `document` id, a `split`, a `part` of the shard, and `places`. `reason` says why a row was dropped, or as what it
+    was tagged; it is None for a dropped row if it cannot be found out, and `detail` says why.
+    """
+
+    path: str
+    type: str
+    dataset: str
+    weight: float
+    file: str
+    line: int
+    row: int
+    start: int
+    stop: int
+    key: str
+    document: str | None = None
+    split: str | None = None
+    part: str | None = None
+    places: Sequence[Location] = ()
+    reason: str | None = None
+    detail: str | None = None
+    duplicate_of: str | None = None
+    jaccard: float | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether the row became a document."""
+        return self.document is not None
+
+
+class _Kept(NamedTuple):
+    """What a part of a shard stores of a row: the number of its document, and the tokens in each document, pack or row.
+
+    `detail` says how it is stored, if not as it was.
+    """
+
+    part: ShardPart
+    number: int
+    unit: str
+    tokens: Mapping[int, int | None]
+    detail: str | None = None
+
+
+def fate_of(index: ShardIndex, shard: int, row: int) -> Fate:
+    """The fate of a row of the slice of shard number `shard`. Raises RunError for missing or damaged files."""
+    entry = index.entries[shard]
+    receipt = index.receipt(shard)
+    fate = _read(index, shard, row)
+    bad = quarantined(index.store, receipt).get(row)
+    if bad is not None:
+        return replace(fate, reason=bad["reason"], detail=bad["detail"])
+    found = _kept(index, shard, receipt, row)
+    if found is not None:
+        fate = _placed(index, fate, found)
+    try:
+        verdict = verdict_of(index.store, index.manifest, entry, row)
+        if verdict is not None:
+            kept = verdict.kept and _document_called(index, verdict.kept)
+            return replace(fate, reason=verdict.outcome, duplicate_of=kept, jaccard=verdict.jaccard)
+        return fate if fate.kept else _explained(index, fate, shard, receipt, row)
+    except (InputError, RunError) as error:
+        return replace(fate, detail=f"the reason cannot be found out: {error}")
+
+
+def _explained(index: ShardIndex, fate: Fate, shard: int, receipt: Receipt, row: int) -> Fate:
+    """The fate with the reason of a drop that is neither a bad row nor a decision about duplicates."""
+    reason = _reason(index, shard, receipt, row)
+    if reason != FILTERED:
+        return replace(fate, reason=reason)
+    chosen = row_filter(DataSource.model_validate(index.blend_source(shard)))
+    return replace(fate, reason=reason, detail=f"not true: {chosen.describe()}")
+
+
+def _reason(index: ShardIndex, shard: int, receipt: Receipt, row: int) -> str:
+    """The reason of a drop that is neither a bad row nor a decision about duplicates."""
+    if index.kind.tokens == "packs" and any(row in stored_rows(index.store, receipt, part) for part in receipt.parts):
+        return LEFT_OUT[index.manifest["settings"]["on_oversize"]]
+    bad = {each["reason"] for each in quarantined(index.store, receipt).values()}
+    reasons = receipt.drops.keys() - bad - {*REASONS}
+    if len(reasons) == 1:
+        return next(iter(reasons))
+    origin, number = origin_of(index.origins[shard], row)
+    entry = index.entries[shard]
+    file = entry_files(entry)[index.origins[shard].index(origin)]
+    alone = {**entry, **file, "source": {**entry["source"], "content": file["content"]}}
+    return reason_of(index.path, index.manifest, alone, number)
+
+
+def _document_called(index: ShardIndex, name: str) -> str:
+    """The file and line of a document that a decision names, or the name if there is no such document here."""
+    found = kept_row(index.store, index.manifest, name)
+    if found is None:
+        return name
+    origin, line = index.source(*found)
+    return f"{origin.file}:{line}"
+
+
+def _read(index: ShardIndex, shard: int, row: int) -> Fate:
+    """Where a row was read."""
+    entry = index.entries[shard]
+    origin, line = index.source(shard, row)
+    source = index.blend_source(shard)
+    return Fate(
+        path=index.path,
+        type=index.type,
+        dataset=entry["dataset"],
+        weight=source["weight"],
+        file=origin.file,
+        line=line,
+        row=row,
+        start=origin.start,
+        stop=origin.stop,
+        key=entry["key"],
+    )
+
+
+def _kept(index: ShardIndex, shard: int, receipt: Receipt, row: int) -> _Kept | None:
+    """What is stored of a row, None if nothing is."""
+    entry = index.entries[shard]
+    if index.kind.tokens == "packs":
+        return _kept_in_packs(index, shard, receipt, row)
+    parts = {part.name: part for part in parts_of_entry(index.manifest, entry, index.origins[shard])}
+    if index.type == "harmony":
+        return _normalized(index, entry, parts, row)
+    place = index.document_map(shard).place(row, receipt.parts)
+    if place is None:
+        return None
+    part, number = parts[place[0]], place[1]
+    if index.type == "pretrain":
+        stored = part.row(number)
+        return _Kept(part, number, "document", {number: len(stored.ids)}, _rearranged(stored))
+    return _Kept(part, number, "row", {number: None})
+
+
+def _kept_in_packs(index: ShardIndex, shard: int, receipt: Receipt, row: int) -> _Kept | None:
+    for part, first in (index.packed_at[shard, name] for name in receipt.parts if (shard, name) in index.packed_at):
+        if packs := part.rows_with([first + row]):
+            return _Kept(part, first + row, "pack", {pack: _tokens(part, pack, first + row) for pack in packs})
+    return None
+
+
+def _normalized(index: ShardIndex, entry: Entry, parts: Mapping[str, ShardPart], row: int) -> _Kept | None:
+    found = normalized_row(index.store, entry["key"], row)
+    if found is None:
+        return None
+    number, rows = found
+    return _Kept(parts[WHOLE], number, "row", {number: rows["stats_token_len"][number].as_py()})
+
+
+def _placed(index: ShardIndex, fate: Fate, kept: _Kept) -> Fate:
+    part = kept.part
+    places = [
+        Location(kept.unit, number, tokens, name, published)
+        for number, tokens in kept.tokens.items()
+        for name, published in index.names.places(part, number) or [(None, None)]
+    ]
+    return replace(
+        fate,
+        document=part.document(kept.number),
+        split=part.split,
+        part=part.name,
+        places=places,
+        detail=kept.detail,
+    )
+
+
+def _rearranged(stored: Row) -> str | None:
+    """The order of the parts of a document that was rearranged to fill in the middle."""
+    parts = stored.roles[np.flatnonzero(np.diff(stored.roles, prepend=-1))]
+    names = dict.fromkeys(stored.role_names[int(part)] for part in parts)
+    return f"rearranged as {', '.join(names)}" if len(names) > 1 else None
+
+
+def _tokens(part: ShardPart, pack: int, document: int) -> int:
+    """The tokens of a document in a pack, without padding."""
+    row = part.row(pack)
+    owners = np.repeat(row.documents, np.diff(row.starts, append=len(row.ids)))
+    return int(np.count_nonzero((owners == document) & (row.roles != row.role_names.index(PADDING))))

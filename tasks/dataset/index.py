@@ -1,0 +1,163 @@
+"""The shards of a published output: where each row came from, and where each document was published.
+
+A source row leads to the shards that read it, a document of a shard to the files that were published with it, and both back.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.harmony.shard import FILE as ROWS_FILE
+from tokenmill.tasks.select.shard import PART as CANDIDATES
+from tokenmill.tasks.shards.kinds import preparation
+from tokenmill.tasks.shards.manifest import entry_files, split_of
+from tokenmill.tasks.shards.origins import Origin, origin_of, origins_in
+from tokenmill.tasks.shards.preparation import Preparation
+from tokenmill.tasks.shards.published import join_published
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.sources.formats import first_row
+from tokenmill.tasks.tokenize.document_map import DocumentMap, read_map
+
+from .duplicates import normalized_rows
+from .parts import PublishedNames, ShardPart, parts_and_entries
+from .reasons import Entry
+
+RECEIPTS_KEPT, PARTS_KEPT = 1024, 64
+
+
+class ShardIndex:
+    """The shards of the output in the absolute folder `path`, by their numbers in the manifest."""
+
+    def __init__(self, path: str, manifest: Mapping[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.store = Store(manifest["volatile"]["store"], manifest["type"])
+        self.entries: Sequence[Entry] = manifest["shards"]
+        self.receipt = lru_cache(maxsize=RECEIPTS_KEPT)(self._receipt)
+        """The receipt of a shard. Raises RunError if it is missing or damaged."""
+        self.rows_of_part = lru_cache(maxsize=PARTS_KEPT)(lambda shard, part: self.document_map(shard).rows(part))
+        """The row of each document of a part of a shard, int64. Raises RunError as `document_map` does."""
+
+    @property
+    def type(self) -> str:
+        """The kind of preparation."""
+        return self.manifest["type"]
+
+    @property
+    def kind(self) -> Preparation[Any, Any]:
+        """The record of that kind."""
+        return preparation(self.type)
+
+    @cached_property
+    def names(self) -> PublishedNames:
+        """The published names."""
+        return PublishedNames(self.manifest, self.path)
+
+    @cached_property
+    def source_files(self) -> Mapping[str, Sequence[int]]:
+        """The numbers of the shards of each source file, in the order of the manifest."""
+        found: defaultdict[str, list[int]] = defaultdict(list)
+        for shard, entry in enumerate(self.entries):
+            for file in entry_files(entry):
+                found[file["file"]].append(shard)
+        return found
+
+    @cached_property
+    def origins(self) -> Sequence[Sequence[Origin]]:
+        """The slices of each shard's rows."""
+        return origins_in(self.entries)
+
+    def source(self, shard: int, row: int) -> tuple[Origin, int]:
+        """The slice that a row of a shard came from, and its line in the file, from 1."""
+        origin, number = origin_of(self.origins[shard], row)
+        return origin, self._before(shard, origin) + number + 1
+
+    def rows_at(self, file: str, line: int) -> Iterator[tuple[int, int]]:
+        """The shards with a line of a file, and the row in each."""
+        for shard in self.source_files.get(file, ()):
+            first = 0
+            for origin in self.origins[shard]:
+                number = line - 1 - self._before(shard, origin) if origin.file == file else -1
+                if 0 <= number < origin.rows:
+                    yield shard, first + number
+                first += origin.rows
+
+    def rows_of(self, file: str) -> int:
+        """The number of rows of a file that were read."""
+        read = ((shard, origin) for shard in self.source_files.get(file, ()) for origin in self.origins[shard])
+        return max((self._before(*each) + each[1].rows for each in read if each[1].file == file), default=0)
+
+    def shard_of(self, part: ShardPart) -> int:
+        """The number of the shard with a part."""
+        wanted = (part.key, part.dataset, part.origins[0].start)
+        shards = ((shard, self.entries[shard]) for shard in self.source_files[part.origins[0].file])
+        return next(
+            n
+            for n, e in shards
+            if (e["key"], e["dataset"], e["start"]) == wanted and part.split == split_of(e, part.name)
+        )
+
+    @cached_property
+    def packed_at(self) -> Mapping[tuple[int, str], tuple[ShardPart, int]]:
+        """The packs with the rows of each part of a shard, and the number of its first row there."""
+        return {
+            (member.shard, part.name): (part, member.first)
+            for part, _ in parts_and_entries(self.manifest)
+            for member in part.members
+        }
+
+    @cached_property
+    def pools(self) -> Mapping[str, str]:
+        """The place, as in the manifest, of the shard that the rows of each published pool come from, by the pool's file."""
+        derived = self.manifest.get("derived", {}).get("shards", [])
+        return {
+            join_published(self.path, name): entry["place"]
+            for entry in derived
+            for part, names in entry["published"].items()
+            for name in names
+            if part != CANDIDATES
+        }
+
+    def _before(self, shard: int, origin: Origin) -> int:
+        """The rows of the file before a slice; after a missing slice, the file is read to count them."""
+        if origin.before is not None:
+            return origin.before
+        source = self.entries[shard]["source"]
+        file = SourceFile(origin.file, 0, source["format"], source.get("compression"))
+        return first_row(Slice(file, origin.start, origin.stop))
+
+    def source_row(self, shard: int, part: str, number: int) -> int:
+        """The row in the slice that document `number` of a part came from.
+
+        Raises IndexError if there is no such document, RunError for missing or damaged files.
+        """
+        entry = self.entries[shard]
+        if self.type == "harmony":
+            return normalized_rows(self.store.path(entry["key"], ROWS_FILE))["source_row"][number].as_py()
+        return int(self.rows_of_part(shard, part)[number])
+
+    def document_map(self, shard: int) -> DocumentMap:
+        """The document map of a shard. Raises RunError for a shard without one."""
+        rows = read_map(self.store, self.receipt(shard))
+        if rows is None:
+            raise RunError(
+                f"{self.path}: shard {self.entries[shard]['key']} was built before shards had a document map; prepare the data "
+                "again with force=true"
+            )
+        return rows
+
+    def _receipt(self, shard: int) -> Receipt:
+        key = self.entries[shard]["key"]
+        receipt = self.store.receipt(key)
+        if receipt is None:
+            raise RunError(f"{self.store.folder(key)}: missing or damaged; prepare the data again")
+        return receipt
+
+    def blend_source(self, shard: int) -> Mapping[str, Any]:
+        """The dataset of a shard in the blend."""
+        entry = self.entries[shard]
+        return next(each for each in self.manifest["blend"][entry["split"]] if each["name"] == entry["dataset"])
