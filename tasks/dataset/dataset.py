@@ -48,7 +48,7 @@ ROWS_AT_ONCE = 256
 class Part:
     """A published file: its dataset (`split/name` of a blend with splits), its split, and its number of documents.
 
-    `place` is its path or URI; of a `.bin/.idx` pair, that of both without ending.
+    `place` is its path or URI, for a `.bin/.idx` pair without the ending.
     """
 
     dataset: str
@@ -58,7 +58,7 @@ class Part:
 
 
 class Dataset(ShardIndex):
-    """A published output. `path` is its absolute folder, `type` its kind, `manifest` the whole record of what is in it."""
+    """A published output. `path` is its absolute folder, `type` its kind, `manifest` its full record."""
 
     @property
     def format(self) -> Format:
@@ -86,7 +86,7 @@ class Dataset(ShardIndex):
 
     @cached_property
     def files_of_rows(self) -> list[Part]:
-        """The published files of rows, each content once, in order of datasets."""
+        """The published files with rows, each content once, dataset by dataset."""
         found: list[Part] = []
         own = {id(entry) for entry in self.manifest["shards"]}
         for store, entry in stored_entries(self.manifest):
@@ -101,7 +101,7 @@ class Dataset(ShardIndex):
         return sorted(found, key=lambda part: (part.dataset, [*SPLITS, part.split].index(part.split), part.split))
 
     def documents(self, part: Part) -> Iterator[np.ndarray]:
-        """The ids of each document of a part, in order; of packs, those of each sequence, without padding.
+        """The ids of each document in a part, in order; in packs, each sequence without padding.
 
         Raises InputError for rows that aren't tokenized, RunError for a damaged file.
         """
@@ -141,7 +141,7 @@ class Dataset(ShardIndex):
     def origin(self, part: Part, number: int) -> tuple[str, int]:
         """The source file and line (from 1) of document or row `number` of a part, from 0; of packs, of a number in `documents`.
 
-        Raises IndexError if there is no such document, RunError for missing or damaged files.
+        Raises IndexError for an unknown document, RunError for missing or damaged files.
         """
         packed = self.format == "packs"
         stored, document = self.names.document(part.place, 0 if packed else int(number))

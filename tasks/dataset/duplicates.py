@@ -42,7 +42,7 @@ class Verdict:
 
 
 def verdict_of(store: Store, manifest: Mapping[str, Any], entry: Entry, row: int) -> Verdict | None:
-    """The decision about a row of the slice of a shard; None if the row is no duplicate.
+    """The decision about a row of the slice of a shard; None if the row isn't a duplicate.
 
     Raises RunError if the decisions are no longer in the store.
     """
@@ -75,7 +75,7 @@ def normalized_row(store: Store, key: str, row: int) -> tuple[int, pa.Table] | N
 
 @lru_cache(maxsize=8)
 def normalized_rows(place: str) -> pa.Table:
-    """The rows of a file of normalized rows, a table of `COLUMNS`; without rows if there is no such file."""
+    """The rows of a file of normalized rows, a table of `COLUMNS`; empty without such a file."""
     system, path = filesystem(place)
     try:
         with cast("BinaryIO", system.open(path, "rb")) as stream:

@@ -1,4 +1,4 @@
-"""The shards of a published output: where each row came from, and where each document was published.
+"""The shards of a published output: the source of each row, and the place of each document.
 
 A source row leads to the shards that read it, a document of a shard to the files that were published with it, and both back.
 """
@@ -40,16 +40,16 @@ class ShardIndex:
         self.receipt = lru_cache(maxsize=RECEIPTS_KEPT)(self._receipt)
         """The receipt of a shard. Raises RunError if it is missing or damaged."""
         self.rows_of_part = lru_cache(maxsize=PARTS_KEPT)(lambda shard, part: self.document_map(shard).rows(part))
-        """The row of each document of a part of a shard, int64. Raises RunError as `document_map` does."""
+        """The row of each document, int64, by shard and part. Raises RunError as `document_map` does."""
 
     @property
     def type(self) -> str:
-        """The kind of preparation."""
+        """Its kind."""
         return self.manifest["type"]
 
     @property
     def kind(self) -> Preparation[Any, Any]:
-        """The record of that kind."""
+        """Its methods."""
         return preparation(self.type)
 
     @cached_property
@@ -133,7 +133,7 @@ class ShardIndex:
     def source_row(self, shard: int, part: str, number: int) -> int:
         """The row in the slice that document `number` of a part came from.
 
-        Raises IndexError if there is no such document, RunError for missing or damaged files.
+        Raises IndexError for an unknown document, RunError for missing or damaged files.
         """
         entry = self.entries[shard]
         if self.type == "harmony":

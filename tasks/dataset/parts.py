@@ -1,7 +1,7 @@
 """The row files of a published preparation, and the source of each row.
 
 The manifest has the number of rows per file, so that a random choice opens no file, and the number of source rows before each
-slice. A pack stores the row of each document among those of the shards that were packed together; for bin/idx, the shard's
+slice. A pack stores the row of each document among all shards that were packed together; for bin/idx, the shard's
 document map has it. So no line number needs a second read of the source.
 """
 
@@ -102,10 +102,10 @@ class ShardPart:
         return StoredDocuments(self.place, self.store.locate(self.key, f"{self.name}.bin") or empty)
 
     def row(self, number: int, tokens: tuple[np.ndarray, np.ndarray] | None = None) -> Row:
-        """Pack or document `number`; `tokens` are those of `read_pack`.
+        """Pack or document `number`; for `tokens` see `read_pack`.
 
-        In a `.bin` every token is trained on and has no role: the document is one sequence of `text`, or if it was rearranged to
-        fill in the middle, of its prefix, suffix and middle. Raises RunError if the files are missing or damaged, or have no such row.
+        In a `.bin` every token is trained on, without a role: the document is one sequence of `text`, or if it was rearranged to
+        fill in the middle, of its prefix, suffix and middle. Raises RunError if the files are missing or damaged, or lack the row.
         """
         return (
             read_pack(self.stored, number, tokens)
@@ -284,7 +284,7 @@ def _groups(manifest: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], li
 
 
 class PublishedNames:
-    """Leads from documents (packs, rows) of published files to those of shards, and back.
+    """Leads from documents (packs, rows) in published files to documents in shards, and back.
 
     A published file holds the documents of one or more parts of shards, one part after the other.
     """

@@ -33,7 +33,7 @@ SCAN_ROWS = 1024
 IDS, MASK, STARTS, DOCUMENTS, ROLE_STARTS, ROLE = SCHEMA.names
 
 TOKENS = (IDS, MASK, STARTS, ROLE_STARTS, ROLE)
-"""All columns but that of the source."""
+"""All columns but the source."""
 
 
 class StoredFileError(RunError):
@@ -209,7 +209,7 @@ def pack_batches(place: str, columns: Sequence[str] = SCHEMA.names, rows: int = 
 def read_pack(place: str, number: int, tokens: tuple[np.ndarray, np.ndarray] | None = None) -> Row:
     """A pack of a file; of one whose `tokens` (ids and `trained`) are known, only the small columns are read.
 
-    Costs reading its row group up to that pack. Raises RunError for a missing or damaged file, and if it has no such pack.
+    Costs reading its row group up to that pack. Raises RunError for a missing or damaged file, and for a number that is too large.
     """
     with _opened(place) as file:
         pack_size = _pack_size(place, file)

@@ -34,7 +34,7 @@ from .samples import Pieces, content_numbers, parts_of, pieces_of, sample_hashes
 
 @dataclass(frozen=True, slots=True)
 class FlatColumn:
-    """An array of all packs: what it is made from, its type, and the array of the packs' borders in it, written after it."""
+    """An array of all packs: its source columns, its type, and the array with the packs' borders in it, written after it."""
 
     columns: tuple[str, ...]
     kind: type[np.generic]
@@ -46,7 +46,7 @@ COLUMNS = {
     "trained": FlatColumn((MASK, STARTS), np.int8),
     "starts": FlatColumn((STARTS,), np.int32, "sequences"),
 }
-"""The flat arrays by the names of their files, which are those of a `PackBatch`."""
+"""The flat arrays by file, named as in `PackBatch`."""
 
 PACKS_AT_ONCE = 500
 
