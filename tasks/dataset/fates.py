@@ -102,7 +102,7 @@ class _Kept(NamedTuple):
 
 
 def fate_of(index: ShardIndex, shard: int, row: int) -> Fate:
-    """The fate of a row of the slice of shard number `shard`. Raises RunError for missing or damaged files."""
+    """The fate of a row in shard number `shard`. Raises RunError for missing or damaged files."""
     entry = index.entries[shard]
     receipt = index.receipt(shard)
     fate = _read(index, shard, row)

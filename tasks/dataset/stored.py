@@ -220,7 +220,7 @@ def read_pack(place: str, number: int, tokens: tuple[np.ndarray, np.ndarray] | N
 
 
 def packs_with(place: str, documents: Collection[int]) -> list[int]:
-    """The packs of a file with tokens of any of these documents, ascending."""
+    """The packs in a file that hold any of these documents, ascending."""
     found: list[int] = []
     first = 0
     for batch in pack_batches(place, [DOCUMENTS], SCAN_ROWS) if documents else ():
