@@ -26,9 +26,8 @@ from typing import Any
 import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.dedup.decisions import Decisions
-from tokenmill.tasks.dedup.rounds import KIND, DocumentSlice, RunRound, decide, partitions_for
+from tokenmill.tasks.dedup.rounds import KIND, DocumentSlice, RunRound, build_shard, decide, partitions_for
 from tokenmill.tasks.dedup.settings import DedupChoices
-from tokenmill.tasks.dedup.steps import build_shard
 from tokenmill.tasks.shards.build import build_batch
 from tokenmill.tasks.shards.plan import PlannedShard, shard_record
 from tokenmill.tasks.shards.store import Store

@@ -6,34 +6,40 @@ The plan covers only the signing of slices. The shards to publish are planned on
 and the decisions about it.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, BinaryIO, cast
 
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.input_checks import require_separate
-from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.manifest import WHOLE, Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
 from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation, Release, Step
-from tokenmill.tasks.shards.publication import collect
+from tokenmill.tasks.shards.publication import Published, collect
+from tokenmill.tasks.shards.publish import Output, place_files
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.json_lines import split_lines
+from tokenmill.tasks.sources.opening import BLOCK_BYTES
 from tokenmill.tasks.sources.parquet import require_any
+from tokenmill.tasks.storage import filesystem, join
+from tokenmill.tasks.tokenize.document_map import map_problems
 
-from .apply import apply_decisions, require_text_in_first
+from .apply import apply_decisions, file_of, require_text_in_first
 from .contamination import evaluation_sources, evaluations_from, find_evaluations
 from .decisions import KEPT, Decisions
 from .harmony_shard import Deduplicated, document_slices, mark_shard, plan_marked
-from .inspect import inspect_dedup_shard
-from .publication import RowsLayout
-from .rounds import FORMAT_VERSION, KIND, DocumentSlice, decide, planned_rounds
+from .rounds import FORMAT_VERSION, KIND, DocumentSlice, build_shard, decide, planned_rounds
 from .settings import DedupChoices, DedupSettings
-from .steps import build_shard
 
 EVERY_FIELD: Sequence[str] = ()
 
@@ -194,6 +200,100 @@ def _require_all_decided(finished: Sequence[Finished], decisions: Decisions) -> 
         raise RunError(
             f"the shards account for {dict(found)}, but {wanted} was decided; run the same command with force=true"
         )
+
+
+FOLDER = "data"
+KEPT_FIELDS = {
+    *("weight", "text_field", "share", "tokens", "min_epochs", "max_epochs", "group"),
+    *("fim", "license", "languages", "domain"),
+}
+"""What the output's blend says of a dataset as the input's does."""
+
+PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.(jsonl|parquet)")
+
+
+@dataclass(frozen=True, slots=True)
+class RowsLayout:
+    """Folders of rows, and other files: where the store has each, and its path in the output folder."""
+
+    blend: Blend
+    files: Sequence[tuple[str, Output]] = ()
+
+    @property
+    def own(self) -> Mapping[str, re.Pattern[str]]:
+        """The files of each dataset."""
+        folders = [_folder(split, source.name) for split, listed in self.blend.parts().items() for source in listed]
+        return dict.fromkeys(folders, PART)
+
+    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
+        """Link every file on a local disk; on an object store the store copies it."""
+        names: dict[str, dict[str, list[str]]] = {}
+        numbers: Counter[str] = Counter()
+        pairs = [(stored, join(output_dir, output.path)) for stored, output in self.files]
+        for item in finished:
+            if WHOLE not in item.receipt.parts:
+                continue
+            file, folder = file_of(item.shard.part), _folder(item.shard.split, item.shard.dataset)
+            name = join(output_dir, folder, f"part-{numbers[folder]:05d}-{item.key[:8]}.{file.partition('.')[2]}")
+            pairs.append((store.path(item.key, file), name))
+            numbers[folder] += 1
+            names.setdefault(item.shard.place, {}).setdefault(WHOLE, []).append(name)
+        place_files(pairs)
+        return Published(names, self._blend(output_dir, numbers), [output for _, output in self.files])
+
+    def _blend(self, output_dir: str, numbers: Mapping[str, int]) -> bytes:
+        """The output as a blend, without empty datasets."""
+        parts = {
+            split: [_source(output_dir, split, source) for source in listed if numbers[_folder(split, source.name)]]
+            for split, listed in self.blend.parts().items()
+        }
+        budget = self.blend.model_dump(mode="json", exclude={"datasets", *SPLITS}, exclude_none=True)
+        return orjson.dumps({**budget, **parts}, option=orjson.OPT_INDENT_2)
+
+
+def _folder(split: str, name: str) -> str:
+    return join(FOLDER, split, name) if split in SPLITS else join(FOLDER, name)
+
+
+def _source(output_dir: str, split: str, source: DataSource) -> dict[str, Any]:
+    kept = source.model_dump(mode="json", include=KEPT_FIELDS, exclude_none=True)
+    return {"name": source.name, "path": join(output_dir, _folder(split, source.name)), **kept}
+
+
+BATCH_ROWS = 8192
+
+
+def inspect_dedup_shard(store: Store, receipt: Receipt) -> list[str]:
+    """Problems of a shard's file: unreadable rows, and their number against the receipt."""
+    for output in receipt.outputs:
+        stem, _, ending = output.path.partition(".")
+        if stem == WHOLE:
+            place = store.path(receipt.key, output.path)
+            count = _parquet_rows if ending == "parquet" else _json_rows
+            try:
+                problem = _miscounted(count(place), receipt.documents)
+            except (pa.ArrowException, OSError, orjson.JSONDecodeError) as error:
+                problem = f"cannot be read: {error}"
+            return [f"{place}: {problem}"] if problem else map_problems(store, receipt)
+    return map_problems(store, receipt)
+
+
+def _miscounted(rows: int, documents: int) -> str:
+    return "" if rows == documents else f"holds {rows:,} rows, its receipt says {documents:,}"
+
+
+def _parquet_rows(place: str) -> int:
+    system, path = filesystem(place)
+    with cast("BinaryIO", system.open(path, "rb")) as stream:
+        return sum(len(batch) for batch in pq.ParquetFile(stream).iter_batches(BATCH_ROWS, use_threads=False))
+
+
+def _json_rows(place: str) -> int:
+    """The number of lines, each a JSON object. Raises JSONDecodeError for invalid JSON."""
+    system, path = filesystem(place)
+    with cast("BinaryIO", system.open(path, "rb")) as stream:
+        lines = split_lines(iter(lambda: stream.read(BLOCK_BYTES), b""))
+        return sum(isinstance(row, bytes) and isinstance(orjson.loads(row), dict) for rows in lines for row in rows)
 
 
 DEDUP = Preparation(

@@ -22,12 +22,10 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 
-from . import exact, near
-from .candidates import BANDS_SCHEMA
+from . import near
 from .contamination import HITS, Evaluations, hits
-from .documents import Documents, ranks_of
-from .exact import KEYED
-from .near import MADE_OF, SHINGLED, NearFiles
+from .documents import KEYED, Documents, ranks_of, write_prompt_keys, write_text_keys
+from .near import BANDS_SCHEMA, MADE_OF, SHINGLED, NearFiles
 from .partitions import PartitionedFile, partitioned
 from .readers import READERS, Signable
 from .settings import SignRecipe
@@ -90,7 +88,7 @@ class _Signatures:
             return
         self.builder.keep(WHOLE, len(some.rows))
         ranks = ranks_of(some.qualities, some.sizes)
-        exact.sign(self.files["exact"], Documents(some.rows, some.texts, ranks))
+        write_text_keys(self.files["exact"], Documents(some.rows, some.texts, ranks))
         if self.recipe.near:
             files = NearFiles(self.files["bands"], self.files["shingles"], self.files["units"])
             self.units += near.sign(files, Documents(some.rows, some.views, ranks))
@@ -98,7 +96,7 @@ class _Signatures:
             self.files["hits"].append(hits(Documents(some.rows, some.views, ranks), self.evaluations))
         if self.recipe.prompts and some.prompts is not None:
             shortest = ranks_of(some.qualities, -some.sizes)
-            self.without_prompt += exact.sign_prompts(self.files["prompts"], some.rows, some.prompts, shortest)
+            self.without_prompt += write_prompt_keys(self.files["prompts"], some.rows, some.prompts, shortest)
         if some.names is not None:
             table = pa.Table.from_arrays([pa.array(some.rows), some.names], schema=NAMES)
             self._open("names", NAMES, 1).append(table)

@@ -11,8 +11,7 @@ from typing import Any
 
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.dedup.apply import require_text_in_first
-from tokenmill.tasks.dedup.inspect import inspect_dedup_shard
-from tokenmill.tasks.dedup.publication import RowsLayout
+from tokenmill.tasks.dedup.preparation import RowsLayout, inspect_dedup_shard
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
 from tokenmill.tasks.shards.preparation import Planned, Preparation, Release, Step

@@ -4,13 +4,15 @@ Planning finds the tables that placeholders refer to and identifies them by cont
 sample of the text of each dataset for the exactness gate.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from glob import has_magic
 from typing import Any
 
 import orjson
-from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, TransformSpec
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, Split, TransformSpec
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.input_checks import require_separate
@@ -23,10 +25,12 @@ from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store, read_bytes
+from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.formats import read_records
+from tokenmill.tasks.sources.formats import count_rows, describe, read_records
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.sources.row_filter import row_filter
+from tokenmill.tasks.sources.selection import MissingSplitError
 from tokenmill.tasks.sources.slices import ContentIndex
 from tokenmill.tasks.storage import ChangeDetection, is_local, join
 from tokenmill.tasks.tokenize.exact import encoder_of
@@ -35,12 +39,10 @@ from tokenmill.tasks.tokenize.load import commit_notes, commit_of, find_vocabula
 from tokenmill.tasks.tokenize.settings import Backend, TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from .inspect import inspect_rl_shard
-from .ordered import Batches
+from .batches import Batches
 from .publication import JsonLinesLayout
 from .settings import RlRecipe, RlSettings
-from .shard import RowLengths, Work, write_shard
-from .splits import by_source_splits, held_out_from
+from .shard import RowLengths, Work, inspect_rl_shard, write_shard
 from .tables import TableFiles, TableSource, find_table, table_slices
 from .targets import TARGETS
 from .transforms import TransformList, tables_asked_for
@@ -312,3 +314,47 @@ RL = Preparation(
     next_steps="train: data.train.data_path={manifest[train]}\n       data.validation.data_path={manifest[val]}",
     training_advice="hand it to NeMo-RL with launcher=nemo-rl",
 )
+
+
+def by_source_splits(blend: Blend) -> Blend:
+    """The blend with every split of its datasets; a file, and a dataset with `split`, are training data.
+
+    Raises InputError for a blend that lists splits already, and for a dataset without training data.
+    """
+    if blend.datasets is None:
+        raise InputError("splits=source: this blend lists its splits itself; remove the setting")
+    found = {split: [part for source in blend.datasets for part in _of_split(source, split)] for split in SPLITS}
+    return blend.model_copy(update={"datasets": None, **{split: sources or None for split, sources in found.items()}})
+
+
+def _of_split(source: DataSource, split: Split) -> Iterator[DataSource]:
+    if source.split is not None or (describe(source.path) and not has_magic(source.path)):
+        yield from [source] if split == "train" else []
+        return
+    part = source.model_copy(update={"split": "validation" if split == "valid" else split})
+    try:
+        discover(part)
+    except MissingSplitError:
+        if split == "train":
+            raise
+        return
+    yield part
+
+
+def held_out_from(slices: Sequence[Slice], count: int) -> list[int | None]:
+    """For each slice, the number of its first row among the last `count` rows of the dataset, or None.
+
+    Blank and bad rows count. Only the last slices are read. A dataset of at most `count` rows keeps all for training.
+    """
+    found: list[int | None] = [None] * len(slices)
+    left = count
+    for number in reversed(range(len(slices))):
+        if not left:
+            return found
+        rows = count_rows(slices[number], sys.maxsize)
+        if rows > left:
+            found[number] = rows - left
+            return found
+        found[number] = 0
+        left -= rows
+    return [None] * len(slices)

@@ -25,7 +25,7 @@ from tokenmill.tasks.shards.publish import Output, link, place_files
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import is_local, join
 
-from .ordered import Batches, RowFile, write_ordered
+from .batches import Batches, RowFile, write_ordered
 from .settings import Compression
 from .shard import ENDINGS
 

@@ -8,7 +8,7 @@ mark is removed, and line breaks within a row become blanks.) A row costs 1 to 4
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import orjson
@@ -26,9 +26,12 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.exact_json import compact, repeated_key
 from tokenmill.tasks.sources.files import BadRow, BytesBatch, RecordBatch, Rejected
 from tokenmill.tasks.sources.formats import read_objects, read_records
+from tokenmill.tasks.sources.json_lines import split_lines
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt, excerpt_of
+from tokenmill.tasks.sources.opening import BLOCK_BYTES
+from tokenmill.tasks.storage import filesystem
 from tokenmill.tasks.tokenize.document_map import FILE as MAP
-from tokenmill.tasks.tokenize.document_map import RowOutcomes
+from tokenmill.tasks.tokenize.document_map import RowOutcomes, map_problems
 from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
 
@@ -255,3 +258,36 @@ def _digests(batch: RecordBatch | BytesBatch, indices: Sequence[int], seed: int)
         return [xxh3_64_intdigest(repr(batch.records[index]).encode(), seed) for index in indices]
     raw = batch.raw
     return [xxh3_64_intdigest(raw[index].removeprefix(BYTE_ORDER_MARK).strip(), seed) for index in indices]
+
+
+def inspect_rl_shard(store: Store, receipt: Receipt) -> list[str]:
+    """Problems of the files of a shard: lines that are not JSON objects, and counts that differ from the receipt."""
+    compression = receipt.identity["recipe"]["compression"]
+    problems: list[str] = []
+    for part, count in receipt.parts.items():
+        place = store.path(receipt.key, f"{part}.{ENDINGS[compression]}")
+        try:
+            problems += [f"{place}: {problem}" for problem in _file(place, compression, count.documents)]
+        except (pa.ArrowException, OSError) as error:
+            problems.append(f"{place}: cannot be read: {error}")
+    return [*problems, *map_problems(store, receipt)]
+
+
+def _file(place: str, compression: str, documents: int) -> list[str]:
+    system, path = filesystem(place)
+    found = 0
+    with cast("BinaryIO", system.open(path, "rb")) as stream:
+        content = stream if compression == "none" else pa.CompressedInputStream(stream, compression)
+        for rows in split_lines(iter(lambda: content.read(BLOCK_BYTES), b"")):
+            for row in rows:
+                found += 1
+                if not isinstance(row, bytes) or not _is_object(row):
+                    return [f"line {found:,} is not a JSON object"]
+    return [] if found == documents else [f"holds {found:,} lines, but its receipt says {documents:,}"]
+
+
+def _is_object(row: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(row), dict)
+    except orjson.JSONDecodeError:
+        return False

@@ -160,7 +160,10 @@ def choice_facts(choice: Choice, names: pa.Table, quota: int | None) -> dict[str
     """The report as plain JSON. `names` are the rows' `row_id`, `dataset` and `split`; `quota` is the maximum per cluster."""
     ids, sizes, rows = names[ROW_ID], choice.clusters.sizes, names.num_rows
     shares = quotas(np.zeros_like(sizes), np.minimum(sizes, rows if quota is None else quota), choice.budget)
-    chosen, near = (_by_cluster(choice, each) for each in (choice.rows, choice.removed["removed"].to_numpy()))
+    chosen, near = (
+        np.bincount(choice.clusters.labels[each], minlength=len(choice.clusters.centres))
+        for each in (choice.rows, choice.removed["removed"].to_numpy())
+    )
     order = np.lexsort((choice.clusters.distances, choice.clusters.labels))
     nearest = np.append(order, 0)[np.searchsorted(choice.clusters.labels[order], np.arange(len(sizes)))]
     pairs = choice.removed.sort_by([("cosine", "descending"), ("removed", "ascending")]).slice(0, MOST_LISTED)
@@ -183,10 +186,6 @@ def choice_facts(choice: Choice, names: pa.Table, quota: int | None) -> dict[str
             for pair in pairs.to_pylist()
         ],
     }  # fmt: skip
-
-
-def _by_cluster(choice: Choice, rows: np.ndarray) -> np.ndarray:
-    return np.bincount(choice.clusters.labels[rows], minlength=len(choice.clusters.centres))
 
 
 def _data_sets(choice: Choice, names: pa.Table) -> list[dict[str, Any]]:

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from tokenmill.tasks.dedup import candidates, exact, near
-from tokenmill.tasks.dedup.candidates import BANDS_SCHEMA
-from tokenmill.tasks.dedup.documents import EDGES, Documents
-from tokenmill.tasks.dedup.exact import KEYED
-from tokenmill.tasks.dedup.near import MADE_OF, SHINGLED, Compared, NearFiles, compare_large_buckets
+from tokenmill.tasks.dedup import near
+from tokenmill.tasks.dedup.documents import (
+    EDGES,
+    KEYED,
+    Documents,
+    beyond_cap,
+    exact_duplicates,
+    write_prompt_keys,
+    write_text_keys,
+)
+from tokenmill.tasks.dedup.near import BANDS_SCHEMA, MADE_OF, SHINGLED, Compared, NearFiles, compare_large_buckets
 from tokenmill.tasks.dedup.partitions import NONE, SliceFile, partitioned
 from tokenmill.tasks.dedup.shingles import normalized
 
@@ -59,10 +65,10 @@ class Wiring:
         files = []
         for start, part in self._slices(whole):
             with partitioned(self._place(f"exact-{start}"), KEYED, self.partitions) as file:
-                exact.sign(file, self._local(part))
+                write_text_keys(file, self._local(part))
             files.append(SliceFile(file.output.path, int(part.numbers[0])))
         parts = self._shuffled(range(self.partitions))
-        return pa.concat_tables(exact.resolve(files, part, self.partitions) for part in parts)
+        return pa.concat_tables(exact_duplicates(files, part, self.partitions) for part in parts)
 
     def verified(self, whole, threshold=0.8, gone=NONE):
         """The pairs of leaders, by partition, then those of the crowds."""
@@ -78,8 +84,8 @@ class Wiring:
         parts = range(self.partitions)
         for part in self._shuffled(parts):
             name = self._place(f"pairs-{part}")
-            buckets = candidates.read_buckets(bands, part, self.partitions, gone)
-            pairs.append(candidates.write_candidates(buckets, name, self.partitions).path)
+            buckets = near.read_buckets(bands, part, self.partitions, gone)
+            pairs.append(near.write_candidates(buckets, name, self.partitions).path)
             crowded.append(buckets.crowded)
         found = [
             near.verify(pairs, self._shuffled(shingled), part, self.partitions, threshold)
@@ -97,10 +103,10 @@ class Wiring:
         for start, part in self._slices(whole):
             local = part.numbers - part.numbers[0]
             with partitioned(self._place(f"cap-{start}"), KEYED, self.partitions) as file:
-                exact.sign_prompts(file, local, prompts.slice(start, len(local)), part.ranks)
+                write_prompt_keys(file, local, prompts.slice(start, len(local)), part.ranks)
             files.append(SliceFile(file.output.path, int(part.numbers[0])))
         parts = self._shuffled(range(self.partitions))
-        return pa.concat_tables(exact.beyond_cap(files, part, self.partitions, most, gone) for part in parts)
+        return pa.concat_tables(beyond_cap(files, part, self.partitions, most, gone) for part in parts)
 
 
 def sign_near(documents, bands, shingled, partitions):

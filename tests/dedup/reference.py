@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 import numpy as np
-from tokenmill.tasks.dedup.candidates import FACTORS, MASKS
 from tokenmill.tasks.dedup.kernel import ROWS
+from tokenmill.tasks.dedup.near import FACTORS, MASKS
 
 GOLDEN, ALL = 0x9E3779B97F4A7C15, 2**64 - 1
 

@@ -13,8 +13,7 @@ import pytest
 import zstandard
 from tokenmill.tasks.dedup.apply import tagged
 from tokenmill.tasks.dedup.decisions import OUTCOMES, rows_decided
-from tokenmill.tasks.dedup.inspect import inspect_dedup_shard
-from tokenmill.tasks.dedup.preparation import decided_plan
+from tokenmill.tasks.dedup.preparation import decided_plan, inspect_dedup_shard
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report.plan import plan_record
 from tokenmill.tasks.report.summary import artifact_record, markdown, warnings

@@ -10,9 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenmill.tasks.dedup import exact
-from tokenmill.tasks.dedup.documents import ranks_of
-from tokenmill.tasks.dedup.exact import KEYED, grouped, keys
+from tokenmill.tasks.dedup.documents import KEYED, exact_duplicates, grouped, keys, ranks_of, write_text_keys
 from tokenmill.tasks.dedup.partitions import ROWS_PER_SLICE, SliceFile, partitioned
 from xxhash import xxh3_128_intdigest
 
@@ -39,7 +37,7 @@ def by_dictionary(texts, ranks):
 def signed(documents, place, partitions, first=0):
     """The file of the keys of documents."""
     with partitioned(str(place), KEYED, partitions) as file:
-        exact.sign(file, documents)
+        write_text_keys(file, documents)
     return SliceFile(file.output.path, first)
 
 
@@ -57,9 +55,9 @@ def test_white_space_composition_and_gaps_between_numbers_make_no_difference(tmp
 
 def test_files_may_lie_in_an_object_store_and_be_read_as_several_slices(tmp_path):
     files = [signed(documents(["a", "b"]), f"memory://dedup/{first}.arrow", 2, first) for first in (0, 2)]
-    assert edges(pa.concat_tables(exact.resolve(files, part, 2) for part in range(2))) == {2: (0, 1.0), 3: (1, 1.0)}
+    assert edges(pa.concat_tables(exact_duplicates(files, part, 2) for part in range(2))) == {2: (0, 1.0), 3: (1, 1.0)}
     file = signed(documents(["a", "b"]), tmp_path / "keys.arrow", 1)
-    table = exact.resolve([file, SliceFile(file.uri, 5 * ROWS_PER_SLICE)], 0, 1)
+    table = exact_duplicates([file, SliceFile(file.uri, 5 * ROWS_PER_SLICE)], 0, 1)
     assert edges(table) == {5 * ROWS_PER_SLICE: (0, 1.0), 5 * ROWS_PER_SLICE + 1: (1, 1.0)}
 
 
@@ -85,14 +83,14 @@ def test_duplicates_are_those_of_a_dictionary_however_the_work_is_cut(rows, part
     texts, ranks = [text for text, _ in rows], [rank for _, rank in rows]
     with TemporaryDirectory() as folder:
         wiring = Wiring(Path(folder), partitions, slice_size, seed)
-        table = wiring.exact(documents(texts, ranks)) if rows else exact.resolve([], 0, partitions)
+        table = wiring.exact(documents(texts, ranks)) if rows else exact_duplicates([], 0, partitions)
     assert found(table) == by_dictionary(texts, ranks)
 
 
 def test_every_partition_gets_its_share(tmp_path):
     texts = [f"document {number // 2}" for number in range(4000)]
     file = signed(documents(texts), tmp_path / "keys.arrow", 8)
-    shares = [exact.resolve([file], part, 8).num_rows for part in range(8)]
+    shares = [exact_duplicates([file], part, 8).num_rows for part in range(8)]
     assert sum(shares) == 2000
     assert min(shares) > 180
 
@@ -103,8 +101,8 @@ def test_rows_meet_however_many_wait_to_be_cut(tmp_path, monkeypatch, waiting):
     texts = [f"document {number % 3000}" for number in range(6000)]
     with partitioned(str(tmp_path / "keys.arrow"), KEYED, 4) as file:
         for start in range(0, 6000, 100):
-            exact.sign(file, documents(texts[start : start + 100], numbers=range(start, start + 100)))
-    found = [exact.resolve([SliceFile(file.output.path, 0)], part, 4) for part in range(4)]
+            write_text_keys(file, documents(texts[start : start + 100], numbers=range(start, start + 100)))
+    found = [exact_duplicates([SliceFile(file.output.path, 0)], part, 4) for part in range(4)]
     assert edges(pa.concat_tables(found)) == {number: (number - 3000, 1.0) for number in range(3000, 6000)}
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenmill.tasks.dedup import kernel
-from tokenmill.tasks.dedup.candidates import band_keys
+from tokenmill.tasks.dedup.near import band_keys
 from tokenmill.tasks.dedup.shingles import KINDS, Length, Shingles, normalized, shingles, units_of
 
 from tests.dedup import reference

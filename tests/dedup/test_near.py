@@ -12,8 +12,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenmill.tasks.dedup import near
-from tokenmill.tasks.dedup.candidates import BANDS, BANDS_SCHEMA, LEADERS, band_table, buckets_of, candidate_pairs
-from tokenmill.tasks.dedup.near import MADE_OF, VERIFIED
+from tokenmill.tasks.dedup.near import (
+    BANDS,
+    BANDS_SCHEMA,
+    LEADERS,
+    MADE_OF,
+    VERIFIED,
+    band_table,
+    buckets_of,
+    candidate_pairs,
+)
 from tokenmill.tasks.dedup.partitions import SliceFile, read_partition
 from tokenmill.tasks.errors import RunError
 
@@ -245,7 +253,7 @@ def test_a_large_group_keeps_its_best_and_is_not_compared_pair_by_pair(tmp_path)
 
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 22])
 def test_candidates_are_the_leaders_of_each_bucket_with_all_others(monkeypatch, at_once):
-    monkeypatch.setattr("tokenmill.tasks.dedup.candidates.PAIRS_AT_ONCE", at_once)
+    monkeypatch.setattr("tokenmill.tasks.dedup.near.CANDIDATES_AT_ONCE", at_once)
     generator = np.random.default_rng(0)
     buckets = {0: 2, 1: LEADERS, 2: LEADERS + 1, 3: 3 * LEADERS, 4: 1}
     keys = np.repeat(np.array([*buckets], np.uint64) << np.uint64(60), [*buckets.values()])

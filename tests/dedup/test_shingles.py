@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.dedup.candidates import BANDS, ROWS, band_keys
-from tokenmill.tasks.dedup.jaccard import Sets, alike_to_worse, sets_of, similarities
-from tokenmill.tasks.dedup.shingles import Length, Shingles, normalized, units_of
+from tokenmill.tasks.dedup.near import BANDS, ROWS, band_keys
+from tokenmill.tasks.dedup.shingles import (
+    Length,
+    Sets,
+    Shingles,
+    alike_to_worse,
+    normalized,
+    sets_of,
+    similarities,
+    units_of,
+)
 from tokenmill.tasks.dedup.shingles import shingles as shingles_of
 
 from tests.dedup import reference

@@ -7,7 +7,7 @@ import orjson
 import pytest
 import zstandard
 from tokenmill.tasks.report.verification import inspector_of
-from tokenmill.tasks.rl.inspect import inspect_rl_shard
+from tokenmill.tasks.rl.shard import inspect_rl_shard
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.receipt import PartCount
 from tokenmill.tasks.shards.store import Store

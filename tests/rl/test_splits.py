@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.rl.preparation import by_source_splits, held_out_from
 from tokenmill.tasks.rl.settings import RlSettings
-from tokenmill.tasks.rl.splits import by_source_splits, held_out_from
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.slices import cut, leading_rows
 from tokenmill.tasks.strict import parse
