@@ -15,14 +15,9 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 from tokenmill.tasks.errors import InputError, RunError
-<<<<<<< HEAD
 from tokenmill.tasks.shards.manifest import open_manifest
 from tokenmill.tasks.shards.publish import Joined, Output, publish_bytes
 from tokenmill.tasks.shards.published import published_files, recorded_outputs
-=======
-from tokenmill.tasks.shards.publish import Joined, publish_bytes
-from tokenmill.tasks.shards.published import published_files, read_publication, recorded_outputs
->>>>>>> 9258afb (refactor(dedup,rl): join modules that are one idea in several files)
 from tokenmill.tasks.shards.store import size_of
 from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
@@ -41,7 +36,6 @@ def block_file(path: str, content: str) -> str:
 
 def recorded_extents(path: str) -> dict[str, list[tuple[int, str]]]:
     """The size and xxh3_128 of every extent of each published file by its place, as recorded by the preparation in `path`."""
-<<<<<<< HEAD
     path = absolute(path)
     manifest = open_manifest(path)
     files = published_files(path, manifest, recorded_outputs(manifest))
@@ -50,17 +44,6 @@ def recorded_extents(path: str) -> dict[str, list[tuple[int, str]]]:
 
 def _extents(recorded: Output) -> list[tuple[int, str]]:
     return recorded.extents if isinstance(recorded, Joined) else [(recorded.size, recorded.xxh3_128)]
-=======
-    publication = read_publication(path)
-    return {
-        file.place: (
-            file.recorded.extents
-            if isinstance(file.recorded, Joined)
-            else [(file.recorded.size, file.recorded.xxh3_128)]
-        )
-        for file in published_files(publication, recorded_outputs(publication))
-    }
->>>>>>> 9258afb (refactor(dedup,rl): join modules that are one idea in several files)
 
 
 def hash_blocks(place: str, recorded: Sequence[tuple[int, str]], target: str) -> None:
