@@ -19,8 +19,8 @@ from typing import Any, Literal
 import psutil
 from huggingface_hub import get_token
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from tokenmill.tasks.kit.parts import Table
+from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.storage import absolute, is_local
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
@@ -28,8 +28,6 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from .autotokenizer import check_autotokenizer
 
 State = Literal["ok", "missing", "broken"]
-
-STYLES: dict[State, str] = {"ok": "green", "missing": "yellow", "broken": "red"}
 
 LEAST_DISK = 10e9
 """Free bytes below which a disk is too small for all but small blends: an output has 0.5 to 1 bytes per byte of source."""
@@ -167,13 +165,8 @@ def _tokenizer(model: str) -> Check:
 
 def print_checks(checks: Sequence[Check], console: Console) -> None:
     """Print a row per check, then the remedies."""
-    table = Table("", "", "found", "needed for", title="environment", title_justify="left")
-    for check in checks:
-        name = Text(check.name, no_wrap=True)
-        table.add_row(
-            name, Text(check.state, STYLES[check.state]), Text(check.found, overflow="fold"), check.needed_for
-        )
-    console.print(table)
+    rows = [(check.name, check.state, check.found, check.needed_for) for check in checks]
+    print_table(console, Table("environment", ("", "state", "found", "needed for"), rows))
     for check in checks:
         if check.remedy:
             console.print(f"{check.name}: {check.remedy}", markup=False, highlight=False)

@@ -28,7 +28,7 @@ from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.threads import in_threads
 
 from .cards import NOT_STATED, card_problems, digest, licence_rows, publish_cards, stated_rows
-from .measured import ROW, Lengths, Measured, drops_by_file, measured, sources_of
+from .measured import ROW, Measured, drops_by_file, measured, sources_of
 from .summary import PAGE, amount, counted, follows_weights, not_read, warnings
 
 MOST_FILES = 10
@@ -151,17 +151,9 @@ def phases_of_training(run: Measured) -> list[Block]:
         pairs = {name: (tokens / planned, given[name] / there) for name, tokens in phase["drawn"].items()}
         if len(pairs) > 1:
             found.append(bars(f"Phase {phase['name']}", pairs, ("planned", "published"), lambda each: f"{each:.1%}"))
-        rows += [
-            (
-                phase["name"],
-                name,
-                share(tokens, planned),
-                share(given[name], there),
-                round(given[name]),
-                f"{given[name] / held[name]:.2f}",
-            )
-            for name, tokens in phase["drawn"].items()
-        ]
+        for name, tokens in phase["drawn"].items():
+            shares = share(tokens, planned), share(given[name], there)
+            rows.append((phase["name"], name, *shares, round(given[name]), f"{given[name] / held[name]:.2f}"))
     if rows:
         found.append(Table("Phases", ("phase", "dataset", "planned", "published", "tokens", "epochs"), rows))
     return found
@@ -175,7 +167,7 @@ QUANTILES = (0, 0.5, 0.99, 1)
 
 
 def document_lengths(run: Measured) -> list[Block]:
-    """How long documents are."""
+    """How long documents are: between powers of two, and quantiles by dataset and split."""
     if not run.lengths:
         return []
     unit = "bytes" if run.format == "lines" else "tokens"
@@ -183,47 +175,36 @@ def document_lengths(run: Measured) -> list[Block]:
     measured, all_documents = len(everything), sum(each.documents for each in run.lengths)
     note = "" if measured >= all_documents else f"; the first {measured:,} of {all_documents:,} were measured"
     what = "Sequences" if run.format == "packs" else "Documents"
+    powers = np.frexp(everything.astype(np.float64))[1] - 1
+    first = int(powers.min())
+    counts = np.bincount(powers - first).tolist()
+    labels = ["0" if power < 0 else _short(2**power) for power in range(first, first + len(counts))]
+    rows = [
+        (
+            f"{each.dataset}, {each.split}", len(each.lengths),
+            *(int(np.quantile(each.lengths, at, method="lower")) for at in QUANTILES), f"{each.lengths.mean():,.1f}",
+        )
+        for each in run.lengths
+    ]  # fmt: skip
+    heads = ("documents of", "measured", "shortest", "median", "99 %", "longest", "mean")
     return [
-        columns(f"{what} by length in {unit}", *_histogram(everything), what.lower()),
-        Table(
-            f"Lengths in {unit}{note}",
-            ("documents of", "measured", "shortest", "median", "99 %", "longest", "mean"),
-            [_quantiles(each) for each in run.lengths],
-        ),
+        columns(f"{what} by length in {unit}", counts, labels, what.lower()),
+        Table(f"Lengths in {unit}{note}", heads, rows),
     ]
 
 
-def _histogram(lengths: np.ndarray) -> tuple[list[float], list[str]]:
-    """Counts of lengths between powers of two, and where each begins."""
-    exponents = np.frexp(lengths.astype(np.float64))[1] - 1
-    first, last = int(exponents.min()), int(exponents.max())
-    counts = np.bincount(exponents - first, minlength=last - first + 1)
-    labels = ["0" if power < 0 else _short(2**power) for power in range(first, last + 1)]
-    return counts.tolist(), labels
-
-
 def _short(count: int) -> str:
-    for size, letter in ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")):
-        if count >= size:
-            return f"{count // size}{letter}"
-    return str(count)
-
-
-def _quantiles(each: Lengths) -> tuple[Cell, ...]:
-    found = [int(np.quantile(each.lengths, at, method="lower")) for at in QUANTILES]
-    return f"{each.dataset}, {each.split}", len(each.lengths), *found, f"{each.lengths.mean():,.1f}"
+    sizes = ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki"))
+    return next((f"{count // size}{letter}" for size, letter in sizes if count >= size), str(count))
 
 
 def density(run: Measured) -> list[Block]:
     """How many tokens the vocabulary needs for the text of each dataset."""
-    if not run.densities:
+    measured = [(each, each.tokens / each.size) for each in run.densities if each.size]
+    if not measured:
         return []
-    rows = [
-        (each.dataset, each.documents, each.tokens, each.size, f"{each.tokens / each.size:.3f}")
-        for each in run.densities
-        if each.size
-    ]
-    values = {each.dataset: (each.tokens / each.size,) for each in run.densities if each.size}
+    rows = [(each.dataset, each.documents, each.tokens, each.size, f"{ratio:.3f}") for each, ratio in measured]
+    values = {each.dataset: (ratio,) for each, ratio in measured}
     caption = "Tokens per byte of UTF-8 text, in the first documents of each dataset"
     return [
         bars("Tokens per byte", values, ("tokens per byte",), lambda each: f"{each:.3f}"),
@@ -235,41 +216,27 @@ def packing(run: Measured) -> list[Block]:
     """How full packs are."""
     size = run.manifest["settings"]["pack_size"]
     found: list[Block] = []
+    rows: list[tuple[Cell, ...]] = []
     for each in run.packed:
-        tenths = np.minimum(each.lengths * 10 // size, 9)
-        labels = [f"{tenth * 10}%" for tenth in range(10)]
-        found.append(
-            columns(f"Packs by fill, {each.split}", np.bincount(tenths, minlength=10).tolist(), labels, "packs")
-        )
-    rows = [
-        (each.split, each.packs, int(each.lengths.sum()), share(int(each.lengths.sum()), each.packs * size))
-        for each in run.packed
-    ]
-    return [
-        *found,
-        Table(f"The first packs of each file, of {size:,} tokens", ("split", "packs", "tokens", "fill"), rows),
-    ]
+        tenths = np.bincount(np.minimum(each.lengths * 10 // size, 9), minlength=10).tolist()
+        found.append(columns(f"Packs by fill, {each.split}", tenths, [f"{at * 10}%" for at in range(10)], "packs"))
+        tokens = int(each.lengths.sum())
+        rows.append((each.split, each.packs, tokens, share(tokens, each.packs * size)))
+    caption = f"The first packs of each file, of {size:,} tokens"
+    return [*found, Table(caption, ("split", "packs", "tokens", "fill"), rows)]
 
 
 def masks(run: Measured) -> list[Block]:
     """Which roles the loss trains on."""
     found: list[Block] = []
     for each in run.packed:
+        caption = f"Tokens by role in the first packs, {each.split}"
         total, learned = (sum(counts[at] for counts in each.by_role.values()) for at in (0, 1))
         values = {role: (stored / total, trained / total) for role, (stored, trained) in each.by_role.items()}
-        found.append(
-            bars(
-                f"Tokens by role in the first packs, {each.split}",
-                values,
-                ("stored", "trained on"),
-                lambda each: f"{each:.1%}",
-            )
-        )
-        rows = [(role, stored, trained, share(trained, stored)) for role, (stored, trained) in each.by_role.items()]
-        rows.append(("all", total, learned, share(learned, total)))
-        found.append(
-            Table(f"Tokens by role in the first packs, {each.split}", ("role", "tokens", "trained on", "share"), rows)
-        )
+        counts = {**each.by_role, "all": (total, learned)}
+        rows = [(role, stored, trained, share(trained, stored)) for role, (stored, trained) in counts.items()]
+        found.append(bars(caption, values, ("stored", "trained on"), lambda each: f"{each:.1%}"))
+        found.append(Table(caption, ("role", "tokens", "trained on", "share"), rows))
     return found
 
 
@@ -296,25 +263,16 @@ def contents(run: Measured) -> list[Block]:
 
 def worst_files(run: Measured) -> list[Block]:
     """The source files with the most dropped rows."""
-    lossy = {name: counts for name, counts in drops_by_file(run.manifest).items() if _dropped(counts)}
-    worst = sorted(lossy.items(), key=lambda each: (-each[1]["quarantined"], -_dropped(each[1]), each[0]))
-    rows = [
-        (_short_place(name), counts["rows"], counts["quarantined"], _dropped(counts), _reasons(counts))
-        for name, counts in worst[:MOST_FILES]
-    ]
-    columns = ("file", "rows", "bad", "dropped", "reasons")
-    return [Table("Files with the most bad and dropped rows", columns, rows)] if rows else []
-
-
-def _dropped(counts: Mapping[str, int]) -> int:
-    return sum(count for reason, count in counts.items() if reason not in {"rows", "quarantined"})
-
-
-def _reasons(counts: Mapping[str, int]) -> str:
-    named = {reason: count for reason, count in counts.items() if reason not in {"rows", "quarantined"} and count}
-    return ", ".join(
-        f"{reason} {count:,}" for reason, count in sorted(named.items(), key=lambda each: (-each[1], each[0]))
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for name, counts in drops_by_file(run.manifest).items():
+        drops = {reason: count for reason, count in counts.items() if reason not in {"rows", "quarantined"} and count}
+        reasons = sorted(drops.items(), key=lambda each: (-each[1], each[0]))
+        listed = ", ".join(f"{reason} {count:,}" for reason, count in reasons)
+        if drops:
+            rows.append((_short_place(name), counts["rows"], counts["quarantined"], sum(drops.values()), listed))
+    rows.sort(key=lambda row: (-int(row[2]), -int(row[3]), str(row[0])))
+    heads = ("file", "rows", "bad", "dropped", "reasons")
+    return [Table("Files with the most bad and dropped rows", heads, rows[:MOST_FILES])] if rows else []
 
 
 def _short_place(place: str) -> str:
@@ -324,25 +282,25 @@ def _short_place(place: str) -> str:
 def samples(run: Measured) -> list[Block]:
     """The beginnings of documents, decoded; rows without a text as JSON."""
     about = {"packs": "Text that is trained on has a colored ground.", "documents": "All text is trained on."}
-    found = [
-        Excerpt(
-            f"{each.dataset}, {each.split}",
-            each.passages,
-            laid_out=each.passages[:1] != [] and each.passages[0].role == ROW,
-        )
+    introduction = Text(f"The beginning of the first document of each dataset and split. {about.get(run.format, '')}")
+    laid_out = run.format in {"lines", "parquet"}
+    excerpts = (
+        Excerpt(f"{each.dataset}, {each.split}", each.passages, laid_out and each.passages[0].role == ROW)
         for each in run.samples
-    ]
-    return [
-        Text(f"The beginning of the first document of each dataset and split. {about.get(run.format, '')}"),
-        *found,
-    ]
+        if each.passages
+    )
+    return [introduction, *excerpts]
 
 
 def identity(run: Measured) -> list[Block]:
     """What decides the bytes, and the command that makes them again."""
     manifest = run.manifest
     rows: list[tuple[Cell, Cell]] = [
-        *((name, _told(manifest[name])) for name in ("tokenizer", "template") if name in manifest),
+        *(
+            (name, manifest[name].get("fingerprint") or manifest[name].get("digest") or "-")
+            for name in ("tokenizer", "template")
+            if name in manifest
+        ),
         ("data", f"xxh3_128:{digest(run)}"),
     ]
     blend = orjson.dumps(manifest["blend"], option=orjson.OPT_INDENT_2).decode()[:MOST_CODE]
@@ -352,7 +310,7 @@ def identity(run: Measured) -> list[Block]:
         Code(command(manifest)),
         Code(blend, "blend.json"),
         Code(settings, "Settings that can change the data"),
-        Table("Digests of what they were made with", ("what", "digest"), rows),
+        Table("Digests of inputs and data", ("what", "digest"), rows),
     ]
 
 
@@ -362,17 +320,15 @@ def _chosen(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inner.items() if value not in (None, [], {})}
 
 
-def _told(described: Mapping[str, Any]) -> str:
-    return described.get("fingerprint") or described.get("digest") or "-"
-
-
 def command(manifest: Mapping[str, Any]) -> str:
     """The command that prepares the same data."""
     kind = preparation(manifest["type"])
     chosen = _flat(manifest["settings"])
     usual = _flat(kind.settings.model_construct().model_dump())
     differ = {name: value for name, value in chosen.items() if value is not None and usual.get(name, usual) != value}
-    words = [f"{name}={_word(value)}" for name, value in differ.items()]
+    words = [
+        f"{name}={value if isinstance(value, str) else orjson.dumps(value).decode()}" for name, value in differ.items()
+    ]
     return " \\\n  ".join([f"tokenmill {KINDS[manifest['type']].command} blend.json --output-dir OUT", *words])
 
 
@@ -381,10 +337,6 @@ def _flat(settings: Mapping[str, Any], within: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         found |= _flat(value, f"{within}{name}.") if isinstance(value, dict) and value else {f"{within}{name}": value}
     return found
-
-
-def _word(value: object) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 SECTIONS = (
@@ -451,26 +403,22 @@ def _throughput(receipts: Sequence[Receipt]) -> list[Block]:
     start = float((ends - [receipt.volatile["seconds"] for receipt in receipts]).min())
     span = max(float(ends.max()) - start, 1e-3)
     bins = min(MOST_TIMES, len(receipts))
+    if bins < 2:  # noqa: PLR2004 - one bin shows no course
+        return []
     places = np.minimum(((ends - start) / span * bins).astype(int), bins - 1)
-    rates = np.bincount(places, sizes, bins) / (span / bins) / 1e6
-    labels = [f"{span * at / bins:,.0f}s" if span >= bins else f"{span * at / bins:.2f}s" for at in range(bins)]
-    return (
-        [columns("Throughput: when shards were finished", rates.round(3).tolist(), labels, "MB of source per second")]
-        if bins > 1
-        else []
-    )
+    rates = (np.bincount(places, sizes, bins) / (span / bins) / 1e6).round(3).tolist()
+    labels = [f"{span * at / bins:,.{0 if span >= bins else 2}f}s" for at in range(bins)]
+    return [columns("Throughput: when shards were finished", rates, labels, "MB of source per second")]
 
 
 def _slowest(receipts: Mapping[str, Receipt], manifest: Mapping[str, Any]) -> list[Block]:
     files = {entry["key"]: entry["file"] for entry in manifest["shards"]}
-    told = {
-        key: (receipt.volatile["seconds"], receipt.volatile.get("source_bytes", 0) / 1e6)
-        for key, receipt in receipts.items()
-    }
-    rows = [
-        (_short_place(files[key]), key[:8], f"{seconds:.2f}", f"{size:,.2f}", f"{size / max(seconds, 1e-6):,.1f}")
-        for key, (seconds, size) in sorted(told.items(), key=lambda each: -each[1][0])[:MOST_FILES]
-    ]
+    slowest = sorted(receipts.items(), key=lambda each: -each[1].volatile["seconds"])[:MOST_FILES]
+    rows: list[tuple[Cell, ...]] = []
+    for key, receipt in slowest:
+        seconds, size = receipt.volatile["seconds"], receipt.volatile.get("source_bytes", 0) / 1e6
+        speed = f"{size / max(seconds, 1e-6):,.1f}"
+        rows.append((_short_place(files[key]), key[:8], f"{seconds:.2f}", f"{size:,.2f}", speed))
     return [Table("Slowest shards", ("file", "shard", "seconds", "MB", "MB/s"), rows)]
 
 
