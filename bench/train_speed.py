@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.train.benchmark import BenchmarkRecord, summarise
-from tokenmill.tasks.train.events import Started, Step
+from tokenmill.tasks.train.events import Started, TrainStep
 from tokenmill.tasks.train.job import JOB
 from tokenmill.tasks.train.launchers import launch_of
 from tokenmill.tasks.train.launchers.launch import gpu_count, process_count
@@ -77,7 +77,7 @@ def _trained(data: str, folder: Path, size: str, engine: str) -> BenchmarkRecord
     heard: list = []
     run(launch_of(job, process_count(job.settings)), heard.append, lambda _: None)
     (started,) = [event for event in heard if isinstance(event, Started)]
-    return summarise(job, started, [event for event in heard if isinstance(event, Step)])
+    return summarise(job, started, [event for event in heard if isinstance(event, TrainStep)])
 
 
 def _figures(found: BenchmarkRecord) -> str:

@@ -56,7 +56,7 @@ Content = list[bytes] | pa.RecordBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SliceRows:
     """Consecutive rows of a slice: documents (`content`, `texts` [n], row numbers `rows` int64 [n]), bad rows, and counts of blank
     ones and of those that the filter of the slice drops.
     """
@@ -113,17 +113,17 @@ def require_text_in_first(source: DataSource, slices: Sequence[Slice]) -> None:
         cut(part.file, maxsize, [source.text_field], require_text)
 
 
-def read_rows(part: Slice, text_field: str) -> Iterator[Rows]:
+def read_rows(part: Slice, text_field: str) -> Iterator[SliceRows]:
     """The rows of a slice, unchanged and in order; rows without a text are separated."""
     return _arrow_rows(part, text_field) if format_of(part.file).columnar else _json_rows(part, text_field)
 
 
-def _json_rows(part: Slice, text_field: str) -> Iterator[Rows]:
+def _json_rows(part: Slice, text_field: str) -> Iterator[SliceRows]:
     path, first, chosen = field_path(text_field), 0, filter_of(part)
     for rows in cast("Iterator[list[Row]]", format_of(part.file).rows(part)):
         texts = pick_texts(rows, path, first, chosen)
         content = [_on_one_line(cast("bytes", rows[number - first])) for number in texts.rows.tolist()]
-        yield Rows(content, texts.texts, texts.rows, texts.bad, texts.blank, filtered=texts.filtered)
+        yield SliceRows(content, texts.texts, texts.rows, texts.bad, texts.blank, filtered=texts.filtered)
         first += len(rows)
 
 
@@ -132,7 +132,7 @@ def _on_one_line(row: bytes) -> bytes:
     return row.removeprefix(BYTE_ORDER_MARK).strip().replace(b"\n", b" ").replace(b"\r", b" ")
 
 
-def _arrow_rows(part: Slice, text_field: str) -> Iterator[Rows]:
+def _arrow_rows(part: Slice, text_field: str) -> Iterator[SliceRows]:
     """Read whole rows and, beside them, their texts, in batches of other sizes, which also tell bad rows and those left out."""
     read, held = read_texts(part, text_field), TextBatch(pa.array([], pa.large_string()), np.empty(0, np.int64))
     first = ahead = 0
@@ -144,7 +144,7 @@ def _arrow_rows(part: Slice, text_field: str) -> Iterator[Rows]:
         texts, held = _cut(held, stop)
         filtered = len(batch) - len(texts.rows) - len(texts.bad)
         content = [] if isinstance(batch, range) else _documents(batch, texts.rows - first)
-        yield Rows(content, texts.texts, texts.rows, texts.bad, filtered=filtered)
+        yield SliceRows(content, texts.texts, texts.rows, texts.bad, filtered=filtered)
         first = stop
 
 

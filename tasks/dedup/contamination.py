@@ -33,17 +33,17 @@ from tokenmill.tasks.sources.parquet import require_text
 from tokenmill.tasks.sources.slices import ContentIndex, cut
 from xxhash import xxh3_128_hexdigest
 
-from .documents import Documents, batches, content
-from .shingles import PARTS, Length, Sums, Units, normalized_words, runs_of, units_of
+from .documents import NumberedTexts, batches, content
+from .shingles import PARTS, RunLength, Sums, Units, normalized_words, runs_of, units_of
 
 WORDS = 13
-RUN = Length(words=WORDS, characters=2, letters=4, pieces=2)
+RUN = RunLength(words=WORDS, characters=2, letters=4, pieces=2)
 
-LEAST_WORDS = 3
+MIN_WORDS = 3
 """The minimum length of a row to search for, in words or the equivalent in other units."""
 
 FIRST_UNITS = 3
-"""The first units of a short row, which locate its possible places; at most `LEAST_WORDS`."""
+"""The first units of a short row, which locate its possible places; at most `MIN_WORDS`."""
 
 HITS = pa.schema(
     {
@@ -105,8 +105,8 @@ class Evaluations:
     @classmethod
     def of(cls, evaluations: Mapping[str, pa.LargeStringArray]) -> Self:
         """The runs of evaluations by name; equal runs are kept once, for the first name in order."""
-        found = [_Rows.of(texts) for texts in evaluations.values()]
-        whole = _Rows.joined(found)
+        found = [_SearchedRows.of(texts) for texts in evaluations.values()]
+        whole = _SearchedRows.joined(found)
         files = np.repeat(np.arange(len(found)), [len(each.rows) for each in found])
         hashes, first = np.unique(whole.hashes, return_index=True)
         return cls(
@@ -122,7 +122,7 @@ class Evaluations:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _SearchedRows:
     """What to search for in the rows of a file: the `hashes` of runs and short rows with the row of each, and for short rows
     the hashes of their `openings` and their `lengths` in units.
     """
@@ -152,7 +152,7 @@ class _Rows:
         units = units_of(normalized_words(texts))
         runs, sums = runs_of(units, RUN), Sums.of(units)
         sizes = np.append(np.cumsum(RUN.weights(units)), 0)
-        enough = sizes[runs.ends - 1] - sizes[runs.starts - 1] >= LEAST_WORDS * PARTS
+        enough = sizes[runs.ends - 1] - sizes[runs.starts - 1] >= MIN_WORDS * PARTS
         starts, ends, short = runs.starts[enough], runs.ends[enough], ~runs.whole[enough]
         rows = np.repeat(np.arange(len(texts)), np.diff(runs.offsets))[enough]
         return cls(
@@ -164,12 +164,12 @@ class _Rows:
         )
 
 
-def hits(documents: Documents, evaluations: Evaluations) -> pa.Table:
+def hits(documents: NumberedTexts, evaluations: Evaluations) -> pa.Table:
     """The runs that documents share with evaluations: a table of `HITS`, by document, file and row."""
     return pa.concat_tables([HITS.empty_table(), *(_hits(batch, evaluations) for batch in documents.batches())])
 
 
-def _hits(documents: Documents, evaluations: Evaluations) -> pa.Table:
+def _hits(documents: NumberedTexts, evaluations: Evaluations) -> pa.Table:
     texts = normalized_words(documents.texts)
     units = units_of(texts)
     sums = Sums.of(units)
@@ -274,7 +274,7 @@ def _files(name: str, source: DataSource) -> list[EvaluationFile]:
     require_no(source, ["used_in", "filters", "where", "converter", "transforms", "fim"], "evaluations")
     fields = [source.text_field]
     slices = [part for file in discover(source) for part in cut(file, WHOLE_FILES, fields, require_text)]
-    slices = ContentIndex().identify(slices, fields, "content")
+    slices = ContentIndex().identify(slices, fields, "hash")
     if not slices:
         raise InputError(
             f"evaluations: dataset {source.name!r}: {source.path} holds no rows; fix the path or remove the dataset"

@@ -28,7 +28,7 @@ from tokenmill.tasks.shards.receipt import RECEIPT, Receipt
 from tokenmill.tasks.shards.store import Store, read_bytes
 from xxhash import xxh3_128
 
-from .contamination import LEAST_WORDS
+from .contamination import MIN_WORDS
 from .documents import sorted_union
 from .near import MADE_OF
 from .partitions import ROWS_PER_SLICE, partitioned, read_partition, tables
@@ -99,7 +99,7 @@ NAMED_HITS = pa.schema(
 )
 """A document, the file and row of an evaluation, the number of shared runs, and the words of the first."""
 
-MOST_NAMED = 10
+MAX_NAMED = 10
 """The maximum number of documents to name that were not compared with all candidates."""
 
 
@@ -194,7 +194,7 @@ def write_decisions(findings: Findings, folder: str) -> tuple[list[Output], dict
         raise RunError("signatures are missing; rerun the same command to rebuild them")
     table, edges = dropped(findings.drops), _edges(findings.drops)
     unseen = np.setdiff1d(findings.unseen, table["number"].to_numpy())
-    named = [unseen[:MOST_NAMED], *(edges[name].to_numpy() for name in ("dropped", "kept", "group"))]
+    named = [unseen[:MAX_NAMED], *(edges[name].to_numpy() for name in ("dropped", "kept", "group"))]
     names = _names(sorted_union(*named, *([] if hits is None else [hits["number"].to_numpy()])), findings, receipts)
     made_of = _made_of(edges, findings.store, receipts)
     outputs = [_write_parquet(f"{folder}/{EDGES_FILE}", _named_edges(edges, made_of, names))]
@@ -207,7 +207,7 @@ def write_decisions(findings: Findings, folder: str) -> tuple[list[Output], dict
         "slices": digests,
         "tally": dict(sorted(tally.items())),
         "units": dict(sum((Counter(receipt.facts.get("units", {})) for receipt in receipts), Counter[str]())),
-        "not_compared": {"documents": len(unseen), "first": names.of(pa.array(unseen[:MOST_NAMED])).to_pylist()},
+        "not_compared": {"documents": len(unseen), "first": names.of(pa.array(unseen[:MAX_NAMED])).to_pylist()},
         "without_prompt": sum(receipt.facts.get("without_prompt", 0) for receipt in receipts),
     }
     return [*outputs, outcomes], facts
@@ -219,7 +219,7 @@ def warnings_about(facts: Mapping[str, Any]) -> Iterator[str]:
         if each["too_short"]:
             yield (
                 f"evaluation {each['name']}: {each['too_short']:,} of {each['rows']:,} rows have fewer than "
-                f"{LEAST_WORDS} words and are not searched for"
+                f"{MIN_WORDS} words and are not searched for"
             )
     if without := facts["without_prompt"]:
         yield f"cap: {without:,} documents have no prompt, so the cap does not apply to them"

@@ -29,17 +29,17 @@ BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Documents:
+class NumberedTexts:
     """Documents: `numbers` int64 [n] ascending, `texts` [n], and `ranks` uint64 [n] from `ranks_of`."""
 
     numbers: np.ndarray
     texts: pa.LargeStringArray
     ranks: np.ndarray
 
-    def batches(self) -> "Iterator[Documents]":
+    def batches(self) -> "Iterator[NumberedTexts]":
         """The documents in order, about BATCH_BYTES of text and at least one document at a time."""
         for start, stop in batches(self.texts):
-            yield Documents(self.numbers[start:stop], self.texts.slice(start, stop - start), self.ranks[start:stop])
+            yield NumberedTexts(self.numbers[start:stop], self.texts.slice(start, stop - start), self.ranks[start:stop])
 
 
 def ranks_of(qualities: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -149,7 +149,7 @@ def grouped(table: pa.Table) -> Groups:
     return Groups(number[order], np.concatenate([np.zeros(1, np.int64), starts, np.array(ends, np.int64)]))
 
 
-def write_text_keys(file: PartitionedFile, documents: Documents) -> None:
+def write_text_keys(file: PartitionedFile, documents: NumberedTexts) -> None:
     """Append the keys of documents with normalized texts to a file of `KEYED`."""
     for batch in documents.batches():
         write_keyed(file, keys(batch.texts), batch.numbers, batch.ranks)

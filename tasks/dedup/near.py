@@ -35,12 +35,12 @@ from tokenmill.tasks.shards.publish import Output
 from tokenmill.tasks.splitmix import splitmix64
 
 from . import kernel
-from .documents import Documents, distinct, edge_table
+from .documents import NumberedTexts, distinct, edge_table
 from .kernel import BANDS, ROWS
 from .partitions import NONE, ROWS_PER_SLICE, PartitionedFile, SliceFile, left, numbered, partitioned, tables
 from .shingles import (
     KINDS,
-    Length,
+    RunLength,
     Sets,
     Shingles,
     alike_to_worse,
@@ -52,7 +52,7 @@ from .shingles import (
     units_of,
 )
 
-RUN = Length(words=5, letters=2)
+RUN = RunLength(words=5, letters=2)
 """Five words, characters or pieces, or ten letters: five letters of Thai are about one word, and unrelated long texts
 share many such runs."""
 
@@ -77,7 +77,7 @@ class NearFiles:
     units: PartitionedFile
 
 
-def sign(files: NearFiles, documents: Documents) -> Counter[str]:
+def sign(files: NearFiles, documents: NumberedTexts) -> Counter[str]:
     """Append the signatures of documents with normalized texts to the files of their slice; a document without units
     has no bands and no shingles. Returns the number of documents by their most frequent kind of unit.
     """
@@ -243,7 +243,7 @@ def _components(pairs: np.ndarray, count: int) -> np.ndarray:
 SHINGLES_AT_ONCE = 1 << 23
 """The maximum number of shingles compared in a bucket, and held in memory for several buckets."""
 
-MOST_LINKS = 16
+MAX_LINKS = 16
 """The maximum number of better documents in a bucket that a document is linked to."""
 
 SMALL_BUCKET, PAIRS_AT_ONCE = 512, 1 << 20
@@ -347,7 +347,7 @@ def _links_of_small(sets: Sets, places: np.ndarray, starts: np.ndarray, sizes: n
     alike = np.flatnonzero(jaccard >= threshold)
     alike = alike[np.argsort(worse[alike], kind="stable")]
     first = np.searchsorted(worse[alike], worse[alike])
-    few = np.arange(len(alike)) - first < MOST_LINKS
+    few = np.arange(len(alike)) - first < MAX_LINKS
     return _Links(better[alike[few]], worse[alike[few]], jaccard[alike[few]], worse[alike[~few]])
 
 
@@ -358,11 +358,11 @@ def _links_of_large(sets: Sets, places: np.ndarray, start: int, threshold: float
     better, worse, jaccard = [NONE], [NONE], [np.empty(0)]
     for one, (found, similarity) in enumerate(alike_to_worse(sets.of(places[members]), threshold, COMPARED)):
         links[found] += 1
-        few = links[found] <= MOST_LINKS
+        few = links[found] <= MAX_LINKS
         better.append(np.full(np.count_nonzero(few), one))
         worse.append(found[few])
         jaccard.append(similarity[few])
-    unseen = links > MOST_LINKS
+    unseen = links > MAX_LINKS
     unseen[COMPARED + 1 :] = True
     rows = start + members
     return _Links(rows[np.concatenate(better)], rows[np.concatenate(worse)], np.concatenate(jaccard), rows[unseen])

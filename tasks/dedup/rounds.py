@@ -45,7 +45,7 @@ from .decisions import Decisions, Findings, decisions_in, warnings_about, write_
 from .documents import CAPPED, EDGES, beyond_cap, distinct, exact_duplicates, sorted_union
 from .near import CROWDED, VERIFIED, compare_large_buckets, read_buckets, write_candidates
 from .partitions import ROWS_PER_SLICE, SliceFile, read_numbered, read_partition, write_table
-from .settings import DedupChoices, RoundRecipe, SignRecipe, Step
+from .settings import DedupChoices, DedupStep, RoundRecipe, SignRecipe
 from .sign import sign_slice
 
 KIND = "dedup"
@@ -54,9 +54,9 @@ FORMAT_VERSION = 3
 
 SLICE_LISTS = "rosters"
 PARTITION_BYTES = 128_000_000
-MOST_PARTITIONS = 1024
+MAX_PARTITIONS = 1024
 
-SETTINGS_OF_STEP: Mapping[Step, Sequence[str]] = {
+SETTINGS_OF_STEP: Mapping[DedupStep, Sequence[str]] = {
     "exact": (),
     "pairs": (),
     "verify": ("threshold",),
@@ -68,10 +68,10 @@ SETTINGS_OF_STEP: Mapping[Step, Sequence[str]] = {
 }
 """The settings that affect each step."""
 
-ONCE: Sequence[Step] = ("narrow", "settle", "decide")
+ONCE: Sequence[DedupStep] = ("narrow", "settle", "decide")
 """Steps that have a single shard."""
 
-NEAR: Sequence[Step] = ("pairs", "verify", "narrow", "crowds")
+NEAR: Sequence[DedupStep] = ("pairs", "verify", "narrow", "crowds")
 """Steps that run only for near-duplicates."""
 
 
@@ -80,7 +80,7 @@ def partitions_for(source_bytes: int) -> int:
     when the data doubles, so signatures survive additions.
     """
     wanted = max(1, -(-source_bytes // PARTITION_BYTES))
-    return min(MOST_PARTITIONS, 1 << (wanted - 1).bit_length())
+    return min(MAX_PARTITIONS, 1 << (wanted - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,12 @@ class Rounds:
     size: int = 0
 
     @property
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[DedupStep]:
         """The steps that the settings need, in order."""
         asked = {**dict.fromkeys(NEAR, self.recipe.threshold), "cap": self.recipe.cap}
         return (step for step in SETTINGS_OF_STEP if asked.get(step, 1) is not None)
 
-    def shards(self, step: Step) -> list[PlannedShard]:
+    def shards(self, step: DedupStep) -> list[PlannedShard]:
         """The shards of a step; none if the step is not needed."""
         if step not in self.steps:
             return []
@@ -152,7 +152,7 @@ class Rounds:
             for number, key in enumerate(self.slices.signatures)
         ]
 
-    def results(self, step: Step, name: str) -> list[str]:
+    def results(self, step: DedupStep, name: str) -> list[str]:
         """The files of this name that a step has written; none if the step is not needed."""
         return [self.store.path(shard.key, f"{name}.arrow") for shard in self.shards(step)]
 
@@ -298,7 +298,7 @@ class _Work:
     def folder(self) -> str:
         return self.rounds.store.folder(self.shard.key)
 
-    def result(self, step: Step, name: str, schema: pa.Schema) -> pa.Table:
+    def result(self, step: DedupStep, name: str, schema: pa.Schema) -> pa.Table:
         """All findings of a step without partitions."""
         return read_partition(self.rounds.results(step, name), 0, 1, schema)
 
@@ -385,7 +385,7 @@ def _numbers(documents: np.ndarray) -> pa.Table:
     return pa.Table.from_arrays([pa.array(documents)], schema=CAPPED)
 
 
-def _gone(work: _Work, step: Step, name: str, schema: pa.Schema) -> np.ndarray:
+def _gone(work: _Work, step: DedupStep, name: str, schema: pa.Schema) -> np.ndarray:
     return work.result(step, name, schema)["dropped"].to_numpy()
 
 
@@ -395,7 +395,7 @@ def _hits(work: _Work) -> pa.Table:
     return read_numbered(files, 0, 1, HITS)
 
 
-STEPS: Mapping[Step, Callable[[_Work], Found]] = {
+STEPS: Mapping[DedupStep, Callable[[_Work], Found]] = {
     "exact": _exact,
     "pairs": _pairs,
     "verify": _verify,

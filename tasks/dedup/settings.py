@@ -16,9 +16,9 @@ from .near import THRESHOLD
 
 Mode = Literal["tag", "drop"]
 NearOn = Literal["conversation", "prompt"]
-Step = Literal["exact", "pairs", "verify", "narrow", "crowds", "settle", "cap", "decide"]
+DedupStep = Literal["exact", "pairs", "verify", "narrow", "crowds", "settle", "cap", "decide"]
 
-LEAST_THRESHOLD = 0.5
+MIN_THRESHOLD = 0.5
 """Below this similarity, candidate search misses more than one pair in eight."""
 
 
@@ -27,7 +27,7 @@ Near = Annotated[
     Field(description="Also find near-duplicates: texts that share most of their runs of five words or characters."),
 ]
 Threshold = Annotated[
-    float, Field(ge=LEAST_THRESHOLD, le=1, description="Minimum Jaccard similarity of near-duplicates.")
+    float, Field(ge=MIN_THRESHOLD, le=1, description="Minimum Jaccard similarity of near-duplicates.")
 ]
 
 
@@ -105,7 +105,7 @@ class RoundRecipe:
     without near-duplicates, and `cap` without a cap.
     """
 
-    step: Step
+    step: DedupStep
     partitions: int
     threshold: float | None = None
     evaluations: bool | None = None

@@ -149,7 +149,7 @@ PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Length:
+class RunLength:
     """The length of a run in words.
 
     `characters`, `letters` and `pieces` are the numbers that weigh as much as a word (1, 2 or 4).
@@ -223,12 +223,12 @@ class Sums:
         return splitmix64((self.sums[ends] - self.sums[starts]) * self.shifts[starts])
 
 
-def shingles(units: Units, length: Length) -> Shingles:
+def shingles(units: Units, length: RunLength) -> Shingles:
     """The shingles of texts, given their units."""
     return Shingles(*kernel.shingles(units.hashes, units.kinds, units.bounds, length.by_kind, length.parts))
 
 
-def runs_of(units: Units, length: Length) -> Runs:
+def runs_of(units: Units, length: RunLength) -> Runs:
     """The runs of texts: from each unit, the fewest units that reach the length."""
     counts = np.diff(units.bounds)
     ends = _ends(units, length)
@@ -251,7 +251,7 @@ def combined(parts: Sequence[np.ndarray]) -> np.ndarray:
     return splitmix64(total)
 
 
-def _ends(units: Units, length: Length) -> np.ndarray:
+def _ends(units: Units, length: RunLength) -> np.ndarray:
     """Where the run from each unit ends, int64, if its text is long enough."""
     weights, places = length.weights(units), np.arange(len(units.kinds))
     if not weights.size or weights.min() == weights.max():

@@ -24,7 +24,7 @@ from tokenmill.tasks.shards.store import Store
 
 from . import near
 from .contamination import HITS, Evaluations, hits
-from .documents import KEYED, Documents, ranks_of, write_prompt_keys, write_text_keys
+from .documents import KEYED, NumberedTexts, ranks_of, write_prompt_keys, write_text_keys
 from .near import BANDS_SCHEMA, MADE_OF, SHINGLED, NearFiles
 from .partitions import PartitionedFile, partitioned
 from .readers import READERS, Signable
@@ -88,12 +88,12 @@ class _Signatures:
             return
         self.builder.keep(WHOLE, len(some.rows))
         ranks = ranks_of(some.qualities, some.sizes)
-        write_text_keys(self.files["exact"], Documents(some.rows, some.texts, ranks))
+        write_text_keys(self.files["exact"], NumberedTexts(some.rows, some.texts, ranks))
         if self.recipe.near:
             files = NearFiles(self.files["bands"], self.files["shingles"], self.files["units"])
-            self.units += near.sign(files, Documents(some.rows, some.views, ranks))
+            self.units += near.sign(files, NumberedTexts(some.rows, some.views, ranks))
         if self.evaluations is not None:
-            self.files["hits"].append(hits(Documents(some.rows, some.views, ranks), self.evaluations))
+            self.files["hits"].append(hits(NumberedTexts(some.rows, some.views, ranks), self.evaluations))
         if self.recipe.prompts and some.prompts is not None:
             shortest = ranks_of(some.qualities, -some.sizes)
             self.without_prompt += write_prompt_keys(self.files["prompts"], some.rows, some.prompts, shortest)

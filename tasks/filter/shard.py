@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute
-from tokenmill.tasks.dedup.apply import Content, Rows, kept_rows, read_rows, write_rows
+from tokenmill.tasks.dedup.apply import Content, SliceRows, kept_rows, read_rows, write_rows
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.manifest import WHOLE
 from tokenmill.tasks.shards.plan import PlannedShard
@@ -115,7 +115,7 @@ def _settings(rules: Mapping[str, Any]) -> Any:  # noqa: ANN401 - one of the mod
 
 
 def _changed(
-    rows: Rows, texts: pa.LargeStringArray, stay: np.ndarray, path: Sequence[str]
+    rows: SliceRows, texts: pa.LargeStringArray, stay: np.ndarray, path: Sequence[str]
 ) -> tuple[Content, np.ndarray, list[BadRow]]:
     """The rows with changed texts in place, which of them to write (bool [n]), and those that cannot be written again."""
     changed = np.flatnonzero(stay & np.asarray(compute.call_function("not_equal", [texts, rows.texts])))

@@ -22,14 +22,14 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.visible import visible_line
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, join
-from tokenmill.tasks.train.events import Step
+from tokenmill.tasks.train.events import TrainStep
 from tokenmill.tasks.train.history import history_of
 from tokenmill.tasks.train.job import JOB, SkippedDocument, TrainData, is_training, job_of
 from tokenmill.tasks.train.order import INDICES, ORDER, read_order, with_quotas
 from tokenmill.tasks.train.prepared import prepared_data, vocabulary_of
-from tokenmill.tasks.train.proof import Documents, Opened, Packs, opened
+from tokenmill.tasks.train.proof import DocumentReads, Opened, PackReads, opened
 from tokenmill.tasks.train.rows import FlatPacks
-from tokenmill.tasks.train.samples import Piece, parts_of, pieces_of, samples_with
+from tokenmill.tasks.train.samples import DocumentPiece, parts_of, pieces_of, samples_with
 
 from .view import Decode, Pack, Passage, SubSequence, View, decoded, view_record
 from .view_terminal import print_view
@@ -66,7 +66,7 @@ class Batch:
 
     step: int
     samples: int
-    metrics: Step | None
+    metrics: TrainStep | None
     view: View
 
 
@@ -100,7 +100,7 @@ class Reading:
                 f"{path}: prepared again since its order was planned; plan it again: tokenmill order {path}"
             )
         data = with_quotas(data, order.sequence_length, order.global_batch)
-        read = Documents(data, order, join(path, INDICES))
+        read = DocumentReads(data, order, join(path, INDICES))
         return cls(path, data, order.steps, order.global_batch, read)
 
     @cached_property
@@ -128,7 +128,7 @@ class Reading:
             raise InputError(f"--step: {step} is no step of {self.path}, which has steps 1 to {self.steps:,}")
         begin = (step - 1) * self._batch
         numbers = range(begin, begin + (self._batch if rows is None else min(rows, self._batch)))
-        samples = self._packs(self._opened, numbers) if isinstance(self._opened, Packs) else self._samples(numbers)
+        samples = self._packs(self._opened, numbers) if isinstance(self._opened, PackReads) else self._samples(numbers)
         packs = [self._with_origins(pack, sample) for sample, pack in enumerate(samples)]
         metrics = history_of(self.path).steps.get(step) if is_training(self.path) else None
         view = View(self.path, self.data.kind, str(self.data.tokenizer["model"]), packs)
@@ -145,7 +145,7 @@ class Reading:
         file, line = self._follower.origin(sequence.file, sequence.line)
         return None if file == sequence.file else f"{file}:{line}"
 
-    def _packs(self, read: Packs, numbers: Sequence[int]) -> list[Pack]:
+    def _packs(self, read: PackReads, numbers: Sequence[int]) -> list[Pack]:
         packs = [read.rows.pack(number) for number in numbers]
         parts = [self.prepared.names.document(*self._in_file(pack)) for pack in packs]
         return [
@@ -159,12 +159,12 @@ class Reading:
         return self._files[file], pack - (int(self._ends[file - 1]) if file else 0)
 
     def _samples(self, numbers: Sequence[int]) -> list[Pack]:
-        samples = cast("Documents", self._opened).samples
+        samples = cast("DocumentReads", self._opened).samples
         prefixes = [part.dataset for part in parts_of(samples)]
         pieces = pieces_of(samples, [number % len(samples) for number in numbers])
         return [self._sample(prefixes, pieces.of(each)) for each in range(len(numbers))]
 
-    def _sample(self, prefixes: Sequence[Any], pieces: Sequence[Piece]) -> Pack:
+    def _sample(self, prefixes: Sequence[Any], pieces: Sequence[DocumentPiece]) -> Pack:
         sequences = [self._sequence(prefixes[piece.source], number, piece) for number, piece in enumerate(pieces)]
         part, _ = self.prepared.names.document(self._files[pieces[0].source], pieces[0].document)
         return Pack(
@@ -178,7 +178,7 @@ class Reading:
             sequences=sequences,
         )
 
-    def _sequence(self, prefix: Any, number: int, piece: Piece) -> SubSequence:  # noqa: ANN401 - megatron-core's IndexedDataset
+    def _sequence(self, prefix: Any, number: int, piece: DocumentPiece) -> SubSequence:  # noqa: ANN401 - megatron-core's IndexedDataset
         """A piece of a document. The tokens are read as the trainer reads them."""
         part, document = self.prepared.names.document(self._files[piece.source], piece.document)
         ids = prefix.get(piece.document, piece.offset, piece.length).tolist()
@@ -199,7 +199,7 @@ class Reading:
         if name not in self._files:
             return []
         file, size = self._files.index(name), self.steps * self._batch
-        if isinstance(self._opened, Packs):
+        if isinstance(self._opened, PackReads):
             numbers = self._opened.rows.numbers_of(self._first(file) + number, size)
         else:
             numbers = [each for each in samples_with(self._opened.samples, file, number).tolist() if each < size]
@@ -252,7 +252,7 @@ class Reading:
                     yield from ((name, number, None) for number in hits)
 
     def _ids(self, file: int, number: int) -> np.ndarray:
-        if isinstance(self._opened, Packs):
+        if isinstance(self._opened, PackReads):
             return _tokens(self._opened.rows.packs, self._first(file) + number)[0]
         return parts_of(self._opened.samples)[file].dataset.get(number)
 

@@ -44,12 +44,12 @@ from .settings import Curriculum, RlSettings
 MOMENTS = 64
 """Parts of the training in which the mean of matched rows is brought to the schedule, and quantiles of each Gaussian there."""
 
-MOST_ROUNDS, CLOSE = 200, 1e-4
+MAX_ROUNDS, CLOSE = 200, 1e-4
 """Moves of the centres, and a difference from the schedule that ends them, as a part of the range of pass rates."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RowOrder:
     """The rows to read, one after the other: for each the number of its dataset and of the row in it (int64 [rows])."""
 
     dataset: np.ndarray
@@ -91,7 +91,7 @@ def deal(wanted: np.ndarray, size: int) -> np.ndarray:
     return np.array(batches, np.int64).reshape(-1, len(wanted))
 
 
-def in_order(counts: np.ndarray, rates: Sequence[np.ndarray], span: float, spread: float, seed: int) -> Order:
+def in_order(counts: np.ndarray, rates: Sequence[np.ndarray], span: float, spread: float, seed: int) -> RowOrder:
     """Put rows in order, given the rows of each dataset in each batch (`counts`, int64 [batches, datasets]).
 
     `rates` are the pass rates of each dataset's rows (float64 [rows]). In each dataset their mean falls by `span` from the first
@@ -110,7 +110,7 @@ def in_order(counts: np.ndarray, rates: Sequence[np.ndarray], span: float, sprea
             chosen = chosen[_matched(own[chosen], batch[places], span, spread, mixed)]
         row[places] = chosen
     mixed_up = np.lexsort((splitmix64(np.arange(len(batch), dtype=np.uint64) ^ _hashes(seed, 0)), batch))
-    return Order(dataset[mixed_up], row[mixed_up])
+    return RowOrder(dataset[mixed_up], row[mixed_up])
 
 
 def most_span(rates: np.ndarray, batch: np.ndarray) -> float:
@@ -158,7 +158,7 @@ def _centres(rates: np.ndarray, batch: np.ndarray, span: float, spread: float) -
     quantiles = rates[(len(rates) * (2 * np.arange(points) + 1)) // (2 * points)]
     wanted = quantiles.mean() + span * (times.mean() - times)
     centres, noise = wanted.copy(), spread * _gaussian(MOMENTS)
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         found = np.empty(points)
         found[np.argsort((centres[:, None] + noise).ravel(), kind="stable")] = quantiles
         error = wanted - found.reshape(MOMENTS, -1).mean(1)
@@ -191,7 +191,7 @@ WRITTEN_TOGETHER = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
+class BatchPlan:
     """How to order the training rows of a blend; see the settings of the same names."""
 
     blend: Blend
@@ -201,7 +201,7 @@ class Batches:
     seed: int
 
     @classmethod
-    def of(cls, blend: Blend, settings: RlSettings) -> "Batches | None":
+    def of(cls, blend: Blend, settings: RlSettings) -> "BatchPlan | None":
         """The order that the settings ask for, None if they ask for none."""
         if settings.batch_size is None:
             return None
@@ -223,7 +223,7 @@ class RowFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _JoinedRows:
     """The lines of the joined file: `ends` (int64 [lines]), and of each dataset the numbers of its lines (int64) and their
     pass rates (float64; the mean where a row has none).
     """
@@ -238,7 +238,7 @@ class _Rows:
         return self.memory[int(self.ends[number - 1]) if number else 0 : int(self.ends[number])]
 
 
-def write_ordered(files: Sequence[RowFile], batches: Batches, target: str) -> tuple[Output, dict[str, Any]]:
+def write_ordered(files: Sequence[RowFile], batches: BatchPlan, target: str) -> tuple[Output, dict[str, Any]]:
     """Write the rows of training files in the order of batches; returns the record of the file and the manifest's entries.
 
     Raises InputError for a budget or curriculum that the rows do not allow, RunError for a file that is not as its receipt says.
@@ -260,7 +260,7 @@ def write_ordered(files: Sequence[RowFile], batches: Batches, target: str) -> tu
     return stream.output, {"batches": _record(rows, counts, batches, dropped, rates), **header}
 
 
-def _order(rows: _Rows, counts: np.ndarray, batches: Batches) -> Order:
+def _order(rows: _JoinedRows, counts: np.ndarray, batches: BatchPlan) -> RowOrder:
     """The order of the rows. Raises InputError if pass rates do not reach as far as the curriculum."""
     curriculum, rates = batches.curriculum, list(rows.rates.values())
     span = curriculum.pass_rate_range if curriculum.field else 0.0
@@ -268,7 +268,7 @@ def _order(rows: _Rows, counts: np.ndarray, batches: Batches) -> Order:
     return in_order(counts, rates, span, curriculum.spread, batches.seed)
 
 
-def _in_order(order: Order, values: Sequence[np.ndarray]) -> np.ndarray:
+def _in_order(order: RowOrder, values: Sequence[np.ndarray]) -> np.ndarray:
     """The values of each dataset's rows, in order."""
     found = np.empty(len(order.row), values[0].dtype)
     for number, own in enumerate(values):
@@ -301,11 +301,13 @@ def _line_ends(memory: memoryview) -> np.ndarray:
 
 def _chosen(
     memory: memoryview, ends: np.ndarray, files: Sequence[RowFile], curriculum: Curriculum
-) -> tuple[_Rows, dict[str, Counter[str]]]:
+) -> tuple[_JoinedRows, dict[str, Counter[str]]]:
     """The rows to order, and how many of each dataset the curriculum leaves out, by reason."""
-    every = _Rows(memory, ends, _lines_by_dataset(files), {})
+    every = _JoinedRows(memory, ends, _lines_by_dataset(files), {})
     if curriculum.field is None:
-        return _Rows(memory, ends, every.lines, {name: np.zeros(len(own)) for name, own in every.lines.items()}), {}
+        return _JoinedRows(
+            memory, ends, every.lines, {name: np.zeros(len(own)) for name, own in every.lines.items()}
+        ), {}
     rates = {name: _rates(every, own, curriculum.field) for name, own in every.lines.items()}
     if all(np.isnan(own).all() for own in rates.values()):
         raise InputError(
@@ -320,7 +322,7 @@ def _chosen(
         for name, own in rates.items()
     }
     lines = {name: own[kept[name]] for name, own in every.lines.items()}
-    return _Rows(memory, ends, lines, {name: _filled(own[kept[name]]) for name, own in rates.items()}), dropped
+    return _JoinedRows(memory, ends, lines, {name: _filled(own[kept[name]]) for name, own in rates.items()}), dropped
 
 
 def _lines_by_dataset(files: Sequence[RowFile]) -> dict[str, np.ndarray]:
@@ -333,7 +335,7 @@ def _lines_by_dataset(files: Sequence[RowFile]) -> dict[str, np.ndarray]:
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
-def _rates(rows: _Rows, numbers: np.ndarray, field: str) -> np.ndarray:
+def _rates(rows: _JoinedRows, numbers: np.ndarray, field: str) -> np.ndarray:
     """The number in a field of each row (float64), NaN where there is none."""
     path = field_path(field)
     return np.array(
@@ -351,7 +353,7 @@ def _filled(rates: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(rates), known.mean() if len(known) else 0.0, rates)
 
 
-def _counts(rows: _Rows, batches: Batches) -> tuple[np.ndarray, dict[str, Any]]:
+def _counts(rows: _JoinedRows, batches: BatchPlan) -> tuple[np.ndarray, dict[str, Any]]:
     """The rows of each dataset in each batch (int64 [batches, datasets]), and the manifest's entry of a budget."""
     names, held = list(rows.lines), np.array([len(own) for own in rows.lines.values()], np.int64)
     if not held.any():
@@ -366,13 +368,13 @@ def _counts(rows: _Rows, batches: Batches) -> tuple[np.ndarray, dict[str, Any]]:
     return np.concatenate([deal(each, batches.size) for each in phases]), mix_header(mix)
 
 
-def _wanted(names: Sequence[str], held: np.ndarray, batches: Batches) -> tuple[dict[str, float], Mix | None]:
+def _wanted(names: Sequence[str], held: np.ndarray, batches: BatchPlan) -> tuple[dict[str, float], Mix | None]:
     mix = solve(batches.blend, dict(zip(names, held.tolist(), strict=True))) if batches.blend.budgeted else None
     weights: Weights = blend_weights(batches.blend, mix)
     return {name: weight for (split, name), weight in weights.items() if split in ("datasets", "train")}, mix
 
 
-def _require_span(rows: _Rows, counts: np.ndarray, span: float) -> None:
+def _require_span(rows: _JoinedRows, counts: np.ndarray, span: float) -> None:
     """Raises InputError if the pass rates of a dataset in several batches do not reach as far as the curriculum."""
     for (name, own), count in zip(rows.rates.items(), counts.T, strict=True):
         if not span or np.count_nonzero(count) < 2 or not np.ptp(own):  # noqa: PLR2004 - one batch has no schedule
@@ -387,7 +389,7 @@ def _require_span(rows: _Rows, counts: np.ndarray, span: float) -> None:
 
 
 def _record(
-    rows: _Rows, counts: np.ndarray, batches: Batches, dropped: Mapping[str, Counter[str]], rates: np.ndarray
+    rows: _JoinedRows, counts: np.ndarray, batches: BatchPlan, dropped: Mapping[str, Counter[str]], rates: np.ndarray
 ) -> dict[str, Any]:
     """The manifest's entry of the order: of each dataset what there is, what is read, and the most and fewest in a batch."""
     sizes = counts.sum(1)

@@ -33,7 +33,7 @@ from tokenmill.tasks.sources.exact_json import compact, loads
 from tokenmill.tasks.sources.files import Rejected
 
 from .rows import PARAMS, PLACEHOLDER, QUESTION_PLACEHOLDER, Record, Transform, is_null, placeholder_of
-from .tables import Table
+from .tables import LookupTable
 
 QUESTIONS = 32_768
 """Tables repeat questions, so this many are kept without instruction and reminder."""
@@ -51,11 +51,11 @@ DAPO_REMINDER = 'Remember to put your answer on its own line after "Answer:".'
 """What DAPO-Math-17k writes before and after each question."""
 
 
-def resolve_placeholders(tables: Mapping[str, Callable[[], Table]]) -> Transform:
+def resolve_placeholders(tables: Mapping[str, Callable[[], LookupTable]]) -> Transform:
     """A transform that resolves placeholders with `tables`, by the value of `dataset`; each is called when first needed."""
-    loaded: dict[str, Table] = {}
+    loaded: dict[str, LookupTable] = {}
 
-    def table(name: object) -> Table:
+    def table(name: object) -> LookupTable:
         if not isinstance(name, str) or name not in tables:
             raise _unknown_table(name, tables)
         if name not in loaded:
@@ -82,7 +82,7 @@ def _unknown_table(name: object, tables: Mapping[str, object]) -> RejectionError
     return RejectionError("unknown_placeholder_table", f"dataset is {quoted(name)}, which is no table; {tip}; {remedy}")
 
 
-def _resolved(record: Record, table: Table) -> Record:
+def _resolved(record: Record, table: LookupTable) -> Record:
     """A copy of the row with its question."""
     placeholder = record[PLACEHOLDER]
     if not isinstance(placeholder, dict):
@@ -101,7 +101,7 @@ def _resolved(record: Record, table: Table) -> Record:
     return resolved
 
 
-def _with_question(record: Record, table: Callable[[object], Table]) -> Record:
+def _with_question(record: Record, table: Callable[[object], LookupTable]) -> Record:
     """A copy of the row with its question and answer, in every place that has one."""
     placeholder = record[QUESTION_PLACEHOLDER]
     if not isinstance(placeholder, dict):
@@ -125,7 +125,7 @@ def _with_question(record: Record, table: Callable[[object], Table]) -> Record:
     return resolved
 
 
-def _bare(question: str, table: Table) -> str:
+def _bare(question: str, table: LookupTable) -> str:
     if table.style == "dapo":
         question = question.partition(DAPO_INSTRUCTION)[2] if DAPO_INSTRUCTION in question else question
         question = question.rpartition(DAPO_REMINDER)[0] if DAPO_REMINDER in question else question
@@ -162,7 +162,7 @@ def _answered(source: object, answer: str) -> object:
     return {**cast("dict[str, Any]", source), "expected_answer": answer}
 
 
-def _row(field: str, number: object, table: Table) -> tuple[str, str]:
+def _row(field: str, number: object, table: LookupTable) -> tuple[str, str]:
     """Question and answer of a row of the table."""
     if not isinstance(number, int) or isinstance(number, bool):
         raise _malformed(f"{field}.row", number, "the number of a row of the table")

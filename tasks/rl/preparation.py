@@ -39,7 +39,7 @@ from tokenmill.tasks.tokenize.load import commit_notes, commit_of, find_vocabula
 from tokenmill.tasks.tokenize.settings import Backend, TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from .batches import Batches
+from .batches import BatchPlan
 from .publication import JsonLinesLayout
 from .settings import RlRecipe, RlSettings
 from .shard import RowLengths, Work, inspect_rl_shard, write_shard
@@ -65,7 +65,7 @@ class RlFound:
 RlPlan = Planned[RlSettings, RlFound]
 
 
-class _Tables:
+class _TableFinder:
     """Finds tables, each once per plan; the hashes of local tables are cached in the store."""
 
     def __init__(self, store: str, identity: ChangeDetection) -> None:
@@ -128,7 +128,7 @@ def plan_rl(blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPla
     require_separate(_tables_of(blend, settings), store.place, output_dir)
     blend = by_source_splits(blend) if settings.splits == "source" else blend
     vocabulary = find_vocabulary(settings.tokenizer) if settings.max_tokens is not None else None
-    tables = _Tables(store.place, settings.change_detection)
+    tables = _TableFinder(store.place, settings.change_detection)
     chains: dict[str, TransformList] = {}
     verdicts: dict[str, Verdict] = {}
 
@@ -240,7 +240,7 @@ def release_rl(planned: RlPlan, finished: Sequence[Finished]) -> Release:
             **commit_of(found.vocabulary),
             "gate": gate,
         }
-    batches = Batches.of(planned.blend, planned.settings)
+    batches = BatchPlan.of(planned.blend, planned.settings)
     return Release(JsonLinesLayout(blend_weights(planned.blend), planned.settings.compression, batches), header)
 
 

@@ -25,7 +25,7 @@ from tokenmill.tasks.shards.publish import Output, link, place_files
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import is_local, join
 
-from .batches import Batches, RowFile, write_ordered
+from .batches import BatchPlan, RowFile, write_ordered
 from .settings import Compression
 from .shard import ENDINGS
 
@@ -38,7 +38,7 @@ KEYS = {"train": "train", "valid": "val", "test": "test"}
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _RlFile:
     """A part of a shard: its shard, its file in the store, and its name in the output folder."""
 
     item: Finished
@@ -53,7 +53,7 @@ class JsonLinesLayout:
 
     weights: Weights
     compression: Compression
-    batches: Batches | None = None
+    batches: BatchPlan | None = None
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
@@ -79,19 +79,19 @@ class JsonLinesLayout:
         header: dict[str, Any] = {**whole, "run_hash": _hash([file for files in splits.values() for file in files])}
         return Published(names, blend_json(listed, self.weights), written, header)
 
-    def _files(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> dict[str, list[_File]]:
+    def _files(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> dict[str, list[_RlFile]]:
         """The files of each split that holds any rows, in the order of the plan."""
         linked = is_local(output_dir) and is_local(store.place)
-        splits: defaultdict[str, list[_File]] = defaultdict(list)
+        splits: defaultdict[str, list[_RlFile]] = defaultdict(list)
         for item in finished:
             for part, count in item.receipt.parts.items():
                 split, ending = item.split_of(part), ENDINGS[self.compression]
                 stored = store.path(item.key, f"{part}.{ending}")
                 name = join(output_dir, split, f"data_{len(splits[split]):05d}_{item.key[:8]}.{ending}")
-                splits[split].append(_File(item, count.documents, stored, name if linked else stored))
+                splits[split].append(_RlFile(item, count.documents, stored, name if linked else stored))
         return {split: splits[split] for split in SPLITS if splits[split]}
 
-    def _join(self, output_dir: str, split: str, files: Sequence[_File]) -> tuple[Output, dict[str, Any]]:
+    def _join(self, output_dir: str, split: str, files: Sequence[_RlFile]) -> tuple[Output, dict[str, Any]]:
         """Write the joined file of a split, whose path is relative to the output folder; its record, and entries of the manifest."""
         batches = self.batches if split == "train" else None
         order = batches.identity() if batches else None
@@ -107,13 +107,13 @@ class JsonLinesLayout:
         return replace(join_files([file.stored for file in files], place), path=path), {}
 
 
-def _recorded(file: _File) -> Output:
+def _recorded(file: _RlFile) -> Output:
     """The receipt's record of a file."""
     name = file.stored.rpartition("/")[2]
     return next(output for output in file.item.receipt.outputs if output.path == name)
 
 
-def _hash(files: Sequence[_File], order: Mapping[str, Any] | None = None) -> str:
+def _hash(files: Sequence[_RlFile], order: Mapping[str, Any] | None = None) -> str:
     """A hash of the contents of some files, and of the order of their rows if it is not theirs: eight hexadecimal digits."""
     content = [(file.item.key, file.stored.rpartition("/")[2]) for file in files]
     return hashlib.sha256(orjson.dumps([content, order] if order else content)).hexdigest()[:8]

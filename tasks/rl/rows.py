@@ -32,7 +32,7 @@ def accept(_record: Record) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RowTarget:
     """A program that reads prepared rows.
 
     `check` returns why a row cannot be used. `texts` lists the texts of a valid row that a model reads, each once; tools, calls

@@ -35,7 +35,7 @@ from tokenmill.tasks.tokenize.document_map import RowOutcomes, map_problems
 from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
 
-from .rows import Record, Target, Transform, accept
+from .rows import Record, RowTarget, Transform, accept
 from .settings import Compression, RlRecipe
 
 ENDINGS: dict[Compression, str] = {"none": "jsonl", "zstd": "jsonl.zst"}
@@ -64,7 +64,7 @@ class Work:
     """Transforms, target and token counter of a dataset; `lengths` is None if no tokens are counted."""
 
     transforms: Sequence[Transform]
-    target: Target
+    target: RowTarget
     lengths: RowLengths | None = None
 
     def done(self, records: Sequence[Record]) -> list[Record | Rejected]:
@@ -82,7 +82,7 @@ class Work:
 
 
 @dataclass(slots=True)
-class _Part:
+class _PartFile:
     """A file of JSON Lines, plain or as one zstd frame with a checksum, and the forms of its rows.
 
     Concatenated frames are a valid file, so compressed shards can be joined without decompression.
@@ -104,7 +104,7 @@ def write_shard(shard: PlannedShard, recipe: RlRecipe, work: Work, store: Store,
     the storage.
     """
     with building(shard, store, on_bad_row) as builder:
-        writer = _Writer(builder, recipe, work)
+        writer = _RowWriter(builder, recipe, work)
         unread = None if work.reads_rows else read_objects(shard.part)
         if unread is None:
             for batch in read_records(shard.part, ()):
@@ -122,13 +122,13 @@ def write_shard(shard: PlannedShard, recipe: RlRecipe, work: Work, store: Store,
 
 
 @dataclass(slots=True)
-class _Writer:
+class _RowWriter:
     """Writes rows to the parts of a shard; `untouched` counts those written as they were read."""
 
     builder: ShardBuilder
     recipe: RlRecipe
     work: Work
-    parts: dict[str, _Part] = field(default_factory=dict[str, _Part])
+    parts: dict[str, _PartFile] = field(default_factory=dict[str, _PartFile])
     outcomes: RowOutcomes = field(default_factory=RowOutcomes)
     untouched: int = 0
 
@@ -170,12 +170,12 @@ class _Writer:
         self.outcomes.keep(name, batch.rows[chosen])
         self.builder.keep(name, len(chosen), tokens)
 
-    def _part(self, name: str) -> _Part:
+    def _part(self, name: str) -> _PartFile:
         if name not in self.parts:
             file = self.builder.open(f"{name}.{ENDINGS[self.recipe.compression]}")
             zstd = self.recipe.compression == "zstd"
             frame = zstandard.ZstdCompressor(write_checksum=True).compressobj() if zstd else None
-            self.parts[name] = _Part(file, frame)
+            self.parts[name] = _PartFile(file, frame)
         return self.parts[name]
 
 

@@ -180,7 +180,7 @@ def _is_answer(kind: pa.DataType) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class LookupColumn:
     """A column of text: distinct texts, and for every row its index in `texts` (int32), or NOTHING."""
 
     texts: list[str]
@@ -196,12 +196,12 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class LookupTable:
     """A loaded table. Answers that are not text are kept as JSON."""
 
     style: Style
-    questions: Column
-    answers: Column
+    questions: LookupColumn
+    answers: LookupColumn
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -212,7 +212,7 @@ class Table:
 
 
 @lru_cache(maxsize=8)
-def load_table(files: TableFiles) -> Table:
+def load_table(files: TableFiles) -> LookupTable:
     """Load a table, once per process. Raises RunError if a file changed since the plan, SourceCorrupt if it is damaged."""
     questions, answers = _Encoder(), _Encoder()
     for part in files.slices:
@@ -224,7 +224,7 @@ def load_table(files: TableFiles) -> Table:
             raise RunError(
                 f"{part.file.uri}: gone since the plan; put it back and run the same command again"
             ) from error
-    return Table(files.style, questions.column(), answers.column())
+    return LookupTable(files.style, questions.column(), answers.column())
 
 
 def _first_contents(prompts: pa.ListArray) -> pa.Array:
@@ -266,6 +266,6 @@ class _Encoder:
         table = np.array([*numbers, NOTHING], np.int32)
         self._numbers.append(table[encoded.indices.fill_null(-1).to_numpy()])
 
-    def column(self) -> Column:
+    def column(self) -> LookupColumn:
         """The column of all batches."""
-        return Column(list(self._known), np.concatenate([np.empty(0, np.int32), *self._numbers]))
+        return LookupColumn(list(self._known), np.concatenate([np.empty(0, np.int32), *self._numbers]))

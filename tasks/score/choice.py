@@ -42,7 +42,7 @@ REPORT = "report"
 ROWS_PER_CLUSTER = 20
 """Rows to choose per cluster if the settings do not set the number of clusters."""
 
-MOST_LISTED = 50
+MAX_LISTED = 50
 """The maximum number of pairs in the report, the most similar first, and of clusters in its text."""
 
 
@@ -166,7 +166,7 @@ def choice_facts(choice: Choice, names: pa.Table, quota: int | None) -> dict[str
     )
     order = np.lexsort((choice.clusters.distances, choice.clusters.labels))
     nearest = np.append(order, 0)[np.searchsorted(choice.clusters.labels[order], np.arange(len(sizes)))]
-    pairs = choice.removed.sort_by([("cosine", "descending"), ("removed", "ascending")]).slice(0, MOST_LISTED)
+    pairs = choice.removed.sort_by([("cosine", "descending"), ("removed", "ascending")]).slice(0, MAX_LISTED)
     removed = choice.removed.num_rows
     return {
         "rows": rows, "budget": choice.budget, "chosen": len(choice.rows), "seed": choice.seed,
@@ -254,6 +254,6 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -
     if not rows:
         return
     yield f"## {title}\n"
-    yield from table_lines(Table(title, columns, rows[:MOST_LISTED]))
-    if len(rows) > MOST_LISTED:
-        yield f"… and {len(rows) - MOST_LISTED:,} more\n"
+    yield from table_lines(Table(title, columns, rows[:MAX_LISTED]))
+    if len(rows) > MAX_LISTED:
+        yield f"… and {len(rows) - MAX_LISTED:,} more\n"

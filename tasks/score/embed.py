@@ -13,7 +13,7 @@ from typing import BinaryIO, Protocol, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenmill.tasks.dedup.shingles import Length, Units, normalized, shingles, units_of
+from tokenmill.tasks.dedup.shingles import RunLength, Units, normalized, shingles, units_of
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.select.scores import ROW_ID, ScoreFolder, require_joinable, score_folder
 from tokenmill.tasks.storage import filesystem
@@ -71,7 +71,7 @@ class HashEmbedder:
         vectors = np.zeros(len(texts) * self.dimensions)
         units = _units(texts)
         for words in (1, 2):
-            found = shingles(units, Length(words))
+            found = shingles(units, RunLength(words))
             cells = np.repeat(np.arange(len(texts)), found.counts) * self.dimensions
             cells += (found.hashes % np.uint64(self.dimensions)).astype(np.int64)
             signs = np.where(found.hashes >> np.uint64(63), 1.0, -1.0)

@@ -19,11 +19,11 @@ from .settings import (
     Device,
     EmbedEngine,
     EmbedRecipe,
+    ModelLocation,
     NllEngine,
     NllRecipe,
     Precision,
     ScoreSettings,
-    Where,
 )
 from .weights import TEXT, WEIGHTS, ModelFiles, find_model
 
@@ -31,7 +31,7 @@ EMBEDDING_FILES = (*WEIGHTS, *TEXT)
 """The files that determine an embedding, for `ModelFiles.digest`."""
 
 
-def scorer(recipe: NllRecipe, where: Where, device: str, encode: Callable[[str], Sequence[int]]) -> Scorer:
+def scorer(recipe: NllRecipe, where: ModelLocation, device: str, encode: Callable[[str], Sequence[int]]) -> Scorer:
     """The engine for NLL; a model is loaded once per process. `encode` tokenizes rows.
 
     Raises RunError if the model differs from the planned one, and errors as in `load_scorer` and `server`.
@@ -49,7 +49,7 @@ def scorer(recipe: NllRecipe, where: Where, device: str, encode: Callable[[str],
     )
 
 
-def embedder(recipe: EmbedRecipe, where: Where, device: str) -> Embedder:
+def embedder(recipe: EmbedRecipe, where: ModelLocation, device: str) -> Embedder:
     """The engine for embeddings; a model is loaded once per process. Errors as in `scorer`."""
     if recipe.model is None:
         return HashEmbedder(recipe.dimensions or HASH_DIMENSIONS)

@@ -38,7 +38,7 @@ from .tables import ROW, Place, require_finite
 from .weights import ModelFiles
 
 
-class Batches:
+class TokenBatches:
     """Batches of at most `tokens` padded tokens, which are halved when memory runs out."""
 
     def __init__(self, tokens: int) -> None:
@@ -145,7 +145,7 @@ class CausalScorer:
         self._vocabulary_size = int(cast("torch.nn.Embedding", model.get_input_embeddings()).weight.shape[0])
         self._head = _checked_head(model, self._vocabulary_size)
         without_head = min(token_budget, max(1, LOGITS // self._vocabulary_size))
-        self._batches = Batches(token_budget if self._head else without_head)
+        self._batches = TokenBatches(token_budget if self._head else without_head)
 
     @property
     def applies_head_itself(self) -> bool:
@@ -272,7 +272,12 @@ class PoolingEmbedder:
         token_budget: int = TOKEN_BUDGET,
     ) -> None:
         text = model.config.get_text_config()
-        self._model, self._tokenizer, self._pooling, self._batches = model, tokenizer, pooling, Batches(token_budget)
+        self._model, self._tokenizer, self._pooling, self._batches = (
+            model,
+            tokenizer,
+            pooling,
+            TokenBatches(token_budget),
+        )
         self.dimensions = wanted_dimensions(dimensions, int(text.hidden_size))
         self._end = _missing_end(tokenizer) if pooling == "last" else []
         self.max_tokens: int = min([max_tokens, *_limits(model, tokenizer)])

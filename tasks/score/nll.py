@@ -20,7 +20,7 @@ from tokenmill.tasks.errors import InputError
 
 from .tables import PARTS, ROW, SCHEMA, Place, require_finite
 
-MOST_PERPLEXING = 30.0
+MAX_MEAN_NLL = 30.0
 """The maximum exponent: larger means get a perplexity of e**30, about 10**13."""
 
 
@@ -149,7 +149,7 @@ def _table(
 
     means, parts = mean(total, scored), mean(part_sums, part_counts)
     columns = [
-        *(pa.array(each, mask=scored == 0) for each in (total, means, np.exp(np.minimum(means, MOST_PERPLEXING)))),
+        *(pa.array(each, mask=scored == 0) for each in (total, means, np.exp(np.minimum(means, MAX_MEAN_NLL)))),
         *(pa.array(sums, mask=counts == 0) for sums, counts in zip(parts.T, part_counts.T, strict=True)),
         *(pa.array(each) for each in (scored, *part_counts.T, lengths, wanted - scored, truncated)),
     ]

@@ -33,7 +33,7 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from .embed import HASH_DIMENSIONS
 from .engines import EMBEDDING_FILES, device_of, precision_of, require_torch
 from .server import Server
-from .settings import Device, EmbedRecipe, EmbedSettings, NllRecipe, NllSettings, Where
+from .settings import Device, EmbedRecipe, EmbedSettings, ModelLocation, NllRecipe, NllSettings
 from .shard import IDS, NAMED
 from .weights import WEIGHTS, ModelFiles, find_model
 
@@ -42,7 +42,7 @@ FORMAT_VERSIONS = {NLL_KIND: 1, EMBEDDINGS_KIND: 3}
 """Increment it when the same recipe and source give different bytes."""
 
 
-ScorePlan = Planned[NllSettings | EmbedSettings, Where]
+ScorePlan = Planned[NllSettings | EmbedSettings, ModelLocation]
 
 
 def device_of_plan(planned: ScorePlan) -> Device:
@@ -61,7 +61,7 @@ def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir:
     """
     output_dir, store = places(blend, settings, output_dir, kind_of(settings))
     model = find_model(settings.model, settings.model_revision) if settings.model and not settings.server else None
-    where = Where(server=settings.server, concurrency=settings.concurrency)
+    where = ModelLocation(server=settings.server, concurrency=settings.concurrency)
     where = replace(where, model=model.name, model_revision=model.revision) if model else where
     if isinstance(settings, NllSettings):
         where, recipe_of = _nll(settings, model, where, store)
@@ -101,7 +101,9 @@ def public_name(model: ModelFiles) -> str:
     return model.name if model.revision else model.folder.name
 
 
-def _nll(settings: NllSettings, model: ModelFiles | None, where: Where, store: Store) -> tuple[Where, RecipeOf]:
+def _nll(
+    settings: NllSettings, model: ModelFiles | None, where: ModelLocation, store: Store
+) -> tuple[ModelLocation, RecipeOf]:
     """The chat format for workers, and the recipes. Raises InputError for a format that does not fit the model."""
     device = device_of(settings, settings.engine)
     name, revision, weights = _identity(settings, model, WEIGHTS)

@@ -47,7 +47,7 @@ from .planning import (
     scored_blend,
 )
 from .ranking import ranked, require_unique
-from .settings import EmbedRecipe, EmbedSettings, NllRecipe, NllSettings, Where
+from .settings import EmbedRecipe, EmbedSettings, ModelLocation, NllRecipe, NllSettings
 from .shard import EmbedScoring, NllScoring, Scoring, inspect_score_shard, read_shard, score_shard
 
 LIBRARIES = ("tokenmill", "numpy", "pyarrow")
@@ -89,7 +89,7 @@ def build_score_shard(
 
     Raises RunError if the model or tokenizer found here differs from the planned one.
     """
-    found = Where(**where)
+    found = ModelLocation(**where)
     given: dict[str, Any] = shard.identity["recipe"]
     recipe = NllRecipe(**given) if store.kind == NLL_KIND else EmbedRecipe(**given)
     device = device_for_worker(recipe.device, worker_number())
@@ -108,21 +108,21 @@ def read_score_shard(
     """Build a shard that counts the rows to score; needs no model. Raises as `build_score_shard` does."""
     given: dict[str, Any] = shard.identity["recipe"]
     inputs = (
-        _conversations(NllRecipe(**given), Where(**where))
+        _conversations(NllRecipe(**given), ModelLocation(**where))
         if store.kind == NLL_KIND
         else EmbedScoring(EmbedRecipe(**given), HashEmbedder(HASH_DIMENSIONS))
     )
     return read_shard(shard, inputs, store, on_bad_row)
 
 
-def _scoring(recipe: NllRecipe | EmbedRecipe, where: Where, device: str) -> Scoring:
+def _scoring(recipe: NllRecipe | EmbedRecipe, where: ModelLocation, device: str) -> Scoring:
     if isinstance(recipe, EmbedRecipe):
         return EmbedScoring(recipe, embedder(recipe, where, device))
     conversations = _conversations(recipe, where)
     return NllScoring(recipe, conversations, scorer(recipe, where, device, conversations.encode))
 
 
-def _conversations(recipe: NllRecipe, where: Where) -> Conversations:
+def _conversations(recipe: NllRecipe, where: ModelLocation) -> Conversations:
     """The reader of rows. Raises RunError if the tokenizer or template differs from the planned one."""
     if where.tokenizer is None or where.template is None:
         return HarmonyTexts(recipe.text_field, recipe.policy)

@@ -194,7 +194,7 @@ class EmbedRecipe:
 
 
 @dataclass(frozen=True)
-class Where:
+class ModelLocation:
     """Where to find what a recipe identifies by content: model, tokenizer and template (plain JSON), or the server."""
 
     model: str | None = None

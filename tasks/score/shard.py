@@ -169,7 +169,7 @@ class EmbedScoring:
 
 
 @dataclass(slots=True)
-class _Rows:
+class _RowsToScore:
     """Rows to score: their names by field, their inputs, and their row numbers in the slice."""
 
     names: dict[str, list[str | None]]
@@ -177,7 +177,7 @@ class _Rows:
     numbers: list[int]
 
     @classmethod
-    def of(cls, batch: RecordBatch, read: Mapping[int, object], recipe: NllRecipe | EmbedRecipe) -> "_Rows":
+    def of(cls, batch: RecordBatch, read: Mapping[int, object], recipe: NllRecipe | EmbedRecipe) -> "_RowsToScore":
         """The rows of a batch that were `read`, by index."""
         named = [_names(batch.records[index], recipe) for index in read]
         names = {name: [each[name] for each in named] for name in NAMED}
@@ -196,7 +196,7 @@ def score_shard(
     with building(shard, store, on_bad_row) as builder:
         for batch, found in _read(builder, scoring):
             if found:
-                sums.update(_write(_Rows.of(batch, found, recipe), scoring, builder))
+                sums.update(_write(_RowsToScore.of(batch, found, recipe), scoring, builder))
         builder.facts.update(sums)
     return builder.receipt
 
@@ -241,7 +241,7 @@ def _names(record: Mapping[str, Any], recipe: NllRecipe | EmbedRecipe) -> dict[s
     }
 
 
-def _write(rows: _Rows, scoring: Scoring, builder: ShardBuilder) -> dict[str, Any]:
+def _write(rows: _RowsToScore, scoring: Scoring, builder: ShardBuilder) -> dict[str, Any]:
     """Score rows and append those with a score to the file; return the sums of their columns."""
     found = scoring.scored(rows.read, lambda number: _place(builder.shard.part, rows, number))
     builder.drop("no_completion", len(rows.read) - len(found.rows))
@@ -259,7 +259,7 @@ def _total(table: pa.Table, name: str) -> Any:  # noqa: ANN401 - a number of the
     return compute.call_function("sum", [table[name]]).as_py() or 0
 
 
-def _place(part: Slice, rows: _Rows, number: int) -> str:
+def _place(part: Slice, rows: _RowsToScore, number: int) -> str:
     """Describe a row's position in a slice; rows count from 1, like lines."""
     return f"{part.file.uri}: row {first_row(part) + rows.numbers[number] + 1} (row_id {rows.names['row_id'][number]})"
 

@@ -32,7 +32,7 @@ from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.strict import Strict, parse
 
-from .events import Started, Step
+from .events import Started, TrainStep
 from .job import Job
 from .results import perplexity
 from .settings import RUNTIME_SETTINGS
@@ -93,7 +93,7 @@ class BenchmarkRecord(Strict, frozen=True):
     recorded_at: str
 
 
-def summarise(job: Job, started: Started, steps: Sequence[Step], warmup: int = WARMUP) -> BenchmarkRecord:
+def summarise(job: Job, started: Started, steps: Sequence[TrainStep], warmup: int = WARMUP) -> BenchmarkRecord:
     """Summarize a run: `started` is its last start, `steps` are those of all starts.
 
     Raises InputError unless more than `warmup` steps followed.
@@ -211,7 +211,7 @@ COMPARED: dict[str, Better] = {
 """The compared figures, and which direction is better."""
 
 
-class Change(Strict, frozen=True):
+class MetricChange(Strict, frozen=True):
     """A figure and its baseline. `change` is relative, None for a baseline of 0; `regressed`: at least the threshold worse."""
 
     name: str
@@ -221,12 +221,12 @@ class Change(Strict, frozen=True):
     regressed: bool
 
 
-class Comparison(Strict, frozen=True):
+class BenchmarkComparison(Strict, frozen=True):
     """A run and its baseline. `loss_differs`: by more than the bound in nats per token, in either direction."""
 
     key: str
     threshold: float
-    changes: list[Change]
+    changes: list[MetricChange]
     loss_difference: float
     loss_differs: bool
 
@@ -238,7 +238,7 @@ class Comparison(Strict, frozen=True):
 
 def compare(
     found: BenchmarkRecord, baseline: BenchmarkRecord, threshold: float = THRESHOLD, loss_bound: float = LOSS_BOUND
-) -> Comparison:
+) -> BenchmarkComparison:
     """Compare a record with a baseline; `threshold` is relative. Raises InputError unless their configurations are equal."""
     if differing := difference(_compared(baseline), _compared(found)):
         named = ", ".join(f"{name} ({ours!r} here, {theirs!r} there)" for name, (theirs, ours) in differing.items())
@@ -247,7 +247,7 @@ def compare(
             "record a new baseline"
         )
     loss_difference = found.loss - baseline.loss
-    return Comparison(
+    return BenchmarkComparison(
         key=found.key,
         threshold=threshold,
         changes=[_change(name, better, found, baseline, threshold) for name, better in COMPARED.items()],
@@ -256,11 +256,13 @@ def compare(
     )
 
 
-def _change(name: str, better: Better, found: BenchmarkRecord, baseline: BenchmarkRecord, threshold: float) -> Change:
+def _change(
+    name: str, better: Better, found: BenchmarkRecord, baseline: BenchmarkRecord, threshold: float
+) -> MetricChange:
     ours, theirs = float(getattr(found, name)), float(getattr(baseline, name))
     change = (ours - theirs) / theirs if theirs else None
     worse = (change or 0.0) * (-1 if better == "higher" else 1)
-    return Change(name=name, ours=ours, baseline=theirs, change=change, regressed=0 < worse >= threshold)
+    return MetricChange(name=name, ours=ours, baseline=theirs, change=change, regressed=0 < worse >= threshold)
 
 
 def _compared(found: BenchmarkRecord) -> dict[str, Any]:
@@ -284,7 +286,7 @@ def print_record(found: BenchmarkRecord, console: Console) -> None:
         console.print(escape(line), highlight=False)
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
+def print_comparison(comparison: BenchmarkComparison, console: Console) -> None:
     """Print a comparison."""
     table = Table(title=f"against the baseline {escape(comparison.key)}", title_justify="left")
     table.add_column("measure")

@@ -22,7 +22,7 @@ from tokenmill.tasks.shards.publish import publish_bytes, publish_folder, sweep_
 from tokenmill.tasks.shards.published import file_hash
 from tokenmill.tasks.strict import parse
 
-from .events import Event, Step, Validated
+from .events import Event, TrainStep, Validated
 from .job import CHECKPOINTS
 
 if TYPE_CHECKING:  # the process that watches a training must not import torch
@@ -82,7 +82,7 @@ def folder_of(output_dir: str, step: int) -> str:
 
 def write_facts(folder: str, step: int, processes: int, events: Iterable[Event]) -> None:
     """Write checkpoint.json last, with the hashes of all other files and the losses in `events`."""
-    kept = [event.model_dump() for event in events if isinstance(event, Step | Validated)]
+    kept = [event.model_dump() for event in events if isinstance(event, TrainStep | Validated)]
     facts = {"step": step, "processes": processes, "events": kept, "files": _hashes(folder), "volatile": {}}
     publish_bytes(f"{folder}/{FACTS}", sealed(facts))
 
@@ -108,8 +108,8 @@ def _facts(place: str) -> dict[str, Any]:
         raise InputError(f"{place}: {DAMAGED}") from error
 
 
-def saved_events(output_dir: str) -> list[Step | Validated]:
+def saved_events(output_dir: str) -> list[TrainStep | Validated]:
     """The losses recorded in all checkpoints. Raises InputError for a damaged file."""
     places = [f"{folder_of(output_dir, step)}/{FACTS}" for step in steps_in(output_dir)]
     recorded = [(event, place) for place in places for event in _facts(place)["events"]]
-    return [parse(Step if event["event"] == "step" else Validated, event, place) for event, place in recorded]
+    return [parse(TrainStep if event["event"] == "step" else Validated, event, place) for event, place in recorded]

@@ -100,7 +100,7 @@ def joined(device: Device | None) -> Generator[World]:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BatchShape:
     """How a step is split: replicas, rows per micro-batch, and micro-batches accumulated per replica."""
 
     replica: int

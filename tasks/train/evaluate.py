@@ -34,7 +34,7 @@ from .held_out import held_out
 from .job import Evaluation, TrainData
 from .orphans import die_with_parent
 from .prepared import vocabulary_of
-from .results import Generation, Loss, MadeFrom, Results, SourceResult, loss_of, publish_results, total
+from .results import Continuation, HeldOutLoss, ResultInputs, Results, SourceResult, loss_of, publish_results, total
 from .settings import EvaluateSettings
 
 GRAM = 4
@@ -50,7 +50,7 @@ class Opening:
     continuation: np.ndarray | None
 
 
-class Openings:
+class OpeningSample:
     """A uniform random sample of `number` documents, of which it keeps the beginnings.
 
     A beginning is the first `prompt_tokens` tokens of a document, or half of a short one; with None, everything before the
@@ -103,7 +103,7 @@ def evaluate(model: str, data: TrainData, settings: EvaluateSettings) -> Results
     return Results(
         model=model,
         data=data.path,
-        made_from=MadeFrom(model=digest, data=data.made_from),
+        made_from=ResultInputs(model=digest, data=data.made_from),
         settings=settings,
         precision=str(loaded.dtype).removeprefix("torch."),
         limit=scorer.limit,
@@ -117,19 +117,19 @@ def _scored(
     scorer: CausalScorer, data: TrainData, settings: EvaluateSettings
 ) -> tuple[list[SourceResult], list[Opening]]:
     """The loss on each dataset, and the beginnings to continue."""
-    losses: defaultdict[str, list[Loss]] = defaultdict(list)
-    openings: dict[str, Openings] = {}
+    losses: defaultdict[str, list[HeldOutLoss]] = defaultdict(list)
+    openings: dict[str, OpeningSample] = {}
     prompt_tokens = settings.prompt_tokens if data.kind == "pretrain" else None
     for dataset, documents in held_out(data, settings.split, settings.max_tokens):
         before = sum(loss.documents for loss in losses[dataset])
         losses[dataset].append(_loss(scorer.score(documents, partial(_place, dataset, settings.split, before))))
-        sample = Openings(dataset, settings.documents, prompt_tokens, settings.new_tokens, settings.seed)
+        sample = OpeningSample(dataset, settings.documents, prompt_tokens, settings.new_tokens, settings.seed)
         openings.setdefault(dataset, sample).add(documents)
     sources = [SourceResult(dataset=dataset, **total(each).model_dump()) for dataset, each in losses.items()]
     return sources, [opening for each in openings.values() for opening in each.chosen]
 
 
-def _loss(scores: pa.Table) -> Loss:
+def _loss(scores: pa.Table) -> HeldOutLoss:
     """The loss on a batch of documents, whose `scores` are of `tasks.score.nll.SCHEMA`."""
     tokens, cut, truncated = (
         int(scores[name].to_numpy().sum(dtype=np.int64))
@@ -155,7 +155,7 @@ def given(prompts: Sequence[str], vocabulary: Vocabulary) -> list[Opening]:
 
 def generations(
     model: PreTrainedModel, openings: Sequence[Opening], vocabulary: Vocabulary, eos: int | None, new_tokens: int
-) -> Iterator[Generation]:
+) -> Iterator[Continuation]:
     """Continue beginnings greedily until `eos`, for at most `new_tokens`; a prompt too long for the model loses its start.
 
     Raises RunError for logits that are not finite.
@@ -169,7 +169,7 @@ def generations(
     for opening in openings:
         prompt = opening.prompt if limit is None else opening.prompt[-max(1, limit - longest) :]
         ids = _continued(model, prompt, vocabulary.size)
-        yield Generation(
+        yield Continuation(
             dataset=opening.dataset,
             prompt=_text(vocabulary, prompt),
             text=_text(vocabulary, ids),

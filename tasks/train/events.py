@@ -25,13 +25,13 @@ class Started(Strict, frozen=True):
     engine: str
 
 
-class Step(Strict, frozen=True):
+class TrainStep(Strict, frozen=True):
     """An optimizer step is done.
 
     `loss` is in nats per trained token, over the global batch. `tokens` are all inputs, `loss_tokens` the trained ones,
     `padding` those that fill up rows. `seconds` is wall time with the device synchronized, `waited` the part spent waiting
     for data. `mfu` is the model FLOPs utilization, None if the device's peak is unknown; `memory` is the peak in bytes of
-    the fullest process. `read` is the digest of what the step read (`reads.step_digest`), None if its data have no content
+    the fullest process. `read` is the digest of what the step read (`samples.step_digest`), None if its data have no content
     keys.
     """
 
@@ -81,9 +81,9 @@ class Failed(Strict, frozen=True):
     wrong_call: bool = False
 
 
-Event = Started | Step | Validated | Saved | Exported | Failed
+Event = Started | TrainStep | Validated | Saved | Exported | Failed
 KINDS: dict[str, type[Event]] = {
-    "started": Started, "step": Step, "validated": Validated, "saved": Saved, "exported": Exported, "failed": Failed,
+    "started": Started, "step": TrainStep, "validated": Validated, "saved": Saved, "exported": Exported, "failed": Failed,
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from tokenmill.tasks.storage import join
 from tokenmill.tasks.strict import parse
 
 from .checkpoints import saved_events
-from .events import Event, Started, Step, Validated, event_in
+from .events import Event, Started, TrainStep, Validated, event_in
 from .job import JOB, MODEL, Job, job_of
 
 METRICS = "metrics.jsonl"
@@ -31,7 +31,7 @@ class History:
     """The steps and losses of a training by the number of the step; `started` is its last start."""
 
     output_dir: str
-    steps: dict[int, Step] = field(default_factory=dict[int, Step])
+    steps: dict[int, TrainStep] = field(default_factory=dict[int, TrainStep])
     validated: dict[int, Validated] = field(default_factory=dict[int, Validated])
     started: Started | None = None
 
@@ -40,7 +40,7 @@ class History:
         if isinstance(event, Started):
             self.started = event
             self.steps = {number: step for number, step in self.steps.items() if number <= event.step}
-        elif isinstance(event, Step):
+        elif isinstance(event, TrainStep):
             self.steps[event.step] = event
         elif isinstance(event, Validated):
             self.validated[event.step] = event
@@ -63,7 +63,7 @@ def history_of(output_dir: str) -> History:
             )
         found.add(event)
     for event in saved_events(output_dir):
-        written = found.steps if isinstance(event, Step) else found.validated
+        written = found.steps if isinstance(event, TrainStep) else found.validated
         if event.step not in written:
             found.add(event)
     return found
@@ -123,7 +123,7 @@ def ended_training(output_dir: str) -> dict[str, Any] | None:
         ) from error
 
 
-def recorded_run(output_dir: str) -> tuple[Job, Started, list[Step]]:
+def recorded_run(output_dir: str) -> tuple[Job, Started, list[TrainStep]]:
     """The job of a finished training, its last start, and its steps in order. Raises InputError."""
     record, place = read_training(output_dir), join(output_dir, JOB)
     job = job_of(read_bytes(place) or b"null", place)

@@ -34,7 +34,7 @@ READ_SPLITS: tuple[ReadSplit, ReadSplit] = ("train", "valid")
 """The splits that a training reads."""
 
 
-class Source(Strict, frozen=True):
+class TrainSource(Strict, frozen=True):
     """The files of one split of one dataset, in the order of the blend.
 
     `files` are prefixes of .bin/.idx pairs, or packed Parquet files; `weights` are their weights in blend.json. `tokens` are
@@ -76,12 +76,12 @@ class TrainData(Strict, frozen=True):
     fingerprint: str
     vocabulary_size: int
     eos: int | None
-    sources: list[Source]
+    sources: list[TrainSource]
     pack_size: int | None = None
     pad_seq_to_mult: int | None = None
     phases: list[TrainPhase] = Field(default_factory=list[TrainPhase])
 
-    def of(self, split: str) -> list[Source]:
+    def of(self, split: str) -> list[TrainSource]:
         """The sources of a split."""
         return [source for source in self.sources if source.split == split]
 

@@ -24,9 +24,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import distributed
 
 from .cuda_on_cpu import compute_on_cpu
-from .engine import Losses, Shape, World, attended
+from .engine import BatchShape, Losses, World, attended
 from .model import Weights, from_llama, joined_slices, name_in_layer, slice_of, to_llama
-from .rows import Batch
+from .rows import TrainBatch
 from .settings import Precision, TrainSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -77,7 +77,7 @@ class MegatronEngine:
         parallel_state.initialize_model_parallel(settings.parallel.tensor, settings.parallel.pipeline)
         self._settings, self._world = settings, world
         replicas = parallel_state.get_data_parallel_world_size()
-        self.shape = Shape(
+        self.shape = BatchShape(
             parallel_state.get_data_parallel_rank(), replicas, settings.micro_batch,
             settings.global_batch // (settings.micro_batch * replicas),
         )  # fmt: skip
@@ -92,7 +92,7 @@ class MegatronEngine:
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self._optimizer.scale_loss
 
-    def step(self, batches: Sequence[Batch], learning_rate: float) -> tuple[Losses, float]:
+    def step(self, batches: Sequence[TrainBatch], learning_rate: float) -> tuple[Losses, float]:
         """Train on this replica's micro-batches; returns the losses before the step, and the gradient's norm.
 
         The gradient is that of the mean over all trained tokens of the global batch.
@@ -107,7 +107,7 @@ class MegatronEngine:
         _, norm, _ = cast("tuple[bool, float, Any]", self._optimizer.step())
         return losses, float(norm)
 
-    def losses(self, batches: Sequence[Batch]) -> Losses:
+    def losses(self, batches: Sequence[TrainBatch]) -> Losses:
         """The losses on a global batch, without training."""
         self._model.eval()
         with torch.no_grad():
@@ -173,7 +173,7 @@ class MegatronEngine:
             "optimizer": self._optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata),
         }
 
-    def _run(self, batches: Sequence[Batch], *, forward_only: bool) -> Losses:
+    def _run(self, batches: Sequence[TrainBatch], *, forward_only: bool) -> Losses:
         rows, length = batches[0].tokens.shape
         parts = get_forward_backward_func()(
             forward_step_func=self._forward,
@@ -189,7 +189,7 @@ class MegatronEngine:
         loss, tokens = self._world.reduced(total, "sum")
         return Losses(loss, int(tokens))
 
-    def _forward(self, batches: Iterator[Batch], model: DistributedDataParallel) -> tuple[torch.Tensor, Any]:
+    def _forward(self, batches: Iterator[TrainBatch], model: DistributedDataParallel) -> tuple[torch.Tensor, Any]:
         batch = next(batches)
         device = self._world.device
         tokens, labels, mask = (

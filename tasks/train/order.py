@@ -41,7 +41,7 @@ from tokenmill.tasks.storage import absolute, filesystem, is_local, join, tempor
 from tokenmill.tasks.strict import Strict, parse
 
 from .blocks import block_calls, hash_blocks
-from .job import READ_SPLITS, ReadSplit, Source, TrainData, TrainPhase, contents_of
+from .job import READ_SPLITS, ReadSplit, TrainData, TrainPhase, TrainSource, contents_of
 from .prepared import prepared_data
 from .samples import (
     content_numbers,
@@ -54,7 +54,7 @@ from .samples import (
     split_samples,
     step_digests,
 )
-from .settings import OrderSettings, Plan, TrainSettings
+from .settings import OrderPlan, OrderSettings, TrainSettings
 
 ORDER = "order.json"
 INDICES = "order/indices"
@@ -88,7 +88,7 @@ class DatasetReads(Strict, frozen=True):
     documents: dict[str, int]
 
 
-class Order(Plan, frozen=True):
+class Order(OrderPlan, frozen=True):
     """An order. `steps_per_digest` steps share one of the `digests`; `content` identifies the data."""
 
     content: str
@@ -238,7 +238,7 @@ def make_order(data: TrainData, settings: OrderSettings, run_all: RunAll) -> Ord
     """Build the indices, and publish them with the order. Raises RunError."""
     if settings.block_hashes:
         run_all("hash-blocks", hash_blocks, block_calls(data))
-    plan = Plan(**settings.model_dump(include=set(Plan.model_fields)))
+    plan = OrderPlan(**settings.model_dump(include=set(OrderPlan.model_fields)))
     together = -(-plan.steps // MAX_DIGESTS)
     with indices_folder(data.path) as folder:
         common = {"task": Task(data=data, plan=plan, indices=folder, objects=f"{folder}/objects")}
@@ -277,7 +277,7 @@ def make_order(data: TrainData, settings: OrderSettings, run_all: RunAll) -> Ord
     return order
 
 
-def _requested_indices(data: TrainData, plan: Plan) -> Iterator[tuple[Split, int, int | None, list[str]]]:
+def _requested_indices(data: TrainData, plan: OrderPlan) -> Iterator[tuple[Split, int, int | None, list[str]]]:
     """The splits, with the samples of each that are asked for; the phases of the train split; and the files of each."""
     for split, sizes in plan.all_sizes.items():
         phases = [(number, phase.samples) for number, phase in enumerate(data.phases)] if split == "train" else []
@@ -299,7 +299,7 @@ class Task(Strict, frozen=True):
     """What a worker needs: the order's data and plan, and local folders for the indices, and for those of remote pairs."""
 
     data: TrainData
-    plan: Plan
+    plan: OrderPlan
     indices: str
     objects: str
 
@@ -449,7 +449,7 @@ def with_quotas(data: TrainData, length: int, global_batch: int) -> TrainData:
     """
     if not data.phases:
         return data
-    sources: list[Source] = []
+    sources: list[TrainSource] = []
     phases: list[TrainPhase] = []
     before = tokens = 0.0
     for number, phase in enumerate(data.phases):
@@ -464,7 +464,7 @@ def with_quotas(data: TrainData, length: int, global_batch: int) -> TrainData:
     return data.model_copy(update={"sources": [*sources, *held_out], "phases": phases})
 
 
-def require_steps(data: TrainData, plan: Plan | TrainSettings) -> None:
+def require_steps(data: TrainData, plan: OrderPlan | TrainSettings) -> None:
     """Raises InputError for more steps than the budget has."""
     available = sum(phase.samples for phase in data.phases) // plan.global_batch
     if data.phases and plan.steps > available:
@@ -474,14 +474,14 @@ def require_steps(data: TrainData, plan: Plan | TrainSettings) -> None:
         )
 
 
-def source_name(data: TrainData, source: Source) -> str:
+def source_name(data: TrainData, source: TrainSource) -> str:
     """The name of a source for people: with several phases, those of phase and dataset."""
     return f"{data.phases[source.phase].name}: {source.dataset}" if len(data.phases) > 1 else source.dataset
 
 
 def _quotas(
-    phase: TrainPhase, sources: list[Source], length: int, wanted: int, global_batch: int
-) -> tuple[list[Source], int]:
+    phase: TrainPhase, sources: list[TrainSource], length: int, wanted: int, global_batch: int
+) -> tuple[list[TrainSource], int]:
     """The sources of a phase with their quotas, and the samples of the phase: `wanted`, or the full steps that there are."""
     drawn = np.array([weight for source in sources for weight in source.weights])
     sizes = np.array([size for source in sources for size in source.sizes], np.int64)
@@ -493,7 +493,7 @@ def _quotas(
             "smaller sequence_length or global_batch, or give the phase more tokens"
         )
     quotas = iter(rounded(drawn * (samples / drawn.sum()), most, samples).tolist())
-    found: list[Source] = []
+    found: list[TrainSource] = []
     for source in sources:
         own = [next(quotas) for _ in source.files]
         kept = [number for number, quota in enumerate(own) if quota]  # files without a sample are left out

@@ -28,7 +28,7 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 from xxhash import xxh3_128_hexdigest
 
-from .job import Source, TrainData, TrainPhase
+from .job import TrainData, TrainPhase, TrainSource
 
 NOT_FOUND_HERE = (
     "a relative path starts at the folder where the preparation ran: train in that folder, or prepare with an absolute path "
@@ -188,13 +188,13 @@ def content_digest(listed: Sequence[ListedFile]) -> str:
     return f"xxh3_128:{xxh3_128_hexdigest(orjson.dumps(content))}"
 
 
-def _sources(listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> list[Source]:
+def _sources(listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> list[TrainSource]:
     grouped: dict[tuple[Split, str, int], list[ListedFile]] = {}
     for file in listed:
         grouped.setdefault((file.split, file.dataset, file.phase), []).append(file)
     is_packed = preparation(manifest["type"]).tokens == "packs"
     return [
-        Source(
+        TrainSource(
             dataset=dataset,
             split=split,
             files=[file.path for file in files],

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenmill.tasks.shards.progress import say
 
-from .events import Event, Started, Step, Validated
+from .events import Event, Started, TrainStep, Validated
 
 REFRESH_SECONDS = 5.0
 OF_ELAPSED = 1_000
@@ -55,15 +55,15 @@ class TrainingProgress:
 
     def handle(self, event: Event) -> None:
         """Show an event."""
-        if self._lines and (not isinstance(event, Step) or self._lines.due(time.monotonic())):
-            say(f"step {event.step}: {facts(event)}" if isinstance(event, Step) else sentence(event))
+        if self._lines and (not isinstance(event, TrainStep) or self._lines.due(time.monotonic())):
+            say(f"step {event.step}: {facts(event)}" if isinstance(event, TrainStep) else sentence(event))
         if isinstance(event, Started):
             self._progress.update(self._task, total=event.steps, completed=event.step)
-        if isinstance(event, Step):
+        if isinstance(event, TrainStep):
             self._progress.update(self._task, completed=event.step, description=facts(event))
 
 
-def facts(step: Step) -> str:
+def facts(step: TrainStep) -> str:
     """Loss and speed of a step."""
     mfu = "" if step.mfu is None else f"  MFU {step.mfu:.0%}"
     return f"loss {step.loss:.4f}  {step.tokens / step.seconds:,.0f} tokens/s{mfu}"
@@ -83,7 +83,7 @@ def print_training(record: Mapping[str, Any], console: Console) -> None:
 
 def sentence(event: Event) -> str:
     """An event as a sentence."""
-    if isinstance(event, Step):
+    if isinstance(event, TrainStep):
         row = step_rows([event])[0]
         return ", ".join(f"{name} {value}" for name, value in row.items())
     if isinstance(event, Started):
@@ -94,7 +94,7 @@ def sentence(event: Event) -> str:
     return f"{event.event}: {getattr(event, 'path', '') or getattr(event, 'reason', '')}"
 
 
-def step_rows(steps: Sequence[Step]) -> list[dict[str, Any]]:
+def step_rows(steps: Sequence[TrainStep]) -> list[dict[str, Any]]:
     """One row per step, for tables."""
     return [
         {

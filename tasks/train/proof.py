@@ -37,7 +37,7 @@ from .samples import (
     step_digests,
     wrong_position,
 )
-from .settings import Plan
+from .settings import OrderPlan
 
 READS = "reads-{rank:05d}.jsonl"
 
@@ -88,11 +88,11 @@ def _sums(lines: list[dict[str, Any]], global_batch: int) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Documents:
+class DocumentReads:
     """What steps read of documents, opened with the index caches in `indices`; a `temporary` folder goes with this object."""
 
     data: TrainData
-    plan: Plan
+    plan: OrderPlan
     indices: str
     temporary: TemporaryDirectory[str] | None = None
 
@@ -137,7 +137,7 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Packs:
+class PackReads:
     """What steps read of packs."""
 
     rows: PackedRows
@@ -151,7 +151,7 @@ class Packs:
         return f"pack {self.rows.pack(_numbers(step, self.global_batch)[position])}"
 
 
-Opened = Documents | Packs
+Opened = DocumentReads | PackReads
 
 
 def opened(job: Job, path: str) -> Opened:
@@ -160,16 +160,16 @@ def opened(job: Job, path: str) -> Opened:
     if job.data.kind == "sft":
         packs = flat_packs(layout_folder(job.data, "train", folder))
         rows = PackedRows(packs, settings.sequence_length, 0, settings.seed, " ".join(contents_of(job.data, "train")))
-        return Packs(rows, settings.global_batch)
-    plan = Plan(**settings.model_dump(include=set(Plan.model_fields)))
+        return PackReads(rows, settings.global_batch)
+    plan = OrderPlan(**settings.model_dump(include=set(OrderPlan.model_fields)))
     prepared = prepared_indices(job.data, "train", plan.sequence_length, plan.sizes[0], plan.seed)
     if prepared and is_local(prepared):
-        return Documents(job.data, plan, prepared)
+        return DocumentReads(job.data, plan, prepared)
     if Path(folder, "indices").is_dir():  # those that tokenmill's trainer built and read
-        return Documents(job.data, plan, f"{folder}/indices")
+        return DocumentReads(job.data, plan, f"{folder}/indices")
     # A different trainer has its own. They are built anew each time, because they would outlive a repair of the files.
     temporary = TemporaryDirectory(prefix="tokenmill-indices-")
-    return Documents(job.data, plan, temporary.name, temporary)
+    return DocumentReads(job.data, plan, temporary.name, temporary)
 
 
 NEARBY_STEPS = 100
@@ -242,7 +242,7 @@ class _Comparison:
         if data.made_from != self.order.content:
             raise InputError(f"{data.path}: prepared again since its order was planned")
         data = with_quotas(data, self.order.sequence_length, self.order.global_batch)
-        return Documents(data, self.order, join(data.path, INDICES))
+        return DocumentReads(data, self.order, join(data.path, INDICES))
 
     def digest(self, step: int) -> str:
         """The planned digest of a step."""

@@ -141,7 +141,7 @@ class ReadRecorder:
 
     def watch(self, iterator: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """The batches of `iterator` as the trainer knows them, recorded when they are taken."""
-        return _Watched(iterator, self)
+        return _RecordedBatches(iterator, self)
 
     def add(self, numbers: list[int]) -> None:
         """Record the numbers of samples that are trained on now."""
@@ -231,7 +231,7 @@ def _plan(job: Job) -> dict[str, Any]:
     return {**job.settings.model_dump(include=names), "data": job.data.made_from}
 
 
-class _Watched(Iterator[dict[str, Any]]):
+class _RecordedBatches(Iterator[dict[str, Any]]):
     def __init__(self, iterator: Iterator[dict[str, Any]], recorder: ReadRecorder) -> None:
         self._iterator, self._recorder = iterator, recorder
 

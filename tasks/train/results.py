@@ -15,7 +15,7 @@ from typing import Any
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.markdown import table_lines
 from tokenmill.tasks.kit.parts import Cell, Table
-from tokenmill.tasks.score.nll import MOST_PERPLEXING
+from tokenmill.tasks.score.nll import MAX_MEAN_NLL
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
@@ -27,7 +27,7 @@ from .settings import EvaluateSettings
 RESULTS = "results.json"
 
 
-class Loss(Strict, frozen=True):
+class HeldOutLoss(Strict, frozen=True):
     """The loss of a model on documents.
 
     `tokens` were scored, with `nll` nats in total; `perplexity` is None without any. `truncated` documents are longer than
@@ -42,13 +42,13 @@ class Loss(Strict, frozen=True):
     cut_tokens: int
 
 
-class SourceResult(Loss, frozen=True):
+class SourceResult(HeldOutLoss, frozen=True):
     """The loss on the held-out documents of a dataset."""
 
     dataset: str
 
 
-class Generation(Strict, frozen=True):
+class Continuation(Strict, frozen=True):
     """A greedy continuation.
 
     `dataset` is the source of the prompt, None for a given prompt. `ended`: it produced EOS, None if the data has none.
@@ -65,7 +65,7 @@ class Generation(Strict, frozen=True):
     matched: float | None
 
 
-class MadeFrom(Strict, frozen=True):
+class ResultInputs(Strict, frozen=True):
     """The digests of the model's files and of the preparation's content."""
 
     model: str
@@ -77,29 +77,29 @@ class Results(Strict, frozen=True):
 
     model: str
     data: str
-    made_from: MadeFrom
+    made_from: ResultInputs
     settings: EvaluateSettings
     precision: str
     limit: int | None
-    overall: Loss
+    overall: HeldOutLoss
     sources: list[SourceResult]
-    generations: list[Generation]
+    generations: list[Continuation]
 
 
 def perplexity(nll: float, tokens: int) -> float | None:
     """The perplexity: e to the mean NLL (a mean above 30 counts as 30); None without tokens."""
-    return math.exp(min(nll / tokens, MOST_PERPLEXING)) if tokens else None
+    return math.exp(min(nll / tokens, MAX_MEAN_NLL)) if tokens else None
 
 
-def loss_of(documents: int, tokens: int, nll: float, truncated: int, cut_tokens: int) -> Loss:
+def loss_of(documents: int, tokens: int, nll: float, truncated: int, cut_tokens: int) -> HeldOutLoss:
     """A loss with its perplexity."""
-    return Loss(
+    return HeldOutLoss(
         documents=documents, tokens=tokens, nll=nll, perplexity=perplexity(nll, tokens), truncated=truncated,
         cut_tokens=cut_tokens,
     )  # fmt: skip
 
 
-def total(losses: Sequence[Loss]) -> Loss:
+def total(losses: Sequence[HeldOutLoss]) -> HeldOutLoss:
     """The loss over all documents."""
     counts = {
         name: sum(getattr(each, name) for each in losses) for name in ("documents", "tokens", "truncated", "cut_tokens")
@@ -186,7 +186,7 @@ def notes(results: Results) -> list[str]:
     return found
 
 
-def _row(name: str, loss: Loss) -> tuple[Cell, ...]:
+def _row(name: str, loss: HeldOutLoss) -> tuple[Cell, ...]:
     mean = _number(loss.nll / loss.tokens if loss.tokens else None)
     return name, loss.documents, loss.tokens, mean, _number(loss.perplexity)
 
@@ -195,7 +195,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.4g}"
 
 
-def _generated(generation: Generation) -> list[str]:
+def _generated(generation: Continuation) -> list[str]:
     """A continuation: prompt and text on a line each, as JSON strings."""
     facts = [f"{generation.tokens} tokens"]
     if generation.ended is not None:

@@ -52,7 +52,7 @@ PACKS_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainBatch:
     """Rows of one length; every array is [rows, length].
 
     `tokens` (int64) are the inputs, `labels` (int64) the tokens after them, `loss_mask` (bool) selects the labels to train
@@ -79,10 +79,10 @@ class Batch:
         return places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
 
 
-class Rows(Protocol):
+class TrainRows(Protocol):
     """An endless, seeded sequence of rows."""
 
-    def batch(self, numbers: Sequence[int]) -> Batch:
+    def batch(self, numbers: Sequence[int]) -> TrainBatch:
         """The rows with these numbers, from 0 on."""
         ...
 
@@ -98,7 +98,7 @@ class DocumentRows:
     contents: np.ndarray
     checks: BlockChecks | None = None
 
-    def batch(self, numbers: Sequence[int]) -> Batch:
+    def batch(self, numbers: Sequence[int]) -> TrainBatch:
         own = [number % len(self.samples) for number in numbers]
         pieces = pieces_of(self.samples, own)
         if self.checks is not None:
@@ -108,7 +108,7 @@ class DocumentRows:
         tokens, labels, mask = (
             np.stack([np.asarray(sample[name]) for sample in samples]) for name in ("tokens", "labels", "loss_mask")
         )
-        return Batch(tokens.astype(np.int64), labels.astype(np.int64), mask > 0, None, reads)
+        return TrainBatch(tokens.astype(np.int64), labels.astype(np.int64), mask > 0, None, reads)
 
 
 def remove_torn_indices(folder: str) -> None:
@@ -209,8 +209,8 @@ class PackedRows:
     seed: int
     content: str = ""
 
-    def batch(self, numbers: Sequence[int]) -> Batch:
-        """See Rows. Raises RunError for a pack that does not fit into a row."""
+    def batch(self, numbers: Sequence[int]) -> TrainBatch:
+        """Raises RunError for a pack that does not fit into a row."""
         shape = (len(numbers), self.length)
         tokens, labels = np.full(shape, self.pad, np.int64), np.full(shape, self.pad, np.int64)
         loss, segments = np.zeros(shape, bool), np.full(shape, -1, np.int32)
@@ -224,7 +224,7 @@ class PackedRows:
             row_of = np.s_[row, : len(ids)]
             tokens[row_of], labels[row_of], loss[row_of], segments[row_of] = ids, following, mask, sequence
             filled += len(ids)
-        return Batch(tokens, labels, loss, segments, self.hashes(packs), tokens.size - filled)
+        return TrainBatch(tokens, labels, loss, segments, self.hashes(packs), tokens.size - filled)
 
     def hashes(self, packs: Sequence[int]) -> np.ndarray:
         """The hashes of packs, as whole documents of one prefix."""
@@ -286,7 +286,7 @@ class TrainedRows:
                 )
         return cls(rows, frozenset((each.source, each.document, each.sequence) for each in documents))
 
-    def batch(self, numbers: Sequence[int]) -> Batch:
+    def batch(self, numbers: Sequence[int]) -> TrainBatch:
         batch = self.rows.batch(numbers)
         mask = batch.loss_mask.copy()
         if isinstance(self.rows, PackedRows):

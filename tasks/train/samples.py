@@ -107,7 +107,7 @@ class Phased:
         return int(self.ends[phase - 1]) if phase else 0
 
 
-class Piece(NamedTuple):
+class DocumentPiece(NamedTuple):
     """A run of tokens in a document: `source` is the number of the prefix in its split, `document` the number of the
     document in the prefix; `offset` (in the document) and `length` are in tokens.
     """
@@ -123,7 +123,7 @@ class Pieces:
     """The pieces of several samples, in the order in which they are read.
 
     `bounds` (int64 [samples + 1]) are the places of each sample's pieces in the other arrays (int64 [pieces]), which hold the
-    fields of `Piece`.
+    fields of `DocumentPiece`.
     """
 
     bounds: np.ndarray
@@ -132,11 +132,11 @@ class Pieces:
     offset: np.ndarray
     length: np.ndarray
 
-    def of(self, sample: int) -> list[Piece]:
+    def of(self, sample: int) -> list[DocumentPiece]:
         """The pieces of a sample, counted from 0 in the samples that were asked for."""
         mine = slice(self.bounds[sample], self.bounds[sample + 1])
         fields = (self.source[mine], self.document[mine], self.offset[mine], self.length[mine])
-        return [Piece(*each) for each in zip(*(field.tolist() for field in fields), strict=True)]
+        return [DocumentPiece(*each) for each in zip(*(field.tolist() for field in fields), strict=True)]
 
 
 def parts_of(dataset: Any) -> list[Any]:  # noqa: ANN401 - megatron-core has no types

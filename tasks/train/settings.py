@@ -120,7 +120,7 @@ class TrainSettings(Strict, frozen=True):
         return self.parallel.tensor * self.parallel.pipeline * self.parallel.context
 
 
-class Plan(Strict, frozen=True):
+class OrderPlan(Strict, frozen=True):
     """What decides which samples a training of documents reads."""
 
     sequence_length: int = Field(ge=2, description="Tokens per row.")
@@ -152,7 +152,7 @@ class Plan(Strict, frozen=True):
         return {"train": {self.sizes[0]}, "valid": {self.sizes[1], validations * test}, "test": {test}}
 
 
-class OrderSettings(Plan, ClusterSettings, frozen=True):
+class OrderSettings(OrderPlan, ClusterSettings, frozen=True):
     """The settings of an order: those of the training that it is for, and where it is made."""
 
     block_hashes: bool = Field(

@@ -26,7 +26,7 @@ from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 
-from .events import Event, Saved, Step
+from .events import Event, Saved, TrainStep
 from .history import (
     History,
     ended_training,
@@ -48,7 +48,7 @@ from .settings import EvaluateSettings, TrainSettings
 from .watch import LOG, Log, logged, run
 
 SHOWN_STEPS = 20
-MOST_LINES = 1_000
+MAX_LINES = 1_000
 """The maximum number of a trainer's lines sent to Prefect's server, which keeps them forever."""
 
 
@@ -144,7 +144,7 @@ class _Watched:
         self.history.add(event)
         self.progress.handle(event)
         self._log.write(sentence(event))
-        if isinstance(event, Step):
+        if isinstance(event, TrainStep):
             self.table.offer(self.history)
         else:
             get_run_logger().info(sentence(event))
@@ -162,9 +162,9 @@ class Lines:
         """Log a line."""
         self._log.write(line)
         self._count += 1
-        if self._count <= MOST_LINES:
+        if self._count <= MAX_LINES:
             get_run_logger().info(line)
-        if self._count == MOST_LINES:
+        if self._count == MAX_LINES:
             get_run_logger().info("further lines are in %s only", self._log.path)
 
 

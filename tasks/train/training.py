@@ -19,19 +19,19 @@ from tokenmill.tasks.storage import is_local
 
 from . import checkpoints
 from .blocks import block_checks, check_places_of_documents
-from .engine import Losses, Shape, World, joined
-from .events import Event, Exported, Saved, Started, Step, Validated, emit
+from .engine import BatchShape, Losses, World, joined
+from .events import Event, Exported, Saved, Started, TrainStep, Validated, emit
 from .job import MODEL, READ_SPLITS, Job, contents_of, skipped_steps
 from .launchers.launch import start_folder
 from .model import configuration, fresh, parameters, publish_model, stored
 from .order import fetch_indices, prepared_indices
 from .preflight import exported_files
 from .rows import (
-    Batch,
     DocumentRows,
     PackedRows,
-    Rows,
+    TrainBatch,
     TrainedRows,
+    TrainRows,
     document_rows,
     flat_packs,
     lay_out,
@@ -114,7 +114,7 @@ def run(job: Job) -> None:
         world.wait()
 
 
-def _rows(job: Job, world: World) -> tuple[DocumentRows | PackedRows, Rows | None]:
+def _rows(job: Job, world: World) -> tuple[DocumentRows | PackedRows, TrainRows | None]:
     settings, data = job.settings, job.data
     folder = f"{job.output_dir}/cache"
     if data.kind == "sft":
@@ -158,8 +158,8 @@ class Training:
     settings: TrainSettings
     engine: "MegatronEngine"
     world: World
-    rows: Rows
-    validation: Rows | None
+    rows: TrainRows
+    validation: TrainRows | None
     flops_per_token: float
     peak_flops: float | None
     report: Callable[[Event], None]
@@ -183,7 +183,7 @@ def train(training: Training, done: int) -> None:
             _finish_step(training, step)
 
 
-def _step(training: Training, step: int, batches: Sequence[Batch]) -> tuple[Losses, float]:
+def _step(training: Training, step: int, batches: Sequence[TrainBatch]) -> tuple[Losses, float]:
     """Update the weights, unless the step or all that it would train on is left out; then there is no loss."""
     settings = training.settings
     if training.skipped is not None:
@@ -193,7 +193,7 @@ def _step(training: Training, step: int, batches: Sequence[Batch]) -> tuple[Loss
     return training.engine.step(batches, learning_rate(step, settings.steps, settings.optimizer))
 
 
-def _ahead(training: Training, reader: ThreadPoolExecutor, steps: range) -> Iterator[list[Batch]]:
+def _ahead(training: Training, reader: ThreadPoolExecutor, steps: range) -> Iterator[list[TrainBatch]]:
     """The batches of each step, read during the previous step."""
     following = [reader.submit(_read, training.rows, training.engine.shape, step) for step in steps[:1]]
     for step in steps:
@@ -203,12 +203,18 @@ def _ahead(training: Training, reader: ThreadPoolExecutor, steps: range) -> Iter
         yield batches
 
 
-def _read(rows: Rows, shape: Shape, step: int) -> list[Batch]:
+def _read(rows: TrainRows, shape: BatchShape, step: int) -> list[TrainBatch]:
     return [rows.batch(numbers) for numbers in shape.numbers(step)]
 
 
 def _report(
-    training: Training, step: int, batches: Sequence[Batch], losses: Losses, norm: float, seconds: float, waited: float
+    training: Training,
+    step: int,
+    batches: Sequence[TrainBatch],
+    losses: Losses,
+    norm: float,
+    seconds: float,
+    waited: float,
 ) -> None:
     if not math.isfinite(losses.total) or not math.isfinite(norm):
         raise RunError(
@@ -222,7 +228,7 @@ def _report(
     tokens = settings.global_batch * settings.sequence_length
     flops = tokens * training.flops_per_token / longest
     training.report(
-        Step(
+        TrainStep(
             step=step,
             loss=losses.mean,
             learning_rate=learning_rate(step, settings.steps, settings.optimizer),
@@ -239,7 +245,7 @@ def _report(
     )
 
 
-def _digest_of_reads(training: Training, step: int, batches: Sequence[Batch]) -> str | None:
+def _digest_of_reads(training: Training, step: int, batches: Sequence[TrainBatch]) -> str | None:
     """What all replicas have read in a step, None if the rows lack hashes.
 
     Raises RunError when processes that share a replica have read different rows.

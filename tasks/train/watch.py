@@ -36,7 +36,7 @@ GRACE = 15.0
 """Seconds. Prefect kills a flow 30 s after asking it to end."""
 
 MARK = "TOKENMILL_LAUNCH"
-LONGEST = 64 * 1024
+MAX_LINE_BYTES = 64 * 1024
 """Maximum bytes of a line; a progress bar in a file can be one line of many MB."""
 
 PIECE = 64 * 1024
@@ -130,7 +130,7 @@ def _started(launch: Launch, mark: str) -> subprocess.Popen[bytes]:
 
 @dataclass(slots=True)
 class _LineSplitter:
-    """Splits a stream of bytes into lines of at most LONGEST bytes."""
+    """Splits a stream of bytes into lines of at most MAX_LINE_BYTES bytes."""
 
     rest: bytes = b""
     cut: bool = False
@@ -151,7 +151,7 @@ class _LineSplitter:
         return text
 
     def _keep(self, piece: bytes) -> None:
-        free = LONGEST - len(self.rest)
+        free = MAX_LINE_BYTES - len(self.rest)
         self.rest += piece[:free]
         self.cut |= len(piece) > free
 

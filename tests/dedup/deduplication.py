@@ -10,7 +10,7 @@ from tokenmill.tasks.dedup import near
 from tokenmill.tasks.dedup.documents import (
     EDGES,
     KEYED,
-    Documents,
+    NumberedTexts,
     beyond_cap,
     exact_duplicates,
     write_prompt_keys,
@@ -29,7 +29,7 @@ def documents(texts, ranks=None, numbers=None):
     """Documents of these texts, all equally good and numbered from 0 unless said otherwise."""
     numbers = np.arange(len(texts)) if numbers is None else np.asarray(numbers, np.int64)
     ranks = np.zeros(len(texts)) if ranks is None else np.asarray(ranks)
-    return Documents(numbers, large(texts), ranks.astype(np.uint64))
+    return NumberedTexts(numbers, large(texts), ranks.astype(np.uint64))
 
 
 @dataclass
@@ -52,14 +52,14 @@ class Wiring:
         for start in self._shuffled(range(0, len(whole.numbers), self.slice_size)):
             stop = start + self.slice_size
             texts = whole.texts.slice(start, self.slice_size)
-            yield start, Documents(whole.numbers[start:stop], texts, whole.ranks[start:stop])
+            yield start, NumberedTexts(whole.numbers[start:stop], texts, whole.ranks[start:stop])
 
     def _place(self, name):
         return str(self.folder / f"{name}.arrow")
 
     def _local(self, part):
         """The documents of a slice under the numbers that they have in it, their texts in normal form."""
-        return Documents(part.numbers - part.numbers[0], normalized(part.texts), part.ranks)
+        return NumberedTexts(part.numbers - part.numbers[0], normalized(part.texts), part.ranks)
 
     def exact(self, whole):
         files = []
@@ -123,7 +123,7 @@ def left(whole, *drops):
     """The documents that no table of drops names."""
     gone = np.concatenate([np.empty(0, np.int64), *(table["dropped"].to_numpy() for table in drops)])
     stays = np.flatnonzero(~np.isin(whole.numbers, gone))
-    return Documents(whole.numbers[stays], whole.texts.take(pa.array(stays)), whole.ranks[stays])
+    return NumberedTexts(whole.numbers[stays], whole.texts.take(pa.array(stays)), whole.ranks[stays])
 
 
 def edges(table):

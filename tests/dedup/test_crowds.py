@@ -100,7 +100,7 @@ def test_buckets_that_are_compared_in_portions_are_compared_the_same(tmp_path, m
 @pytest.mark.parametrize("words", [40, 3000])
 @pytest.mark.parametrize("links", [1, 16])
 def test_small_buckets_and_large_ones_are_compared_the_same(tmp_path, monkeypatch, words, links):
-    monkeypatch.setattr("tokenmill.tasks.dedup.near.MOST_LINKS", links)
+    monkeypatch.setattr("tokenmill.tasks.dedup.near.MAX_LINKS", links)
     texts = [*forms(VOCABULARY[:words], 200), "five words and no more", "", *forms(VOCABULARY, 40)]
     found = []
     for size in (0, 20, 10_000):

@@ -10,7 +10,7 @@ from tokenmill.tasks.dedup.decisions import digest_of, rows_decided
 from tokenmill.tasks.dedup.preparation import deduplicate
 from tokenmill.tasks.dedup.rounds import (
     KIND,
-    MOST_PARTITIONS,
+    MAX_PARTITIONS,
     DocumentSlice,
     partitions_for,
     planned_rounds,
@@ -128,7 +128,7 @@ def test_partitions_change_no_decision(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("source_bytes", "partitions"),
-    [(0, 1), (128_000_000, 1), (128_000_001, 2), (300_000_000, 4), (10**13, MOST_PARTITIONS)],
+    [(0, 1), (128_000_000, 1), (128_000_001, 2), (300_000_000, 4), (10**13, MAX_PARTITIONS)],
 )
 def test_partitions_are_a_power_of_two_of_128_megabytes(source_bytes, partitions):
     assert partitions_for(source_bytes) == partitions

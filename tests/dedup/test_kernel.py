@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenmill.tasks.dedup import kernel
 from tokenmill.tasks.dedup.near import band_keys
-from tokenmill.tasks.dedup.shingles import KINDS, Length, Shingles, normalized, shingles, units_of
+from tokenmill.tasks.dedup.shingles import KINDS, RunLength, Shingles, normalized, shingles, units_of
 
 from tests.dedup import reference
 from tests.dedup.deduplication import large
@@ -24,7 +24,9 @@ def ragged(lists):
     return np.array([each for some in lists for each in some], np.uint64), np.cumsum([0, *map(len, lists)])
 
 
-@pytest.mark.parametrize("length", [Length(1), Length(5, letters=2), Length(3, characters=4, letters=1, pieces=2)])
+@pytest.mark.parametrize(
+    "length", [RunLength(1), RunLength(5, letters=2), RunLength(3, characters=4, letters=1, pieces=2)]
+)
 @given(texts=st.lists(st.lists(PARTS, max_size=12).map(" ".join), max_size=5))
 @example(texts=["", "中 文and ไทย", "x" * 41 + "中" + "y" * 100, "12345678 123456789 1234567812345678 a\x00"])
 def test_shingles_are_those_of_plain_python(length, texts):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.dedup.near import BANDS, ROWS, band_keys
 from tokenmill.tasks.dedup.shingles import (
-    Length,
+    RunLength,
     Sets,
     Shingles,
     alike_to_worse,
@@ -29,7 +29,7 @@ TEXTS = st.lists(st.lists(WORDS, max_size=20).map(" ".join), max_size=12)
 
 def shingles(texts, words):
     """The shingles of texts, by runs of so many words."""
-    return shingles_of(units_of(texts), Length(words))
+    return shingles_of(units_of(texts), RunLength(words))
 
 
 def shingled(text, words):

@@ -27,7 +27,7 @@ from tokenmill.tasks.seal import unsealed
 from tokenmill.tasks.storage import filesystem
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.train import stage
-from tokenmill.tasks.train.events import Step
+from tokenmill.tasks.train.events import TrainStep
 from tokenmill.tasks.train.history import History
 from tokenmill.tasks.train.job import Job, TrainData
 from tokenmill.tasks.train.pipeline_settings import load_settings
@@ -163,7 +163,7 @@ def shows_steps(job, number):
     history, table = History(job.output_dir), stage.StepsTable(job)
     for step in range(1, number + 1):
         history.add(
-            Step(
+            TrainStep(
                 step=step,
                 loss=2.5,
                 learning_rate=1e-3,
@@ -206,12 +206,12 @@ def test_a_server_is_told_the_first_lines_of_a_trainer_and_the_log_has_all(tmp_p
     caplog.set_level(logging.INFO, "of a run")
     with logged(str(tmp_path / "training.log")) as log:
         lines = stage.Lines(log)
-        for number in range(stage.MOST_LINES + 10):
+        for number in range(stage.MAX_LINES + 10):
             lines.handle(f"line {number}")
-    assert len((tmp_path / "training.log").read_text().splitlines()) == stage.MOST_LINES + 10
+    assert len((tmp_path / "training.log").read_text().splitlines()) == stage.MAX_LINES + 10
     *_, last, more = caplog.messages
-    assert len(caplog.messages) == stage.MOST_LINES + 1
-    assert last == f"line {stage.MOST_LINES - 1}"
+    assert len(caplog.messages) == stage.MAX_LINES + 1
+    assert last == f"line {stage.MAX_LINES - 1}"
     assert more == f"further lines are in {tmp_path}/training.log only"
 
 

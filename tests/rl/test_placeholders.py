@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.rl.placeholders import placeholder_of, resolve_placeholders
-from tokenmill.tasks.rl.tables import Column, Table, TableSource, find_table, load_table
+from tokenmill.tasks.rl.tables import LookupColumn, LookupTable, TableSource, find_table, load_table
 from tokenmill.tasks.sources.exact_json import compact
 from tokenmill.tasks.sources.slices import ContentIndex
 
@@ -28,11 +28,11 @@ WRAPPED = f"{INSTRUCTION}\n\nWhat is 40 + 2?\n\n{REMINDER}"
 def table(style, *pairs):
     """A table whose rows are `pairs` of question and answer."""
     questions, answers = zip(*pairs, strict=True)
-    return Table(style, column(questions), column(answers))
+    return LookupTable(style, column(questions), column(answers))
 
 
 def column(texts):
-    return Column([text or "" for text in texts], np.array([-1 if t is None else n for n, t in enumerate(texts)]))
+    return LookupColumn([text or "" for text in texts], np.array([-1 if t is None else n for n, t in enumerate(texts)]))
 
 
 def record(row=0, template=None, **fields):

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.score.models import Batches, padded
+from tokenmill.tasks.score.models import TokenBatches, padded
 from tokenmill.tasks.score.nll import ranges
 
 
 def batches(lengths, budget):
     found = []
-    Batches(budget).run(lengths, found.append)
+    TokenBatches(budget).run(lengths, found.append)
     return found
 
 
@@ -41,7 +41,7 @@ def test_batches_are_as_large_as_the_budget_allows(lengths, budget):
 @given(LENGTHS, st.integers(1, 300), st.integers(50, 300))
 def test_the_budget_is_halved_when_memory_runs_out(lengths, budget, memory):
     """On a device with memory for so many padded tokens, every sequence is computed once, and later calls fit at once."""
-    found, failed, sized = [], [], Batches(budget)
+    found, failed, sized = [], [], TokenBatches(budget)
 
     def compute(rows):
         if len(rows) * lengths[rows].max() > memory:
@@ -62,7 +62,7 @@ def test_one_sequence_that_does_not_fit_is_an_error():
         raise torch.OutOfMemoryError
 
     with pytest.raises(RunError, match="memory ran out on one sequence of 7 tokens; lower max_length or max_tokens"):
-        Batches(100).run(np.array([7, 3]), compute)
+        TokenBatches(100).run(np.array([7, 3]), compute)
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 9)), min_size=1, max_size=12))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from tokenmill.tasks.train.orphans import die_with_parent
-from tokenmill.tasks.train.rows import Batch, FlatPacks, PackedRows
+from tokenmill.tasks.train.rows import FlatPacks, PackedRows, TrainBatch
 from tokenmill.tasks.train.settings import TrainSettings
 from tokenmill.tasks.train.training import learning_rate
 
@@ -52,7 +52,7 @@ class Progressions:
 
     def batch(self, numbers):
         rows = np.stack([progression(number, LENGTH + 1) for number in numbers])
-        return Batch(rows[:, :-1], rows[:, 1:], np.ones((len(numbers), LENGTH), bool), None)
+        return TrainBatch(rows[:, :-1], rows[:, 1:], np.ones((len(numbers), LENGTH), bool), None)
 
 
 def progression(number, length):
@@ -94,7 +94,7 @@ def alone(batch):
             loss = np.zeros((1, length), bool)
             for filled, array in ((tokens, batch.tokens), (labels, batch.labels), (loss, batch.loss_mask)):
                 filled[0, : own.sum()] = array[row, own]
-            found.append(Batch(tokens, labels, loss, None))
+            found.append(TrainBatch(tokens, labels, loss, None))
     return found
 
 
@@ -183,7 +183,7 @@ def isolated(case, world, folder):
     other[0, 0] = (other[0, 0] + 1) % VOCABULARY
 
     def mean(tokens, segments):
-        return engine.losses([Batch(tokens, batch.labels, loss, segments)]).mean
+        return engine.losses([TrainBatch(tokens, batch.labels, loss, segments)]).mean
 
     return {
         "sequences": int(batch.segments.max()) + 1,

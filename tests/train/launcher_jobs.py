@@ -1,7 +1,7 @@
 """Jobs that launchers are given."""
 
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.train.job import Job, Source, TrainData, TrainPhase
+from tokenmill.tasks.train.job import Job, TrainData, TrainPhase, TrainSource
 from tokenmill.tasks.train.settings import TrainSettings
 
 FOLDER = "/data/runs/it's $HOME and 100%"
@@ -15,7 +15,7 @@ def job(kind="pretrain", tokenizer=ENCODING, output_dir=FOLDER, path="/data/pre 
     """A job on one dataset with train and valid."""
     ending = ".parquet" if kind == "sft" else ""
     sources = [
-        Source(dataset="a", split=split, files=[f"{path}/{split}/00{ending}"], weights=[1.0], tokens=1000)
+        TrainSource(dataset="a", split=split, files=[f"{path}/{split}/00{ending}"], weights=[1.0], tokens=1000)
         for split in ("train", "valid")
     ]
     data = TrainData(

@@ -2,7 +2,7 @@
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenmill.tasks.train.engine import Losses, Shape, attended
+from tokenmill.tasks.train.engine import BatchShape, Losses, attended
 from transformers import LlamaForCausalLM
 
 
@@ -10,7 +10,7 @@ class PlainEngine:
     def __init__(self, settings, precision, world, config, weights):
         self._settings, self._world = settings, world
         self._autocast = torch.autocast(world.device.type, torch.bfloat16, enabled=precision == "bfloat16")
-        self.shape = Shape(0, 1, settings.micro_batch, settings.global_batch // settings.micro_batch)
+        self.shape = BatchShape(0, 1, settings.micro_batch, settings.global_batch // settings.micro_batch)
         self._model = LlamaForCausalLM(config)
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():

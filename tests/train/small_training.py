@@ -4,7 +4,7 @@ import json
 
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
-from tokenmill.tasks.train.job import Source, TrainData
+from tokenmill.tasks.train.job import TrainData, TrainSource
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 
@@ -12,7 +12,7 @@ def train_data(kind, folder, tokenizer, **changes):
     """What is prepared in `folder`; a dataset is named by the beginning of its file's name, or the number of the file."""
     blend = json.loads((folder / "blend.json").read_text())
     sources = [
-        Source(dataset=f"set-{number // 2}", split=split, files=[path], weights=[float(weight)], tokens=0)
+        TrainSource(dataset=f"set-{number // 2}", split=split, files=[path], weights=[float(weight)], tokens=0)
         for split in ("train", "valid", "test")
         for number, weight, path in pairs(blend[split] or [])
     ]

@@ -12,7 +12,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import unsealed
 from tokenmill.tasks.train import checkpoints
 from tokenmill.tasks.train.checkpoints import steps_in
-from tokenmill.tasks.train.events import Exported, Saved, Step
+from tokenmill.tasks.train.events import Exported, Saved, TrainStep
 from tokenmill.tasks.train.job import Job
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.settings import TrainSettings
@@ -244,7 +244,7 @@ def test_a_trainer_that_was_killed_goes_on_as_if_it_had_not_been(data, tmp_path)
     with training_runs.training(interrupted, processes) as running:
         for line in running.stdout:
             event = training_runs.event_in(line)
-            if isinstance(event, Step) and event.step == 53:
+            if isinstance(event, TrainStep) and event.step == 53:
                 break
         os.kill(psutil.Process(running.pid).children()[0].pid, signal.SIGKILL)
         running.communicate()  # ends when nobody is left who could write

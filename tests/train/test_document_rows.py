@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder, get_bin_path, get_idx_path
 from tokenmill.tasks.train.engine import joined
-from tokenmill.tasks.train.job import Source, TrainData
+from tokenmill.tasks.train.job import TrainData, TrainSource
 from tokenmill.tasks.train.rows import document_rows, remove_torn_indices
 
 LENGTH = 16
@@ -47,7 +47,7 @@ def data(tmp_path_factory, lengths):
         path=str(folder), kind="pretrain", made_from="xxh3_128:1", tokenizer={}, fingerprint="sha256:1",
         vocabulary_size=4 * STRIDE, eos=0,
         sources=[
-            Source(dataset=name, split=split, files=files, weights=WEIGHTS[name][: len(files)], tokens=1)
+            TrainSource(dataset=name, split=split, files=files, weights=WEIGHTS[name][: len(files)], tokens=1)
             for (name, split), files in places.items()
         ],
     )  # fmt: skip

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.train.engine import Shape
+from tokenmill.tasks.train.engine import BatchShape
 from tokenmill.tasks.train.model import configuration, fresh
-from tokenmill.tasks.train.rows import Batch
+from tokenmill.tasks.train.rows import TrainBatch
 from tokenmill.tasks.train.training import Training, learning_rate, train
 from transformers import LlamaForCausalLM
 
@@ -189,10 +189,10 @@ def test_only_what_the_mask_says_is_trained_on(world):
     engine, batch = engine_of(case("plain", PLAIN), world), Progressions().batch([1, 2])
     mask = np.random.default_rng(1).random(batch.tokens.shape) < 0.3
     labels = np.where(mask, batch.labels, (batch.labels + 1) % VOCABULARY)
-    half, other = (engine.losses([Batch(batch.tokens, each, mask, None)]) for each in (batch.labels, labels))
+    half, other = (engine.losses([TrainBatch(batch.tokens, each, mask, None)]) for each in (batch.labels, labels))
     assert half == other
     assert half.tokens == mask.sum()
-    nothing = engine.losses([Batch(batch.tokens, batch.labels, np.zeros_like(mask), None)])
+    nothing = engine.losses([TrainBatch(batch.tokens, batch.labels, np.zeros_like(mask), None)])
     assert (nothing.tokens, nothing.mean) == (0, 0)
 
 
@@ -205,7 +205,7 @@ def test_losses_do_not_train(world):
 def test_every_row_of_a_global_batch_is_read_once_whatever_the_shape():
     for replicas, micro_batch, accumulated in [(1, 1, 8), (2, 2, 2), (4, 2, 1), (8, 1, 1), (2, 1, 4)]:
         for step in range(3):
-            shapes = [Shape(replica, replicas, micro_batch, accumulated) for replica in range(replicas)]
+            shapes = [BatchShape(replica, replicas, micro_batch, accumulated) for replica in range(replicas)]
             numbers = [number for shape in shapes for turn in shape.numbers(step) for number in turn]
             assert sorted(numbers) == list(range(8 * step, 8 * step + 8))
 

@@ -9,7 +9,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.score.nll import Completions
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
-from tokenmill.tasks.train.evaluate import Opening, Openings, generations, given
+from tokenmill.tasks.train.evaluate import Opening, OpeningSample, generations, given
 from transformers import LlamaForCausalLM
 
 from tests.tokenize.small_vocabularies import EOS, byte_level_bpe
@@ -160,14 +160,14 @@ def documents(*pairs):
 
 
 def test_the_beginning_of_a_document_and_what_follows():
-    openings = Openings("set", 9, 10, 5, 0)
+    openings = OpeningSample("set", 9, 10, 5, 0)
     openings.add(documents((100, 0), (8, 0), (2, 0), (1, 0), (0, None)))
     found = {int(each.prompt[0]) // 1000: (len(each.prompt), each.continuation.tolist()) for each in openings.chosen}
     assert found == {0: (10, [10, 11, 12, 13, 14]), 1: (4, [1004, 1005, 1006, 1007]), 2: (1, [2001])}
 
 
 def test_all_before_the_first_answer_is_the_prompt():
-    openings = Openings("set", 9, None, 5, 0)
+    openings = OpeningSample("set", 9, None, 5, 0)
     openings.add(documents((100, 37), (50, None), (10, 9)))
     found = {int(each.prompt[0]) // 1000: (len(each.prompt), each.continuation.tolist()) for each in openings.chosen}
     assert found == {0: (37, [37, 38, 39, 40, 41]), 2: (9, [2009])}
@@ -177,7 +177,7 @@ def test_the_choice_of_documents_depends_on_the_seed_and_not_on_batches():
     lengths = [(4, 0)] * 60
 
     def chosen(seed, *borders):
-        openings, whole = Openings("set", 5, 2, 2, seed), documents(*lengths)
+        openings, whole = OpeningSample("set", 5, 2, 2, seed), documents(*lengths)
         for first, stop in zip((0, *borders), (*borders, 60), strict=True):
             tokens = slice(whole.offsets[first], whole.offsets[stop])
             offsets = whole.offsets[first : stop + 1] - whole.offsets[first]

@@ -3,14 +3,14 @@
 import pytest
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.train.checkpoints import folder_of, write_facts
-from tokenmill.tasks.train.events import Saved, Started, Step, Validated
+from tokenmill.tasks.train.events import Saved, Started, TrainStep, Validated
 from tokenmill.tasks.train.history import METRICS, History, history_of, publish_training
 from tokenmill.tasks.train.job import Job, TrainData
 from tokenmill.tasks.train.settings import TrainSettings
 
 
 def step(number, loss=None):
-    return Step(
+    return TrainStep(
         step=number, loss=loss or 10.0 - number, learning_rate=0.1, gradient_norm=1.0, tokens=64, loss_tokens=60,
         padding=0, seconds=0.5, waited=0.0, mfu=None, memory=1_000,
     )  # fmt: skip

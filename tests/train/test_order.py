@@ -30,7 +30,7 @@ from tokenmill.tasks.train.samples import (
     step_sums,
     wrong_position,
 )
-from tokenmill.tasks.train.settings import OrderSettings, Plan
+from tokenmill.tasks.train.settings import OrderPlan, OrderSettings
 
 from tests.flaky_storage import flaky_server, used_here
 from tests.train.small_data import packs, texts
@@ -258,7 +258,7 @@ def test_indices_in_a_bucket_are_copied_and_used(vocabulary, tmp_path, caplog):
 def test_ranges_of_steps_share_digests(data, order, monkeypatch):
     """Ten steps to a digest, and few samples at once."""
     monkeypatch.setattr(order_module, "TOKENS_AT_ONCE", 40)
-    plan = Plan(**SETTINGS.model_dump(include=set(Plan.model_fields)))
+    plan = OrderPlan(**SETTINGS.model_dump(include=set(OrderPlan.model_fields)))
     task = order_module.Task(data=data, plan=plan, indices=f"{data.path}/{INDICES}", objects="")
     assert order_module.digest_steps(task, 0, 25, 10) == [
         range_digest(order.digests[part]) for part in (np.s_[:10], np.s_[10:20], np.s_[20:])

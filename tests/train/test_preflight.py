@@ -19,7 +19,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.binidx import index, read_index
-from tokenmill.tasks.train.job import Job, Source, TrainData
+from tokenmill.tasks.train.job import Job, TrainData, TrainSource
 from tokenmill.tasks.train.launchers.launch import process_count, start_place
 from tokenmill.tasks.train.preflight import RUNTIME_SETTINGS, check, epochs_of, plan_training
 from tokenmill.tasks.train.settings import TrainSettings
@@ -157,10 +157,10 @@ WEIGHTED = st.lists(st.tuples(st.integers(1, 10**9), st.lists(st.integers(1, 40)
 @given(WEIGHTED, st.integers(1, 10**6), st.integers(1, 4096), st.integers(2, 8192))
 def test_texts_are_drawn_by_weight(sources, steps, batch, length):
     listed = [
-        Source(dataset=f"d{number}", split="train", files=["x"] * len(weights), weights=weights, tokens=tokens)
+        TrainSource(dataset=f"d{number}", split="train", files=["x"] * len(weights), weights=weights, tokens=tokens)
         for number, (tokens, weights) in enumerate(sources)
     ]
-    other = Source(dataset="d0", split="valid", files=["y"], weights=[1000.0], tokens=1)
+    other = TrainSource(dataset="d0", split="valid", files=["y"], weights=[1000.0], tokens=1)
     settings = TrainSettings(steps=steps, global_batch=batch, sequence_length=length)
     found = epochs_of(Job(settings=settings, data=data_of("pretrain", [*listed, other]), output_dir="/out"))
     whole = sum(sum(weights) for _, weights in sources)
@@ -172,7 +172,9 @@ def test_texts_are_drawn_by_weight(sources, steps, batch, length):
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.integers(1, 40), st.integers(1, 9))
 def test_packs_are_all_read_before_one_is_read_again(rows, steps, batch):
     listed = [
-        Source(dataset=f"d{number}", split="train", files=["x"], weights=[float(count)], tokens=count * 60, rows=count)
+        TrainSource(
+            dataset=f"d{number}", split="train", files=["x"], weights=[float(count)], tokens=count * 60, rows=count
+        )
         for number, count in enumerate(rows)
     ]
     settings = TrainSettings(steps=steps, global_batch=batch)

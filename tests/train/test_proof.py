@@ -9,8 +9,8 @@ import pytest
 from tokenmill.flows.cli import run
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.train.blocks import block_calls, hash_blocks
-from tokenmill.tasks.train.engine import Shape, joined
-from tokenmill.tasks.train.events import Saved, Step, event_in
+from tokenmill.tasks.train.engine import BatchShape, joined
+from tokenmill.tasks.train.events import Saved, TrainStep, event_in
 from tokenmill.tasks.train.history import METRICS, History
 from tokenmill.tasks.train.job import JOB, Job, contents_of
 from tokenmill.tasks.train.order import ORDER, followed_order, keep_order, make_order, read_order, sentence_on_order
@@ -59,11 +59,11 @@ def recorded(data, folder, settings=SETTINGS, shapes=((1, 1),), change=lambda nu
         replicas, size = shapes[step % len(shapes)]
         sums = []
         for replica in range(replicas):
-            numbers = Shape(replica, replicas, size, batch // (replicas * size)).numbers(step - 1)
+            numbers = BatchShape(replica, replicas, size, batch // (replicas * size)).numbers(step - 1)
             reads = np.concatenate([rows.batch(change(each)).reads for each in numbers])
             sums.append(step_sums(reads, np.concatenate(numbers) % batch))
         history.add(
-            Step(
+            TrainStep(
                 step=step, loss=1.0, learning_rate=1.0, gradient_norm=1.0, tokens=1, loss_tokens=1, padding=0, seconds=1.0,
                 waited=0.0, mfu=None, memory=1, read=step_digest(sums),
             )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder, get_bin_path, get_idx_path
 from tokenmill.tasks.train.engine import joined
-from tokenmill.tasks.train.job import Source, TrainData
+from tokenmill.tasks.train.job import TrainData, TrainSource
 from tokenmill.tasks.train.rows import document_rows
 from tokenmill.tasks.train.samples import parts_of, pieces_of
 
@@ -33,7 +33,7 @@ def pairs(folder, lengths=LENGTHS):
 def data_of(folder, prefixes, weights):
     """What a training knows of pairs: they are one dataset each."""
     sources = [
-        Source(dataset=f"set-{number}", split="train", files=[prefix], weights=[weight], tokens=1)
+        TrainSource(dataset=f"set-{number}", split="train", files=[prefix], weights=[weight], tokens=1)
         for number, (prefix, weight) in enumerate(zip(prefixes, weights, strict=True))
     ]
     return TrainData(

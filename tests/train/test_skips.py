@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.batch import Reading
-from tokenmill.tasks.train.events import Step
+from tokenmill.tasks.train.events import TrainStep
 from tokenmill.tasks.train.job import Job, SkippedDocument, SkippedStep, extend_skip_list, read_skip_list
 from tokenmill.tasks.train.preflight import check, plan_training
 from tokenmill.tasks.train.prepared import prepared_data
@@ -125,7 +125,7 @@ def test_a_training_leaves_out_a_step_and_reads_as_planned(both, tmp_path):
         folder = tmp_path / name
         ended = train(Job(settings=settings, data=data, output_dir=str(folder), skipped=skipped))
         assert ended.code == 0
-        steps = ended.of(Step)
+        steps = ended.of(TrainStep)
         (folder / "metrics.jsonl").write_text("".join(f"{step.model_dump_json()}\n" for step in steps))
         assert prove(str(folder)).problem is None
         return {step.step: step for step in steps}

@@ -19,8 +19,8 @@ from tokenmill.tasks.train.benchmark import (
     record,
     summarise,
 )
-from tokenmill.tasks.train.events import Started, Step
-from tokenmill.tasks.train.job import Job, Source, TrainData
+from tokenmill.tasks.train.events import Started, TrainStep
+from tokenmill.tasks.train.job import Job, TrainData, TrainSource
 from tokenmill.tasks.train.settings import ModelSettings, TrainSettings
 from tokenmill.tasks.train.training import flops_per_token, peak_flops
 from torch.utils.flop_counter import FlopCounterMode
@@ -31,8 +31,8 @@ STARTED = Started(step=0, steps=12, parameters=1000, device="NVIDIA H200", proce
 
 def job(data=None, **settings):
     sources = [
-        Source(dataset="a", split="train", files=["x", "y"], weights=[1.0, 0.5], tokens=900),
-        Source(dataset="a", split="valid", files=["v"], weights=[1.0], tokens=10),
+        TrainSource(dataset="a", split="train", files=["x", "y"], weights=[1.0, 0.5], tokens=900),
+        TrainSource(dataset="a", split="valid", files=["v"], weights=[1.0], tokens=10),
     ]
     known = {
         "path": "/data", "kind": "pretrain", "made_from": "1", "tokenizer": {}, "fingerprint": "sha256:1",
@@ -46,7 +46,7 @@ def step(number, seconds=1.0, **changes):
         "loss": 3.0, "learning_rate": 0.1, "gradient_norm": 1.0, "tokens": 1000, "loss_tokens": 800, "padding": 100,
         "waited": 0.1, "mfu": 0.4, "memory": 10_000,
     }  # fmt: skip
-    return Step(step=number, seconds=seconds, **{**known, **changes})
+    return TrainStep(step=number, seconds=seconds, **{**known, **changes})
 
 
 def steps(count=12, **changes):
@@ -128,7 +128,7 @@ def test_what_no_step_depends_on_does_not_make_another_configuration(base):
         ({"sequence_length": 64}, {}, 2, r"sequence_length \("),
         ({"optimizer": {"distributed": True}}, {}, 2, r"optimizer.distributed \("),
         ({"data": {"fingerprint": "sha256:2"}}, {}, 2, r"data.tokenizer \("),
-        ({"data": {"sources": [Source(dataset="a", split="train", files=["x"], weights=[1.5], tokens=5)]}}, {}, 2, r"source.a.tokens \("),
+        ({"data": {"sources": [TrainSource(dataset="a", split="train", files=["x"], weights=[1.5], tokens=5)]}}, {}, 2, r"source.a.tokens \("),
         ({}, {}, 3, r"warmup \(3 here, 2 there\)"),
         ({}, {"device": "cpu", "processes": 1}, 2, r"device \('cpu' here, 'NVIDIA H200' there\), processes \(1 here, 2 there\)"),
     ],

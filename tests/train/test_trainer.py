@@ -11,10 +11,10 @@ from tokenmill.tasks.score.nll import Completions
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.train.engine import joined
-from tokenmill.tasks.train.events import Exported, Failed, Saved, Started, Step
+from tokenmill.tasks.train.events import Exported, Failed, Saved, Started, TrainStep
 from tokenmill.tasks.train.job import Job
 from tokenmill.tasks.train.prepared import prepared_data
-from tokenmill.tasks.train.rows import Batch, PackedRows, document_rows, flat_packs, lay_out
+from tokenmill.tasks.train.rows import PackedRows, TrainBatch, document_rows, flat_packs, lay_out
 from tokenmill.tasks.train.settings import TrainSettings
 from tokenmill.tasks.train.training import learning_rate
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
@@ -141,7 +141,7 @@ def test_what_is_told_at_the_start_is_what_is_trained(pretraining):
 
 def test_steps_count_what_was_read_and_trained_on(pretraining):
     asked, ended = pretraining
-    for event in ended.of(Step):
+    for event in ended.of(TrainStep):
         assert (event.tokens, event.loss_tokens, event.padding) == (8 * 48, 8 * 48, 0)
         assert event.learning_rate == learning_rate(event.step, 10, asked.settings.optimizer)
         assert event.mfu is None
@@ -165,7 +165,7 @@ def test_the_exported_model_scores_held_out_rows_as_the_trainer_did(pretraining,
 def sequences_of(batch):
     """The sequences of packs, as rows of one sequence each."""
     rows = alone(batch)
-    return Batch(
+    return TrainBatch(
         *(np.concatenate([getattr(row, name) for row in rows]) for name in ("tokens", "labels", "loss_mask")), None
     )
 
@@ -192,10 +192,10 @@ def test_the_exported_model_scores_held_out_packs_as_the_trainer_did(finetuned, 
 def test_padding_and_what_is_trained_on_are_counted(finetuned, tmp_path):
     _, asked, ended = finetuned
     rows = pack_rows(asked, "train", tmp_path)
-    for event in ended.of(Step):
+    for event in ended.of(TrainStep):
         batch = rows.batch(range(8 * (event.step - 1), 8 * event.step))
         assert (event.tokens, event.loss_tokens, event.padding) == (8 * PACK, batch.loss_mask.sum(), batch.padding)
-    assert any(event.padding for event in ended.of(Step))
+    assert any(event.padding for event in ended.of(TrainStep))
 
 
 def test_the_tokenizer_of_the_data_is_exported_with_the_model(pretraining, finetuned, vocabulary):

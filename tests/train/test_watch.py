@@ -17,7 +17,7 @@ from tokenmill.tasks.train import orphans
 from tokenmill.tasks.train import watch as watch_module
 from tokenmill.tasks.train.events import Failed, Saved, Validated
 from tokenmill.tasks.train.launchers.launch import Launch, on_one_machine
-from tokenmill.tasks.train.watch import LONGEST, run
+from tokenmill.tasks.train.watch import MAX_LINE_BYTES, run
 
 SOON = 20.0
 """Seconds after which a test fails instead of waiting."""
@@ -101,7 +101,7 @@ def test_events_and_lines_of_both_streams_come_in_the_order_they_were_written(tr
 HEARD = Validated(step=1, loss=2.5)
 LINES = {
     "an event behind an unfinished progress bar": (f"print('\\r 10%\\r 50% ' + {HEARD.model_dump_json()!r})", [" 50% ", HEARD]),
-    "a very long line": ("print('x' * 3_000_000); print('after')", ["x" * LONGEST + " … (cut)", "after"]),
+    "a very long line": ("print('x' * 3_000_000); print('after')", ["x" * MAX_LINE_BYTES + " … (cut)", "after"]),
     "any bytes": ("sys.stdout.buffer.write('é\\r\\n'.encode() + b'\\xff\\n\\n10%\\r90%\\r\\n')", ["é", "\ufffd", "", "90%"]),
     "halves of characters": ("for byte in 'aé𝄞\\n'.encode(): os.write(1, bytes([byte]))", ["aé𝄞"]),
     "an exception in a log that ends well": ("print('ValueError: ignored')", ["ValueError: ignored"]),

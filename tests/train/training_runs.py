@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from tokenmill.tasks.train.events import Failed, Started, Step, Validated, event_in
+from tokenmill.tasks.train.events import Failed, Started, TrainStep, Validated, event_in
 from tokenmill.tasks.train.job import JOB
 from tokenmill.tasks.train.launchers.launch import TRAINER, on_one_machine
 
@@ -44,7 +44,7 @@ class Ended:
     @property
     def losses(self):
         """The loss of each step, by step."""
-        return {event.step: event.loss for event in self.of(Step)}
+        return {event.step: event.loss for event in self.of(TrainStep)}
 
     @property
     def validated(self):

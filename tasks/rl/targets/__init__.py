@@ -10,15 +10,15 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Literal, cast
 
-from tokenmill.tasks.rl.rows import Target
+from tokenmill.tasks.rl.rows import RowTarget
 
 
-def _declared() -> list[Target]:
+def _declared() -> list[RowTarget]:
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    return [target for module in modules for target in cast("list[Target]", module.TARGETS)]
+    return [target for module in modules for target in cast("list[RowTarget]", module.TARGETS)]
 
 
-TARGETS: Mapping[str, Target] = {target.name: target for target in [Target("none"), *_declared()]}
+TARGETS: Mapping[str, RowTarget] = {target.name: target for target in [RowTarget("none"), *_declared()]}
 """Every target by name; `none` accepts any row."""
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from tokenmill.tasks.chat.json_values import kind, listed
 from tokenmill.tasks.rl.rows import (
     PARAMS,
     Record,
-    Target,
+    RowTarget,
     contents,
     filled_text,
     known_role,
@@ -136,7 +136,7 @@ def _unread(record: Record) -> list[str]:
     return [f"{PARAMS}.{name}" for name in OVERWRITTEN if record[PARAMS].get(name) is not None]
 
 
-TARGETS = [Target("nemo_gym", _check, _texts, _unread)]
+TARGETS = [RowTarget("nemo_gym", _check, _texts, _unread)]
 
 
 def request_fault(params: Mapping[str, Any]) -> Rejected | None:

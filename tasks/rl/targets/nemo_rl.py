@@ -6,7 +6,7 @@ from typing import cast
 
 from tokenmill.tasks.rl.rows import (
     Record,
-    Target,
+    RowTarget,
     conversation,
     filled_text,
     ranked,
@@ -160,8 +160,8 @@ def _unread_of_preference(record: Record) -> list[str]:
 
 
 TARGETS = [
-    Target("nemo_rl_sft", _sft, _texts_of_pair),
-    Target("nemo_rl_chat", _chat, _texts_of_chat),
-    Target("nemo_rl_grpo_math", _grpo_math, _problem, form=_math_form),
-    Target("nemo_rl_dpo", _dpo, _texts_of_preference, _unread_of_preference, _preference_form),
+    RowTarget("nemo_rl_sft", _sft, _texts_of_pair),
+    RowTarget("nemo_rl_chat", _chat, _texts_of_chat),
+    RowTarget("nemo_rl_grpo_math", _grpo_math, _problem, form=_math_form),
+    RowTarget("nemo_rl_dpo", _dpo, _texts_of_preference, _unread_of_preference, _preference_form),
 ]

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.storage import join
-from tokenmill.tasks.train.job import CHECKPOINTS, MODEL, Job, Source
+from tokenmill.tasks.train.job import CHECKPOINTS, MODEL, Job, TrainSource
 
 from .launch import (
     SCRIPT,
@@ -164,7 +164,7 @@ def _phases(job: Job) -> list[tuple[str, int]]:
     ]
 
 
-def _listed(sources: Iterable[Source]) -> list[str] | None:
+def _listed(sources: Iterable[TrainSource]) -> list[str] | None:
     pairs = [pair for source in sources for pair in zip(source.weights, source.files, strict=True)]
     return [word for weight, file in pairs for word in (repr(weight), file)] or None
 
