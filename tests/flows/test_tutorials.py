@@ -68,3 +68,11 @@ def test_a_page_shows_what_happens(page, tmp_path):
 def test_a_blend_is_prepared_every_night(tmp_path):
     with lonely_host() as host:
         follow("tutorial-nightly.md", host, tmp_path)
+
+
+@pytest.mark.weekly
+@pytest.mark.timeout(3600)
+def test_a_first_hour_succeeds():
+    from bench import first_hour  # noqa: PLC0415 - it follows pages with this module
+
+    assert first_hour.main() == 0
