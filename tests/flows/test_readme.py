@@ -126,6 +126,10 @@ def test_the_page_of_settings_lists_none_that_its_command_refuses():
     assert [command for command, _, table in sections if "`holdout." in table] == ["pretrain", "sft", "rl"]
 
 
+def test_pages_use_the_public_api_only():
+    assert re.findall(r"^(?:from|import) tokenmill\.(?:tasks|flows).*", README, re.MULTILINE) == []
+
+
 def test_make_targets_are_there():
     targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
     inline = re.findall(r"`make ([a-z-]+)`", README)
