@@ -24,7 +24,7 @@ from .models import ROUNDING, Blend, DataSource, Phase
 SETTLED = 1e-9
 """The largest change of a factor in a round of a finished solution."""
 
-MOST_ROUNDS, ROUNDS_PER_CHECK = 50_000, 200
+MAX_ROUNDS, ROUNDS_PER_CHECK = 50_000, 200
 STALLED = 0.98
 """Changes that shrink less than this in ROUNDS_PER_CHECK rounds will not end."""
 
@@ -44,7 +44,6 @@ class PhaseMix:
 
     @property
     def tokens(self) -> float:
-        """The tokens of the phase."""
         return math.fsum(self.drawn.values())
 
 
@@ -58,7 +57,6 @@ class Mix:
 
     @property
     def tokens(self) -> float:
-        """The tokens of all phases."""
         return math.fsum(phase.tokens for phase in self.phases)
 
     def drawn(self, name: str) -> float:
@@ -308,7 +306,7 @@ def _settle(
         found = np.log(weights * (total / weights.sum()))
     factors = last = np.zeros(len(limits))
     before = change = math.inf
-    for number in range(MOST_ROUNDS):
+    for number in range(MAX_ROUNDS):
         last = factors.copy()
         for place, limit in enumerate(limits):
             factors[place] = _keep(limit, found, factors[place])

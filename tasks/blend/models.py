@@ -249,9 +249,7 @@ class Phase(Strict, frozen=True):
         description="Shares of datasets and groups in this phase; the others share the rest.",
     )
     ramp: int | None = Field(
-        default=None,
-        ge=1,
-        description="Move from the previous phase's mix to the next phase's mix in this many steps.",
+        default=None, ge=1, description="Move from the previous phase's mix to the next phase's mix in this many steps."
     )
 
     @model_validator(mode="after")
@@ -321,7 +319,6 @@ class Blend(Strict, frozen=True):
 
     @property
     def total(self) -> int | None:
-        """The tokens to train on, None if the blend does not say."""
         sizes = [phase.tokens for phase in self.phases or []]
         return self.tokens or (sum(size for size in sizes if size) if sizes and all(sizes) else None)
 

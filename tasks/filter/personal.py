@@ -88,7 +88,6 @@ class _Kind:
 
     @property
     def reason(self) -> str:
-        """The reason for dropping a document."""
         return f"personal_{self.name}"
 
 

@@ -136,10 +136,7 @@ class Place:
 
 
 def row(
-    place: Place,
-    found: ValidText,
-    facts: Mapping[str, Any],
-    messages: Sequence[HarmonyMessage] | None = None,
+    place: Place, found: ValidText, facts: Mapping[str, Any], messages: Sequence[HarmonyMessage] | None = None
 ) -> dict[str, Any]:
     """A value for every column of SCHEMA.
 

@@ -21,17 +21,7 @@ from tokenmill.tasks.sources.exact_json import compact
 from tokenmill.tasks.sources.files import Rejected
 
 from .grammar import TAG
-from .message import (
-    FUNCTIONS,
-    Call,
-    Composed,
-    HarmonyMessage,
-    Policy,
-    Schemas,
-    Source,
-    SpecialStrings,
-    Turn,
-)
+from .message import FUNCTIONS, Call, Composed, HarmonyMessage, Policy, Schemas, Source, SpecialStrings, Turn
 from .preamble import PYTHON, declared, developer_body, schemas, system_body
 
 PYTHON_TOOLS = frozenset({PYTHON, "stateful_python_code_exec", "python_code_exec"})

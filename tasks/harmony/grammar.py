@@ -78,7 +78,6 @@ class ParsedMessage(HarmonyMessage):
 
     @property
     def message(self) -> HarmonyMessage:
-        """The message without offsets."""
         return HarmonyMessage(
             self.author, self.body, self.recipient, self.channel, self.content_type, self.constrained, self.terminator
         )

@@ -36,7 +36,7 @@ TYPES: dict[type, str] = {
 LENGTHS = {"tokens": "stats_token_len", "completion_tokens": "stats_completion_tokens"}
 METADATA = [name for name in SCHEMA.names if name.startswith(("meta_", "source_"))]
 
-MOST_NAMES, LONGEST_NAME = 500, 100
+MAX_NAMES, MAX_NAME_LENGTH = 500, 100
 OTHER = "(other)"
 """Replaces further names, because some sources use ids or texts as names."""
 
@@ -87,9 +87,9 @@ def _by_field(records: Sequence[Mapping[str, Any]]) -> Counts:
 
 
 def bounded(counts: Counts) -> Counts:
-    """The counts with the MOST_NAMES most frequent names per object; other names, and long ones (LONGEST_NAME), become OTHER."""
-    names = sorted(counts, key=lambda name: (len(name) > LONGEST_NAME, -_total(counts[name]), name))
-    kept = [name for name in names[:MOST_NAMES] if len(name) <= LONGEST_NAME]
+    """The counts with the MAX_NAMES most frequent names per object; other names, and long ones (MAX_NAME_LENGTH), become OTHER."""
+    names = sorted(counts, key=lambda name: (len(name) > MAX_NAME_LENGTH, -_total(counts[name]), name))
+    kept = [name for name in names[:MAX_NAMES] if len(name) <= MAX_NAME_LENGTH]
     rest: Counts = {}
     for name in names[len(kept) :]:
         rest = merged(rest, {OTHER: counts[name]})

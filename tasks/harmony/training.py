@@ -57,7 +57,6 @@ class HarmonyTemplate:
 
     @property
     def source(self) -> str:
-        """Its name."""
         return HARMONY
 
     @property
@@ -67,7 +66,6 @@ class HarmonyTemplate:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """All options, defaults included."""
         return {name: value for name, value in asdict(self.policy).items() if LEAVES.get(name, name) in OPTIONS}
 
     @classmethod

@@ -75,7 +75,6 @@ class Pools:
 
     @property
     def names(self) -> list[str]:
-        """The names of the pools, in order."""
         return [pool.name for pool in self.pools]
 
 

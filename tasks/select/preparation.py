@@ -39,7 +39,7 @@ from .scores import find_scores
 from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
 from .shard import select_shard
 
-MOST_POOLS = 8
+MAX_POOLS = 8
 """The maximum number of pools in a summary."""
 
 
@@ -131,10 +131,7 @@ def named_files(settings: NormalizationSettings) -> Mapping[str, str]:
     evaluations = find_evaluations(settings.dedup.evaluations)
     return {
         "selection.pools": _digest(
-            [
-                [predicate.text for predicate in pools.base],
-                [[pool.name, pool.predicate.text] for pool in pools.pools],
-            ]
+            [[predicate.text for predicate in pools.base], [[pool.name, pool.predicate.text] for pool in pools.pools]]
         ),
         "selection.scores": _digest(
             [xxh3_128_hexdigest(read_bytes(join(absolute(place), MANIFEST)) or b"") for place in scores]
@@ -162,8 +159,8 @@ def _selected(selection: Mapping[str, Any]) -> Iterator[str]:
     pools = sorted(selection["pools"].items(), key=lambda pool: -pool[1]["rows"])
     filled = [f"{name} {pool['rows']:,}" for name, pool in pools if pool["rows"]]
     if filled:
-        more = f" and {len(filled) - MOST_POOLS} more" if len(filled) > MOST_POOLS else ""
-        yield f"pools: {', '.join(filled[:MOST_POOLS])}{more}"
+        more = f" and {len(filled) - MAX_POOLS} more" if len(filled) > MAX_POOLS else ""
+        yield f"pools: {', '.join(filled[:MAX_POOLS])}{more}"
     yield f"candidates to embed: {selection['candidates']:,}"
     for place, count in selection["without_score"].items():
         yield f"without a score of {place}: {count:,} rows"

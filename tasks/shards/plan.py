@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenmill.tasks.renamed import LEAVES
-from tokenmill.tasks.sources.files import InputWarning, Slice, slice_of
-from tokenmill.tasks.sources.places import PLACES, places_of
+from tokenmill.tasks.sources.files import PLACES, InputWarning, Slice, places_of, slice_of
 
 from .identity import difference, shard_key
 from .receipt import Receipt

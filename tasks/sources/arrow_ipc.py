@@ -22,7 +22,7 @@ from .integrity import VerifiedStream, is_hashed, require_content, verified
 from .json_lines import MAX_ROW_BYTES
 from .json_rows import BrokenContentError, RowFormat
 from .opening import BLOCK_BYTES, SourceCorrupt, Stored, is_decoder_error, open_source
-from .parquet_batches import decoded_bytes, drop_nulls, holds
+from .parquet_batches import decoded_bytes, drop_nulls, only_row, python_rows
 
 MAGIC = b"ARROW1"
 FEATHER_V1 = b"FEA1"
@@ -42,7 +42,6 @@ class ArrowIpc(RowFormat):
     is_text = False
 
     def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
-        """See RowFormat."""
         first = next(content, b"")
         if first.startswith(FEATHER_V1):
             raise BrokenContentError("is Feather V1; write it again with pyarrow.feather.write_feather, as version 2")
@@ -58,7 +57,6 @@ class ArrowIpc(RowFormat):
             raise BrokenContentError("has no footer, so the file is truncated or damaged")
 
     def rows(self, part: Slice) -> Iterator[list[Row]]:
-        """See SourceFormat."""
         with open_source(part.file) as stream:
             if part.file.compression or stream.read(len(MAGIC)) != MAGIC:
                 yield from super().rows(part)
@@ -104,21 +102,11 @@ def _rows(batch: pa.RecordBatch) -> Iterator[list[Row]]:
         try:
             yield _objects(piece)
         except (ValueError, OverflowError):  # text that is not UTF-8, or a time outside the range of `datetime`
-            yield [_object(piece[row : row + 1]) for row in range(len(piece))]
-
-
-def _object(row: pa.RecordBatch) -> Row:
-    try:
-        return _objects(row)[0]
-    except UnicodeDecodeError as error:
-        return Refused("invalid_utf8", str(error), error.object)
-    except (ValueError, OverflowError) as error:
-        return Refused("unreadable_value", str(error), b"")
+            yield [only_row(piece[row : row + 1], _objects) for row in range(len(piece))]
 
 
 def _objects(batch: pa.RecordBatch) -> list[Row]:
-    maps = "lossy" if any(holds(kind, pa.types.is_map) for kind in batch.schema.types) else None
-    records = batch.to_pylist(maps_as_pydicts=maps)
+    records = python_rows(batch)
     for record in records:
         drop_nulls([*record.values()])  # a column that is null is counted by its reader
     return [_bounded(orjson.dumps(record, default=_plain)) for record in records]

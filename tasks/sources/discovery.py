@@ -35,7 +35,7 @@ from tokenmill.tasks.threads import in_threads
 from .files import Compression, Found, InputWarning, SourceFile
 from .formats import describe, format_of, is_hidden, supported
 from .integrity import stored_version
-from .plain_text import TextLines, WholeText
+from .json_lines import TextLines, WholeText
 from .selection import glob_pattern, select, shortened
 
 COMMIT = re.compile(r"@[0-9a-f]{40}/")

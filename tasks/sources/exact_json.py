@@ -30,7 +30,7 @@ BEYOND_DOUBLE = "number is infinity"
 TOO_DEEP = "Recursion limit"
 """The beginning of orjson's message about more than 254 levels."""
 
-MOST_TOGETHER = 4 << 20
+MAX_SCANNED_BYTES = 4 << 20
 """Bytes of rows that are scanned together, which takes a copy of them."""
 
 INEXACT, DEEP, BROKEN = 1, 2, 4
@@ -110,7 +110,7 @@ def _doubts(rows: Sequence[bytes]) -> int:
     """What Python may lose of valid rows: INEXACT if a number may be spelled otherwise, or a key may be repeated; DEEP for more
     levels than orjson writes. And BROKEN if a row may have a line break.
     """
-    texts = [b" ".join(rows)] if sum(map(len, rows)) <= MOST_TOGETHER else rows
+    texts = [b" ".join(rows)] if sum(map(len, rows)) <= MAX_SCANNED_BYTES else rows
     return reduce(or_, [_KERNEL.doubts(text, len(text)) for text in texts], 0)
 
 

@@ -1,7 +1,7 @@
 """The types of this package: a file, a slice of it, a batch of its rows, a bad row, and what a file format provides."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, Protocol, Self, TypeVar
 
@@ -88,6 +88,23 @@ class Slice:
     keys: dict[str, str | None] = field(default_factory=dict[str, str | None], hash=False)
 
 
+PLACES: dict[str, str] = {}
+"""Where the Hub stores a large file, signed for some time, by the file's URI. Sent along with shards, so that workers don't have to ask."""
+
+MAX_PLACES = 4_096
+"""About 4 MB of addresses."""
+
+
+def files_of(parts: Iterable[Slice]) -> Iterator[SourceFile]:
+    """Return the files of slices, and of the members of bundles."""
+    return (each.file for part in parts for each in part.members or [part])
+
+
+def places_of(part: Slice) -> dict[str, str]:
+    """Return the known places of the files of a slice."""
+    return {file.uri: PLACES[file.uri] for file in files_of([part]) if file.uri in PLACES}
+
+
 def field_path(name: str) -> list[str]:
     """The keys that lead from a row to a field: `content.text` is the field `text` of the object `content`."""
     return name.split(".")
@@ -140,7 +157,6 @@ class TextBatch:
 
     @property
     def consumed(self) -> int:
-        """The number of rows of the slice that this batch accounts for."""
         return len(self.texts) + len(self.bad) + self.blank + self.filtered
 
 
@@ -163,7 +179,6 @@ class RecordBatch:
 
     @property
     def consumed(self) -> int:
-        """The number of rows of the slice that this batch accounts for."""
         return len(self.records) + len(self.bad) + self.blank + self.filtered
 
 
@@ -184,7 +199,6 @@ class BytesBatch:
 
     @property
     def consumed(self) -> int:
-        """The number of rows of the slice that this batch accounts for."""
         return len(self.raw) + len(self.bad) + self.blank + self.filtered
 
 
@@ -209,7 +223,6 @@ class Require(Protocol):
 
     def __call__(self, metadata: pq.FileMetaData, fields: Sequence[str], uri: str, /) -> None:
         """Raises InputError, naming `uri`, unless the file has the `fields` that are needed."""
-        ...
 
 
 class SourceFormat(Protocol):
@@ -235,7 +248,6 @@ class SourceFormat(Protocol):
     @abstractmethod
     def cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:
         """The slices of a file that is not empty, in order, of about `shard_size` bytes each."""
-        ...
 
     def shortened(self, part: Slice, size: int) -> Slice:  # noqa: ARG002 - for formats that can be cut anywhere
         """The slice limited to its first `size` bytes, or the whole slice if the format cannot be cut there."""
@@ -244,7 +256,6 @@ class SourceFormat(Protocol):
     @abstractmethod
     def owned(self, part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:
         """The bytes that identify a slice: a prefix that sets their interpretation, and their ranges in the file."""
-        ...
 
     @abstractmethod
     def rows(self, part: Slice) -> Iterator[list[Row]] | Iterator[pa.RecordBatch | range]:
@@ -252,27 +263,22 @@ class SourceFormat(Protocol):
 
         A `range` stands for rows that are not read, because `where` drops them.
         """
-        ...
 
     @abstractmethod
     def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
         """The rows of a slice, in order, as the text in one field."""
-        ...
 
     @abstractmethod
     def records(self, part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:
         """The rows of a slice, in order, as dicts with at least `fields`; all fields if `fields` is empty."""
-        ...
 
     @abstractmethod
     def count_rows(self, part: Slice, limit: int) -> int:
         """The number of rows of a slice; stops reading at `limit`."""
-        ...
 
     @abstractmethod
     def first_row(self, part: Slice) -> int:
         """The number of rows before a slice that does not begin its file."""
-        ...
 
 
 class Rows(Protocol):

@@ -19,10 +19,9 @@ from typing import TypeVar, cast
 from .arrow_ipc import ArrowIpc
 from .files import BytesBatch, Compression, RecordBatch, Slice, SourceFile, SourceFormat, TextBatch
 from .json_array import JsonArray
-from .json_lines import JsonLines
+from .json_lines import JsonLines, TextLines, WholeText
 from .json_rows import RowFormat
 from .parquet import Parquet
-from .plain_text import TextLines, WholeText
 from .row_filter import filter_of
 from .separated import Separated
 

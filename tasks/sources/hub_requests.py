@@ -19,13 +19,12 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, parse_ratelimit_headers
 from tokenmill.tasks.errors import RunError
 
-from .files import SourceFile
-from .places import MOST_PLACES, PLACES
+from .files import MAX_PLACES, PLACES, SourceFile
 
 WAITS = (1, 2, 4, 8)
 """Seconds before the hub is asked again, unless it says when."""
 
-LONGEST_WAIT = 300
+MAX_WAIT = 300
 """Seconds to wait in all. The hub counts requests per five minutes."""
 
 TOO_MANY = 429
@@ -57,9 +56,9 @@ def patiently(
     """The answer of the hub, which is asked again, when it says, if it has had too many requests or failed.
 
     `passing` are more errors after which it is asked again, `waits` the seconds before that. The last error is raised, as soon as
-    the hub asks for more than LONGEST_WAIT in all. A long wait is logged.
+    the hub asks for more than MAX_WAIT in all. A long wait is logged.
     """
-    left = LONGEST_WAIT
+    left = MAX_WAIT
     for usual in waits:
         try:
             return ask()
@@ -106,7 +105,7 @@ def failure(error: HfHubHTTPError | TransportError, where: str) -> RunError:
     status, wait = error.response.status_code, seconds_to_wait(error.response, 0)
     said = f"{status}: {error.server_message or error.response.reason_phrase}".replace("\n", " ")
     if status == TOO_MANY:
-        when = f" in {wait:,.0f} seconds" if wait > LONGEST_WAIT else ""
+        when = f" in {wait:,.0f} seconds" if wait > MAX_WAIT else ""
         return RunError(f"{where}: the hub has had too many requests ({said}); {AGAIN}{when}")
     if status in PASSING:
         return RunError(f"{where}: the hub failed ({said}); {AGAIN}")
@@ -154,7 +153,7 @@ class HubStream(AbstractBufferedFile):
         response = get_session().get(self._url, headers={"Range": part, **build_hf_headers()}, timeout=TIMEOUT)
         hf_raise_for_status(response)
         if urlsplit(str(response.url)).netloc != urlsplit(self._url).netloc:
-            if len(PLACES) >= MOST_PLACES:
+            if len(PLACES) >= MAX_PLACES:
                 PLACES.clear()
             PLACES[self.path] = str(response.url)
         return response

@@ -150,11 +150,9 @@ class VerifiedStream(RawIOBase):
         self._blocks = sorted(self._hashes)
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def seekable(self) -> bool:
-        """True."""
         return True
 
     def tell(self) -> int:
@@ -162,7 +160,6 @@ class VerifiedStream(RawIOBase):
         return self._stream.tell()
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Move, as in any file."""
         return self._stream.seek(offset, whence)
 
     def read(self, size: int = -1, /) -> bytes:

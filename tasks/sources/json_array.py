@@ -46,7 +46,6 @@ class JsonArray(RowFormat):
         return file if head.startswith(b"[") else replace(file, format=JsonLines.name)
 
     def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
-        """See RowFormat."""
         return split_elements(_without_mark(content))
 
 

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import BinaryIO
 
+import orjson
 from xxhash import xxh3_128
 
 from .files import Ranges, Refused, Require, Row, Slice, SourceFile
 from .integrity import hashing
-from .json_rows import HEAD_BYTES, RowFormat
+from .json_rows import BYTE_ORDER_MARK, HEAD_BYTES, RowFormat
 from .opening import BLOCK_BYTES, JSON_LINES, open_source
 
 MAX_ROW_BYTES = 256 << 20
@@ -37,7 +38,6 @@ class JsonLines(RowFormat):
     endings = (".jsonl", ".ndjson")
 
     def cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:
-        """See SourceFormat."""
         if file.compression:
             return super().cut(file, shard_size, fields, require)
         starts = range(0, file.size, shard_size)
@@ -45,24 +45,20 @@ class JsonLines(RowFormat):
         return [Slice(file, start, stop, size=stop - start) for start, stop in zip(starts, stops, strict=True)]
 
     def shortened(self, part: Slice, size: int) -> Slice:
-        """See SourceFormat."""
         return part if part.file.compression else replace(part, stop=part.start + size, size=size)
 
     def owned(self, part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:
-        """See SourceFormat."""
         if part.file.compression:
             return super().owned(part, stream, fields)
         self.require_text(part, stream)
         return b"", [(row_start(stream, part.start), row_start(stream, part.stop))]
 
     def content(self, part: Slice, stream: BinaryIO, hasher: xxh3_128) -> Iterator[bytes]:
-        """See RowFormat."""
         if part.file.compression:
             return super().content(part, stream, hasher)
         return hashing(slice_blocks(stream, part.start, part.stop), hasher)
 
     def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
-        """See RowFormat."""
         return split_lines(content)
 
     def first_row(self, part: Slice) -> int:
@@ -74,6 +70,41 @@ class JsonLines(RowFormat):
                 lines += chunk.count(b"\n")
                 remaining -= len(chunk)
         return lines
+
+
+class WholeText(RowFormat):
+    """`.txt`. A file is one row, `{"text": …}`."""
+
+    name = "text"
+    endings = (".txt",)
+    rank = 2
+
+    def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
+        text = Pending()
+        for block in content:
+            text.add(block)
+        yield [text_row(text.take())]
+
+
+class TextLines(JsonLines):
+    """`.txt` where `document_per` is `line`: a line is a row."""
+
+    name = "text_lines"
+    endings = ()
+
+    def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
+        for lines in split_lines(content):
+            yield [line if isinstance(line, Refused) else text_row(line.removesuffix(b"\r")) for line in lines]
+
+
+def text_row(text: Row) -> Row:
+    """Return a text as a JSON object; a blank or unreadable one as it is."""
+    if isinstance(text, Refused) or not (text := text.removeprefix(BYTE_ORDER_MARK)) or text.isspace():
+        return text
+    try:
+        return orjson.dumps({"text": text.decode()})
+    except UnicodeDecodeError as error:
+        return Refused("invalid_utf8", str(error), text[:HEAD_BYTES])
 
 
 class Pending:

@@ -81,7 +81,6 @@ class RowFormat(SourceFormat):
 
         Raises BrokenContentError.
         """
-        ...
 
     def cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:  # noqa: ARG002
         """One slice."""
@@ -103,7 +102,6 @@ class RowFormat(SourceFormat):
         return blocks(part.file, stream, hasher)
 
     def rows(self, part: Slice) -> Iterator[list[Row]]:
-        """See SourceFormat."""
         with open_source(part.file) as stream, verified(part, stream) as hasher:
             content = self.content(part, stream, hasher)
             if self.is_text and part.start == 0:
@@ -116,14 +114,12 @@ class RowFormat(SourceFormat):
                 raise SourceCorrupt(f"{part.file.uri}: {error}") from error
 
     def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
-        """See SourceFormat."""
         path, first, chosen = field_path(text_field), 0, filter_of(part)
         for rows in self.rows(part):
             yield pick_texts(rows, path, first, chosen)
             first += len(rows)
 
     def records(self, part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:  # noqa: ARG002 - rows hold all fields
-        """See SourceFormat."""
         first, chosen = 0, filter_of(part)
         for rows in self.rows(part):
             yield pick_records(rows, first, chosen)
@@ -137,7 +133,6 @@ class RowFormat(SourceFormat):
             first += len(rows)
 
     def count_rows(self, part: Slice, limit: int) -> int:
-        """See SourceFormat."""
         count = 0
         for rows in self.rows(part):
             count += len(rows)

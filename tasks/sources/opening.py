@@ -28,9 +28,8 @@ from tokenmill.tasks.threads import in_threads
 from xxhash import xxh3_128
 from zstandard import ZstdDecompressor, ZstdError, get_frame_parameters
 
-from .files import Compression, Slice, SourceFile
+from .files import MAX_PLACES, PLACES, Compression, Slice, SourceFile, files_of
 from .integrity import hashing
-from .places import MOST_PLACES, PLACES, files_of
 
 BLOCK_BYTES = 1 << 20
 """Unit of reading and parsing. 1 MiB stays in the processor's cache until it is parsed and copied: 640 MB/s from file to
@@ -140,7 +139,7 @@ def find_places(parts: Iterable[Slice]) -> None:
     """
     files = {file.uri: file for file in files_of(parts) if file.uri.startswith("hf://") and file.uri not in PLACES}
     large = [file for file in files.values() if len(file.version or "") == DIGEST]
-    if len(large) + len(PLACES) > MOST_PLACES:
+    if len(large) + len(PLACES) > MAX_PLACES:
         return
     for _ in in_threads(lambda file: open_source(file, cache="none").read(1), large, CONNECTIONS):
         pass
@@ -325,7 +324,6 @@ class Stored(RawIOBase):
         self._blocks, self._rest = blocks, b""
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401 - a writable buffer

@@ -46,7 +46,18 @@ from .integrity import VerifiedStream, is_hashed, require_content, verified
 from .json_lines import MAX_ROW_BYTES
 from .json_rows import NO_ROWS, each_row
 from .opening import SMALL, UNENCRYPTED, SourceCorrupt, is_decoder_error, open_source, require_stored
-from .parquet_batches import column_numbers, decoded_bytes, drop_nulls, group_batches, holds, is_text, named, taken
+from .parquet_batches import (
+    column_numbers,
+    decoded_bytes,
+    drop_nulls,
+    group_batches,
+    holds,
+    is_text,
+    named,
+    only_row,
+    python_rows,
+    taken,
+)
 from .row_filter import RowFilter, filter_of
 from .row_groups import groups_to_read
 
@@ -99,7 +110,6 @@ class Parquet(SourceFormat):
         return _owned(metadata, part, fields)
 
     def rows(self, part: Slice) -> Iterator[pa.RecordBatch | range]:
-        """See SourceFormat."""
         return column_batches(part, (), require_any)
 
     def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
@@ -136,7 +146,6 @@ class Parquet(SourceFormat):
         return min(limit, rows if part.rows is None else part.rows, rows)
 
     def first_row(self, part: Slice) -> int:
-        """See SourceFormat."""
         return self._rows_between(part.file, 0, part.start)
 
     def share_read(self, part: Slice) -> float:
@@ -218,11 +227,11 @@ def require_any(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> N
         raise InputError(f"{uri}: {counts[twice]} columns are called {twice!r}; {AMBIGUOUS}")
     if not column_numbers(metadata, fields):
         remedy = _note(metadata) or f"name one that it has (columns: {', '.join(columns) or 'none'})"
-        shown = ", ".join(map(repr, fields[:MOST_SHOWN])) + (", …" if len(fields) > MOST_SHOWN else "")
+        shown = ", ".join(map(repr, fields[:MAX_SHOWN])) + (", …" if len(fields) > MAX_SHOWN else "")
         raise InputError(f"{uri}: has none of the fields {shown}; {remedy}")
 
 
-MOST_SHOWN = 12
+MAX_SHOWN = 12
 """Fields that an error lists."""
 
 NOTE = "tokenmill.note"
@@ -271,12 +280,10 @@ class Needed:
 
     @property
     def __name__(self) -> str:
-        """The name of what is required."""
         above = f":{self.chosen.above}" if self.chosen.above else ""
         return f"{self.require.__name__}:{self.chosen.describe()}{above}"
 
     def __call__(self, metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:  # noqa: ARG002 - with the filter's
-        """See Require."""
         self.require(metadata, self.fields, uri)
         require_filtered(metadata, self.chosen.in_file(uri), uri)
 
@@ -456,23 +463,11 @@ def _records(batch: pa.RecordBatch) -> RecordBatch:
     try:
         return RecordBatch(_objects(batch), np.arange(len(batch)))
     except (ValueError, OverflowError):  # text that is not UTF-8, or a time outside the range of `datetime`
-        found, rows, bad = each_row(range(len(batch)), lambda row: _record(batch[row : row + 1]), 0)
+        found, rows, bad = each_row(range(len(batch)), lambda row: only_row(batch[row : row + 1], _objects), 0)
         return RecordBatch(found, rows, bad=bad)
 
 
-def _record(row: pa.RecordBatch) -> Record | Refused:
-    try:
-        return _objects(row)[0]
-    except UnicodeDecodeError as error:
-        return Refused("invalid_utf8", str(error), error.object)
-    except (ValueError, OverflowError) as error:
-        return Refused("unreadable_value", str(error), b"")
-
-
 def _objects(batch: pa.RecordBatch) -> list[Record]:
-    """The rows of a batch as Python objects, maps as dicts, without fields that are null."""
-    # Asking for dicts makes Arrow five times slower, whether there are maps or not.
-    maps = "lossy" if any(holds(kind, pa.types.is_map) for kind in batch.schema.types) else None
-    records = batch.to_pylist(maps_as_pydicts=maps)
+    records = python_rows(batch)
     drop_nulls(records)
     return records

@@ -8,12 +8,16 @@ page, plus 64 of the longest rows if they follow short ones.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
+
+from .files import Record, Refused
+
+Read = TypeVar("Read")
 
 BATCH_BYTES = 4 << 20
 MAX_BATCH_ROWS = 8192
@@ -71,13 +75,10 @@ def _pieces(
         size, seen = decoded_bytes(piece) if expands else piece.nbytes, seen + len(piece)
         yield piece, size
         # Every piece copies the dictionaries, which takes longer than decoding a few rows.
-        most = rows if expands and _dictionary_bytes(piece) >= BATCH_BYTES // PIECE_ROWS else PIECE_ROWS
+        shared = sum(column.dictionary.nbytes for column in piece.columns if pa.types.is_dictionary(column.type))
+        most = rows if shared >= BATCH_BYTES // PIECE_ROWS else PIECE_ROWS
         wanted = max(1, min(2 * wanted, most, BATCH_BYTES * len(piece) // max(1, size)))
         opened.reader.set_batch_size(min(wanted, rows - seen % rows))  # takes effect with the next piece
-
-
-def _dictionary_bytes(batch: pa.RecordBatch) -> int:
-    return sum(column.dictionary.nbytes for column in batch.columns if pa.types.is_dictionary(column.type))
 
 
 def _regrouped(pieces: Iterator[tuple[pa.RecordBatch, int]], rows: int) -> Iterator[pa.RecordBatch]:
@@ -155,6 +156,23 @@ def is_text(found: pa.DataType) -> bool:
     """Whether a type holds text: strings, binary (which may be UTF-8), or a dictionary of these."""
     kind = found.value_type if pa.types.is_dictionary(found) else found
     return kind in {pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()}
+
+
+def python_rows(batch: pa.RecordBatch) -> list[Record]:
+    """Return the rows of a batch as Python objects, maps as dicts."""
+    # Asking for dicts makes Arrow five times slower, whether there are maps or not.
+    maps = "lossy" if any(holds(kind, pa.types.is_map) for kind in batch.schema.types) else None
+    return batch.to_pylist(maps_as_pydicts=maps)
+
+
+def only_row(row: pa.RecordBatch, read: Callable[[pa.RecordBatch], Sequence[Read]]) -> Read | Refused:
+    """Return what `read` makes of a batch of one row, or why Python can't represent the row."""
+    try:
+        return read(row)[0]
+    except UnicodeDecodeError as error:
+        return Refused("invalid_utf8", str(error), error.object)
+    except (ValueError, OverflowError) as error:
+        return Refused("unreadable_value", str(error), b"")
 
 
 def drop_nulls(value: object) -> None:

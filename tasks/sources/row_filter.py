@@ -72,7 +72,6 @@ class RowFilter:
 
     @property
     def fields(self) -> list[str]:
-        """The fields that the filter reads."""
         where = [".".join(path) for path in where_of(self.where).paths] if self.where else []
         return list(dict.fromkeys([*self.wanted, *where]))
 
@@ -173,7 +172,7 @@ def filter_of(part: Slice) -> RowFilter:
 
 
 def _of_alike(chosen: RowFilter, records: Sequence[Record]) -> Judged:
-    """The same for records of which none has one of the keys."""
+    """Judge records of which none has one of the keys."""
     kept = np.fromiter(map(chosen.keeps, records), np.bool_, len(records))
     if not chosen.where:
         return kept, {}
@@ -193,33 +192,26 @@ def _has_one(found: object, values: Sequence[Value]) -> bool:
     members = cast("list[object]", found) if isinstance(found, list) else [found]
     if isinstance(found, str):
         members = [found, *(member.strip() for member in found.split(","))]
-    return any(_same(member, value) for member in members for value in values)
-
-
-def _same(found: object, value: Value) -> bool:
-    return found == value and isinstance(found, bool) == isinstance(value, bool)
+    # In Python True equals 1; to the user it doesn't.
+    return any(
+        member == value and isinstance(member, bool) == isinstance(value, bool)
+        for member in members for value in values
+    )  # fmt: skip
 
 
 def _judged(where: str, records: Sequence[Record], keys: Mapping[str, str | None]) -> Judged:
-    """The records for which a predicate is true."""
+    """Judge records by a predicate: together if their values have the same types, otherwise in groups that do."""
     columns = [[value_at(record, path) for record in records] for path in where_of(where).paths]
-    kinds = [{KINDS.get(kind, kind) for kind in set(map(type, column))} - {NoneType} for column in columns]
-    if all(len(each) <= 1 for each in kinds):
+    alike = [{KINDS.get(kind, kind) for kind in set(map(type, column))} - {NoneType} for column in columns]
+    if all(len(each) <= 1 for each in alike):
         try:
-            return _true(where, columns, [next(iter(each), NoneType) for each in kinds], len(records), keys), {}
+            return _true(where, columns, [next(iter(each), NoneType) for each in alike], len(records), keys), {}
         except (InputError, OverflowError):  # of a type that cannot be compared, or outside 64 bits
             pass
-    return _judged_by_type(where, columns, len(records), keys)
-
-
-def _judged_by_type(
-    where: str, columns: Sequence[Sequence[object]], rows: int, keys: Mapping[str, str | None]
-) -> Judged:
-    """The same for rows of different types, in groups of the same."""
     groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for row in range(rows):
+    for row in range(len(records)):
         groups[tuple(_kind(column[row]) for column in columns)].append(row)
-    true, problems = np.zeros(rows, np.bool_), dict[int, str]()
+    true, problems = np.zeros(len(records), np.bool_), dict[int, str]()
     for kinds, members in groups.items():
         try:
             values = [[column[row] for row in members] for column in columns]
@@ -236,25 +228,20 @@ def _kind(value: object) -> Any:  # noqa: ANN401 - a key of TYPES
 
 
 def _true(
-    where: str,
-    columns: Sequence[Sequence[object]],
-    kinds: Sequence[Any],
-    rows: int,
-    keys: Mapping[str, str | None],
+    where: str, columns: Sequence[Sequence[Any]], kinds: Sequence[Any], rows: int, keys: Mapping[str, str | None]
 ) -> np.ndarray:
-    """The rows for which a predicate is true, given the values of its fields, of one kind each, and null."""
-    paths = where_of(where).paths
-    types = {path: TYPES[kind] for path, kind in zip(paths, kinds, strict=True)}
-    found = expression_of(where_of(where), types, keys)
-    arrays = [pa.array(_plain(column, kind), TYPES[kind]) for column, kind in zip(columns, kinds, strict=True)]
+    """Return the rows for which a predicate is true, given the values of its fields, of one kind each, and null."""
+    types = {path: TYPES[kind] for path, kind in zip(where_of(where).paths, kinds, strict=True)}
+    arrays: list[pa.Array] = []
+    for column, kind in zip(columns, kinds, strict=True):
+        plain = column
+        if kind is list or kind is dict:  # they can only be tested for null
+            plain = [None if value is None else kind() for value in column]
+        elif kind is OUTSIDE:
+            plain = [_double(value) for value in column]
+        arrays.append(pa.array(plain, TYPES[kind]))
     table = pa.table([*arrays, pa.nulls(rows)], names=[str(number) for number in range(len(arrays) + 1)])
-    return masks(table, [found])[0]
-
-
-def _plain(column: Sequence[Any], kind: Any) -> Sequence[object]:  # noqa: ANN401 - a key of TYPES
-    if kind is list or kind is dict:
-        return [None if value is None else kind() for value in column]
-    return [_double(value) for value in column] if kind is OUTSIDE else column
+    return masks(table, [expression_of(where_of(where), types, keys)])[0]
 
 
 def _double(value: int) -> float:
@@ -287,9 +274,9 @@ def _matches(column: pa.Array | None, values: Sequence[Value]) -> np.ndarray | b
     # Text as bytes, because Arrow does not check that it is UTF-8.
     plain: Any = column.cast(pa.large_binary()) if is_text(column.type) else column
     encoded = plain if pa.types.is_dictionary(plain.type) else plain.dictionary_encode()
-    hits = np.array([*(_has_one(_as_text(value), values) for value in encoded.dictionary.to_pylist()), False])
-    return hits[encoded.indices.fill_null(len(hits) - 1).to_numpy(zero_copy_only=False)]
-
-
-def _as_text(value: object) -> object:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+    known = [
+        value.decode(errors="replace") if isinstance(value, bytes) else value
+        for value in encoded.dictionary.to_pylist()
+    ]
+    hits = np.array([*(_has_one(value, values) for value in known), False])
+    return hits[encoded.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)]

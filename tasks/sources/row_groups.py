@@ -81,11 +81,9 @@ class _Statistics:
     schema: pa.Schema
 
     def truth(self, operand: Column | Literal) -> Outcomes:
-        """See Interpretation."""
         return self.compared("==", operand, Literal(value=True, position=operand.position))
 
     def compared(self, sign: str, left: Operand, right: Operand) -> Outcomes:
-        """See Interpretation."""
         if isinstance(left, Literal) and isinstance(right, Column):
             return self.compared(MIRRORED[sign], right, left)
         if isinstance(right, Literal) and right.value is None:
@@ -100,7 +98,6 @@ class _Statistics:
         return self._bounded(sign, left, right.value)
 
     def is_null(self, column: Column) -> Outcomes:
-        """See Interpretation."""
         statistics = self._of(column)
         if statistics is None or not statistics.has_null_count:
             return Outcomes(null=False)

@@ -128,11 +128,7 @@ def kinds_skipped(names: Iterable[str], subset: str | None, place: str = "") -> 
 
 
 def unread(
-    names: Iterable[str],
-    subset: str | None,
-    size_of: Callable[[str], int],
-    place: str = "",
-    left: Collection[str] = (),
+    names: Iterable[str], subset: str | None, size_of: Callable[[str], int], place: str = "", left: Collection[str] = ()
 ) -> list[InputWarning]:
     """A warning for each ending of files among `names` that look like data and aren't read; `size_of` gives their bytes.
 

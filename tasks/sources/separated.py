@@ -31,7 +31,6 @@ class Separated(RowFormat):
         self.name, self.endings, self._separator = name, (f".{name}",), separator
 
     def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
-        """See RowFormat."""
         csv.field_size_limit(MAX_ROW_BYTES)
         lines = _Lines(content)
         found = csv.reader(lines, delimiter=self._separator, strict=True)

@@ -20,7 +20,7 @@ from .parquet import Parquet, column_batches, require_any
 from .parquet_batches import decoded_bytes, taken
 from .row_filter import filter_of
 
-MOST_SLICES = 8
+MAX_SLICES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Look:
 
 def spread(slices: Sequence[Slice]) -> list[Slice]:
     """The slices to look at."""
-    places = np.linspace(0, len(slices) - 1, min(len(slices), MOST_SLICES)).round().astype(int).tolist()
+    places = np.linspace(0, len(slices) - 1, min(len(slices), MAX_SLICES)).round().astype(int).tolist()
     return [slices[place] for place in dict.fromkeys(places)]
 
 

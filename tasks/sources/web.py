@@ -2,7 +2,7 @@
 
 Web servers have no listing, so a source is one file. A request for its first byte gives the size and the version (ETag, or the
 time of the last change); what is read later must be of that version. A server without ranges sends the whole file each time, so
-a stream asks it once, and files of up to MOST_WHOLE bytes are read so.
+a stream asks it once, and files of up to MAX_WHOLE_BYTES bytes are read so.
 """
 
 import re
@@ -21,7 +21,7 @@ from .files import SourceFile
 from .hub_requests import AGAIN, PASSING, TIMEOUT, patiently
 from .integrity import changed
 
-MOST_WHOLE = 64 << 20
+MAX_WHOLE_BYTES = 64 << 20
 
 CONNECT_SECONDS = 5.0
 
@@ -57,7 +57,7 @@ def offered(url: str) -> Offered:
             f"{url}: is a web page, not a file; name the address behind its download button, or {DOWNLOAD}"
         )
     size = _size(response)
-    if size is None or (response.status_code != PARTIAL and size > MOST_WHOLE):
+    if size is None or (response.status_code != PARTIAL and size > MAX_WHOLE_BYTES):
         lacking = "its size" if size is None else f"parts of its {size:,} bytes"
         raise InputError(f"{url}: the server does not give {lacking}; {DOWNLOAD}")
     return Offered(_names(url, response), size, _version(url, response))

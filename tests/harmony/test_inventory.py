@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.harmony.inventory import (
     LONGEST_NAME,
-    MOST_NAMES,
+    MAX_NAMES,
     OTHER,
     Entry,
     bounded,
@@ -111,10 +111,10 @@ def test_tables_add_up_to_the_whole_table(lengths, cut):
 
 
 def test_very_many_names_are_bounded_and_none_is_lost():
-    many = fields_of([{f"id{number}": number, "text": "x"} for number in range(MOST_NAMES + 50)])
+    many = fields_of([{f"id{number}": number, "text": "x"} for number in range(MAX_NAMES + 50)])
     few = bounded(many)
-    assert len(few["fields"]) == MOST_NAMES + 1
-    assert few["fields"]["text"] == {"string": MOST_NAMES + 50}
+    assert len(few["fields"]) == MAX_NAMES + 1
+    assert few["fields"]["text"] == {"string": MAX_NAMES + 50}
     assert few["fields"][OTHER] == {"integer": 51}
     assert few["records"] == many["records"]
 

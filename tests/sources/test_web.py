@@ -191,7 +191,7 @@ def test_odd_addresses(host, tmp_path, path, words):
 
 
 def test_files_without_ranges_of_any_size(host, monkeypatch):
-    monkeypatch.setattr(web, "MOST_WHOLE", 1000)
+    monkeypatch.setattr(web, "MAX_WHOLE_BYTES", 1000)
     with pytest.raises(InputError, match=r"does not give parts of its .* bytes; download it"):
         find(DataSource(name="a", path=f"{host}/whole/rows.jsonl"))
 
