@@ -8,20 +8,20 @@ Prefect and Dask are imported only by the commands that run a flow; `plan`, `ver
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, UnknownOptionError
+from cyclopts import App, Argument, CycloptsError, Group, MissingArgumentError, Parameter, UnknownOptionError
 from cyclopts.validators import Number
 from pydantic import ValidationError
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
 from tokenmill.tasks.kit.visible import visible_line
-from tokenmill.tasks.renamed import LEAVES
+from tokenmill.tasks.renamed import COMMANDS, LEAVES, OPTIONS
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.storage import absolute
 
@@ -29,7 +29,7 @@ from .output_commands import diff, lineage, prune, push, register, report, verif
 from .preparation_commands import choose, compare_tokenizers, mix, plan, preparation_command
 from .process import end_when_interrupted, lost_output, open_streams
 from .terminal import Format, OutputDir, be_quiet, print_json, terminal
-from .training_commands import batch, benchmark, evaluate, order, pipeline, train
+from .training_commands import benchmark, evaluate, order, pipeline, step, train
 
 EMPTY = re.compile(r"(--[\w-]+=)?\s*")
 """An empty argument, or an option with an empty value."""
@@ -41,6 +41,7 @@ app = App(
     help="Blends of raw text in, training-ready token shards out.",
     version=partial(version, "tokenmill"),
     help_on_error=False,
+    default_parameter=Parameter(negative_iterable=()),
     suppress_keyboard_interrupt=False,
 )
 app.register_install_completion_command(help="Complete commands and options with the tab key of this shell.")
@@ -54,7 +55,7 @@ for panel, commands in {
     EXPLORE: (plan, mix, compare_tokenizers),
     INSPECT: (verify, view, why, diff, report, lineage),
     SCORE: (choose,),
-    TRAIN: (order, train, evaluate, benchmark, batch, pipeline),
+    TRAIN: (order, train, evaluate, benchmark, step, pipeline),
     OPERATE: (prune, register, push),
 }.items():
     for command in commands:
@@ -74,7 +75,7 @@ def nightly(
     blends: Annotated[str, Parameter(help="Folder or URI with blends in folders named after their kind.")],
     *,
     output_dir: OutputDir,
-    keep: Annotated[int, Parameter(help="Versions to keep of each blend.", validator=Number(gte=1))] = 7,
+    keep_versions: Annotated[int, Parameter(help="Versions to keep of each blend.", validator=Number(gte=1))] = 7,
     also_keep: Annotated[
         list[str] | None,
         Parameter(help="Also keep this version, name (art://NAME), or other output of this store."),
@@ -90,7 +91,7 @@ def nightly(
     be_quiet()
     from .nightly import reprep_changed_blends
 
-    return reprep_changed_blends(blends, output_dir, keep=keep, also_keep=also_keep, workers=workers)
+    return reprep_changed_blends(blends, output_dir, keep_versions=keep_versions, also_keep=also_keep, workers=workers)
 
 
 @app.command(group=EXPLORE)
@@ -157,7 +158,7 @@ def demo(*, output_dir: OutputDir = "demo") -> dict[str, Any]:
     terminal.print(f"[bold]4. tokenmill sft {CHAT_BLEND} --output-dir {output_dir}/conversations pack_size=1024[/]")
     _demonstrated("sft", CHAT_BLEND, f"{output_dir}/conversations", "pack_size=1024")
     terminal.print(f"[bold]5. tokenmill view {output_dir}/conversations --html {output_dir}/conversations.html[/]")
-    view(f"{output_dir}/conversations", rows=3, html=f"{output_dir}/conversations.html")
+    view(f"{output_dir}/conversations", limit=3, html=f"{output_dir}/conversations.html")
     terminal.print(f"[bold]6. tokenmill rl {QUESTIONS_BLEND} --output-dir {output_dir}/questions target=nemo_gym[/]")
     _demonstrated("rl", QUESTIONS_BLEND, f"{output_dir}/questions", "target=nemo_gym")
     terminal.print(f"[bold]7. tokenmill harmony {HARMONY_BLEND} --output-dir {output_dir}/harmony[/]")
@@ -174,6 +175,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return the exit code."""
     try:
         _require_values(arguments)
+        _require_new_command(arguments)
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, InputError) as error:
         return _complain(_plain(error), WRONG_CALL)
@@ -194,6 +196,11 @@ def _require_values(arguments: list[str]) -> None:
             raise InputError(f"the argument after {before!r} is empty; give it a value or omit the option")
 
 
+def _require_new_command(arguments: list[str]) -> None:
+    if arguments and arguments[0] in COMMANDS:
+        raise InputError(f"{arguments[0]!r} has a new name: tokenmill {COMMANDS[arguments[0]]}")
+
+
 def _print_record(record: Mapping[str, Any]) -> None:
     """Print the artifact record as one line for the next program."""
     if not sys.stdout.isatty():
@@ -203,9 +210,10 @@ def _print_record(record: Mapping[str, Any]) -> None:
 def _plain(error: Exception) -> object:
     """An error as text; options that a settings model rejects, one per line."""
     if isinstance(error, MissingArgumentError) and error.argument and not error.keyword and not error.argument.tokens:
-        return _missing(" ".join(error.command_chain or ()), error.argument.name)
-    if isinstance(error, UnknownOptionError) and error.token.value.startswith("--"):
-        return _unknown(str(error), error.token.value)
+        return _missing(" ".join(error.command_chain or ()), error.argument)
+    if isinstance(error, UnknownOptionError):
+        option = error.token.keyword or error.token.value
+        return _unknown(str(error), option.partition("=")[0], error.command_chain or ())
     refused = error.__cause__ if isinstance(error, CycloptsError) else None
     if not isinstance(refused, ValidationError):
         return error
@@ -213,19 +221,28 @@ def _plain(error: Exception) -> object:
     return "\n".join(f"--{name}: {message} (got {value!r})" for name, message, value in lines)
 
 
-def _missing(command: str, name: str) -> str:
-    """A sentence about an option that was not given; arguments without an option have its name in capitals."""
-    words = name.lstrip("-").upper()
-    needed = f"{name} {words.rpartition('-')[2]}" if words.startswith("OUTPUT") else words
+def _missing(command: str, argument: Argument) -> str:
+    """A sentence about an option or an argument that was not given; arguments have their name in capitals."""
+    name = argument.name
+    is_option = argument.field_info.kind is argument.field_info.KEYWORD_ONLY
+    needed = f"{name} DIR" if name == "--output-dir" else name if is_option else name.lstrip("-").upper()
     return f"{command}: missing {needed}; see tokenmill {command} --help"
 
 
-def _unknown(sentence: str, option: str) -> str:
-    """The sentence, with the setting that the option means, if there is one."""
-    known = {field for name in KINDS for field in preparation(name).settings.model_fields}
-    name = option.removeprefix("--").partition("=")[0].replace("-", "_")
+def _unknown(sentence: str, option: str, command: Sequence[str]) -> str:
+    """The sentence about an option, or a better one for an input folder, an option with a new name, and a setting."""
+    from tokenmill.tasks.train.settings import OrderSettings, TrainSettings
+
+    if option in {"--output-dir", "-o"}:
+        called = " ".join(command)
+        return f"{called}: {option} isn't an option of this command; write the folder without it: tokenmill {called} FOLDER"
+    if option in OPTIONS:
+        return f"{option} has a new name, {OPTIONS[option]}"
+    models = [TrainSettings, OrderSettings, *(preparation(name).settings for name in KINDS)]
+    name = option.removeprefix("--").replace("-", "_")
     name = LEAVES.get(name, name)
-    return f"{sentence} It is a setting: write {name}=VALUE." if name in known else sentence
+    known = any(name in model.model_fields for model in models)
+    return f"{sentence} It is a setting: write {name}=VALUE." if known else sentence
 
 
 def _complain(error: object, code: int) -> int:

@@ -35,7 +35,7 @@ DEFAULT = PreparationSettings()
 def reprep_changed_blends(
     blends: Place,
     output_dir: Place,
-    keep: Annotated[int, Field(ge=1)] = 7,
+    keep_versions: Annotated[int, Field(ge=1)] = 7,
     grace_seconds: Annotated[float, Field(ge=0)] = GRACE_SECONDS,
     also_keep: list[Place] | None = None,
     cluster: str = DEFAULT.cluster,
@@ -46,7 +46,7 @@ def reprep_changed_blends(
     Args:
         blends: Folder or URI with blends in folders named after their kind: pretrain, sft, rl, harmony.
         output_dir: Where `<kind>/<blend>/<version>/` and the shared shards go.
-        keep: Versions to keep of each blend.
+        keep_versions: Versions to keep of each blend.
         grace_seconds: Keep unused shards that are younger than this.
         also_keep: Other versions, names (art://) and outputs of the same store to keep with their shards.
         cluster: The cluster for blends that name none.
@@ -58,7 +58,7 @@ def reprep_changed_blends(
     found = find_blends(blends)
     with alone_with(store_of(output_dir)):
         outcomes = [_update(blend, output_dir, under) for blend in found]
-        pruned = error_of(prune(output_dir, keep, grace_seconds, also_keep or [], return_state=True))
+        pruned = error_of(prune(output_dir, keep_versions, grace_seconds, also_keep or [], return_state=True))
     summarize(outcomes)
     record = night_record(outcomes, output_dir, pruned)
     if failed := "; ".join(filter(None, [failures(outcomes), pruned and f"pruning failed: {pruned}"])):

@@ -28,7 +28,9 @@ class CommonOptions:
     sample: Annotated[int | None, Parameter(help="Leading rows of each dataset.")] = None
     force: Annotated[bool | None, Parameter(negative="", help="Build every shard again.")] = None
     workers: Annotated[int | None, Parameter(help="Worker processes.")] = None
-    scheduler: Annotated[str | None, Parameter(help="Dask scheduler address, or a YAML profile.")] = None
+    cluster: Annotated[
+        str | None, Parameter(help="local, a Dask scheduler's address, or a YAML file with a profile.")
+    ] = None
 
 
 JINJA = ("{{", "{%", "{#")
@@ -46,7 +48,7 @@ def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequenc
     """The settings of a preparation. Raises InputError for anything unknown or out of bounds."""
     given = {
         "scale": options.scale, "sample": options.sample, "force": options.force,
-        "workers": options.workers, "cluster": options.scheduler,
+        "workers": options.workers, "cluster": options.cluster,
     }  # fmt: skip
     written = config_settings(options.config) if options.config else {}
     merged = _merge(written, {name: value for name, value in given.items() if value is not None})

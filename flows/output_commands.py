@@ -17,17 +17,19 @@ from .options import GIVEN
 from .terminal import Format, TextFormat, piped, print_json, terminal
 
 Prepared = Annotated[
-    str | None, Parameter(help="Output folder; read from stdin when a command is piped into this one.")
+    str | None, Parameter(help="Folder that a command wrote; read from stdin when one is piped into this one.")
 ]
 
 
 def verify(
-    output_dir: Prepared = None,
+    folder: Prepared = None,
     *,
     workers: Annotated[
         int | None, Parameter(help="Worker processes; by default one per core for more than 20 GB.")
     ] = None,
-    scheduler: Annotated[str, Parameter(help="Dask scheduler address, or a YAML profile.")] = "local",
+    cluster: Annotated[
+        str, Parameter(help="local, a Dask scheduler's address, or a YAML file with a profile.")
+    ] = "local",
 ) -> dict[str, Any]:
     """Check hashes, formats and counts of everything published, or that a model was trained on exactly the planned tokens.
 
@@ -39,11 +41,11 @@ def verify(
     from tokenmill.tasks.shards.settings import ClusterSettings
     from tokenmill.tasks.train.job import is_training
 
-    place = output_dir or piped("verify").path
-    settings = parse(ClusterSettings, {"workers": workers, "cluster": scheduler}, GIVEN)
+    place = folder or piped("verify").path
+    settings = parse(ClusterSettings, {"workers": workers, "cluster": cluster}, GIVEN)
     if is_training(place):
         if settings != ClusterSettings():
-            raise InputError(f"{place}: a training is verified in one process; leave out --workers and --scheduler")
+            raise InputError(f"{place}: a training is verified in one process; leave out --workers and --cluster")
         return _proven(place)
     verification = verified(place, settings)
     print_verification(verification, place, terminal)
@@ -61,11 +63,11 @@ def _proven(model: str) -> dict[str, Any]:
 
 
 def view(
-    output_dir: Prepared = None,
+    folder: Prepared = None,
     *,
     doc: Annotated[str | None, Parameter(help="Show one document, by the id that this command prints.")] = None,
     dataset: Annotated[str | None, Parameter(help="Only this dataset.")] = None,
-    rows: Annotated[int, Parameter(help="Number of packs or documents.")] = 1,
+    limit: Annotated[int, Parameter(help="Number of packs or documents.")] = 1,
     random: Annotated[bool, Parameter(negative="", help="Choose at random instead of taking the first.")] = False,
     seed: Annotated[int, Parameter(help="Seed of the random choice.")] = 42,
     html: Annotated[str | None, Parameter(help="Write a static page to this path instead.")] = None,
@@ -75,8 +77,8 @@ def view(
     from tokenmill.tasks.report.view import view_output, view_record
     from tokenmill.tasks.report.view_terminal import print_documents, print_view
 
-    place = output_dir or piped("view").path
-    found = view_output(place, doc=doc, dataset=dataset, seed=seed if random else None, rows=rows)
+    place = folder or piped("view").path
+    found = view_output(place, doc=doc, dataset=dataset, seed=seed if random else None, rows=limit)
     if html is not None:
         from tokenmill.tasks.report.view_html import publish_html
 
@@ -88,9 +90,9 @@ def view(
 
 
 def why(
-    output_dir: Annotated[
+    folder: Annotated[
         str | None,
-        Parameter(help="Output folder, or folder of a training; read from stdin when a command is piped in."),
+        Parameter(help="Folder of a preparation or of a training run; read from stdin when a command is piped in."),
     ] = None,
     *,
     row: Annotated[str | None, Parameter(help="The row, as FILE:LINE; lines count from 1.")] = None,
@@ -98,12 +100,12 @@ def why(
     format: TextFormat = "text",  # noqa: A002 - the name of the option
 ) -> None:
     """Tell the story of a source row: why it was dropped, or where its tokens are and which steps train on them."""
-    from tokenmill.tasks.report.batch import data_in, with_steps
+    from tokenmill.tasks.report.step import data_in, with_steps
     from tokenmill.tasks.report.why import print_why, why_document, why_record, why_row
 
     if (row is None) == (doc is None):
         raise InputError("why: name a row, --row FILE:LINE, or a document, --doc ID, but not both")
-    place = output_dir or piped("why").path
+    place = folder or piped("why").path
     data = data_in(place)
     stories = with_steps(place, why_row(data, row) if row is not None else why_document(data, doc or ""))
     if format == "json":
@@ -113,7 +115,7 @@ def why(
 
 
 def report(
-    output_dir: Prepared = None,
+    folder: Prepared = None,
     *,
     scores: Annotated[
         list[str] | None,
@@ -127,7 +129,7 @@ def report(
     ] = False,
 ) -> dict[str, Any]:
     """Write the page and the cards of a preparation again: counts, weights, lengths, masks, samples. Or plot scores."""
-    place = output_dir or piped("report").path
+    place = folder or piped("report").path
     record = _plotted(place, scores, html) if scores else _reported(place, html, training_summary)
     terminal.print(f"written to {record['page']}", markup=False)
     return {"report": {"path": place, "type": "report", **record}}
@@ -150,7 +152,7 @@ def _plotted(output_dir: str, scores: list[str], html: str | None) -> dict[str, 
 
 
 def diff(
-    before: Annotated[str, Parameter(help="Output folder, or version of a nightly blend.")],
+    before: Annotated[str, Parameter(help="Folder that a preparation wrote, or version of a nightly blend.")],
     after: Annotated[str, Parameter(help="The folder to compare with it.")],
     *,
     html: Annotated[str | None, Parameter(help="Also write a static page to this path.")] = None,
@@ -171,7 +173,7 @@ def diff(
 
 
 def push(
-    output_dir: Annotated[str, Parameter(help="Output folder of a preparation.")],
+    folder: Annotated[str, Parameter(help="Folder that a preparation wrote.")],
     repository: Annotated[str, Parameter(help="Dataset repository on the hub, as ORG/NAME; created if missing.")],
     *,
     public: Annotated[
@@ -184,7 +186,7 @@ def push(
     from tokenmill.tasks.report.push import fitted, print_plan, print_pushed, push_record, stale_names, target_of
     from tokenmill.tasks.report.push import push as push_parcel
 
-    whole = parcel_of(output_dir)
+    whole = parcel_of(folder)
     target = target_of(repository, public=public)
     parcel = fitted(whole, target)
     if dry_run:

@@ -13,7 +13,7 @@ from rich.console import Console
 from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.kinds import KINDS, preparation
+from tokenmill.tasks.shards.kinds import KINDS, WORDS, preparation, preparation_called
 from tokenmill.tasks.strict import Strict, parse
 
 from .options import CommonOptions, choices_of, settings_of, sorted_overrides
@@ -32,7 +32,7 @@ BlendPath = Annotated[
 def plan(
     blend: BlendPath,
     *overrides: Annotated[str, Parameter(help="Settings as key=value; see the help of the command of the kind.")],
-    kind: Annotated[str, Parameter(help=f"Kind of preparation to plan: {', '.join(KINDS)}.")] = "pretrain",
+    kind: Annotated[str, Parameter(help=f"Kind of preparation to plan: {', '.join(WORDS)}.")] = "pretrain",
     output_dir: OutputDir | None = None,
     format: Format = "table",  # noqa: A002 - the name of the option
     options: CommonOptions | None = None,
@@ -40,7 +40,7 @@ def plan(
     """Dry run: shards, bytes, estimated tokens and epochs, which shards are cached and why others are not; what a run makes of
     the first rows of each dataset.
     """
-    chosen = preparation(kind)
+    chosen = preparation_called(kind)
     asked, settings = _read(chosen, blend, options, overrides)
     planned = _planned(chosen, asked, settings, output_dir)
     record = _shown(chosen, planned, None if format == "json" else Console(), tables=format == "table")
@@ -54,7 +54,7 @@ def mix(
     tokens: Annotated[
         int | None, Parameter(help="Tokens to train on, instead of the blend's own.", validator=Number(gte=1))
     ] = None,
-    kind: Annotated[str, Parameter(help=f"Kind of preparation: {', '.join(KINDS)}.")] = "pretrain",
+    kind: Annotated[str, Parameter(help=f"Kind of preparation: {', '.join(WORDS)}.")] = "pretrain",
     output_dir: OutputDir | None = None,
     write: Annotated[
         str | None, Parameter(help="Folder for plain Megatron blends of a prepared blend, per phase.")
@@ -70,7 +70,7 @@ def mix(
     from tokenmill.tasks.report.mix import last_steps, megatron_flags, mix_record, print_mix, write_mix
     from tokenmill.tasks.report.plan import training_tokens
 
-    chosen = preparation(kind)
+    chosen = preparation_called(kind)
     asked, settings = _read(chosen, blend, options, overrides)
     if tokens is not None:
         asked = parse(Blend, {**asked.model_dump(exclude_unset=True), "tokens": tokens}, f"{blend} with --tokens")

@@ -21,7 +21,7 @@ from .settings_help import settings_parameter
 from .terminal import TextFormat, be_quiet, piped, print_json, terminal
 
 if TYPE_CHECKING:
-    from tokenmill.tasks.report.batch import Batch
+    from tokenmill.tasks.report.step import ShownStep
     from tokenmill.tasks.train.launchers.launch import Launch
 
 Config = Annotated[str, Parameter(help="Settings: tiny, small, or a YAML file.")]
@@ -51,34 +51,34 @@ def train(
 
 
 def order(
-    output_dir: Annotated[
-        str | None, Parameter(help="Output folder of a pretraining preparation; default: the one piped in.")
+    folder: Annotated[
+        str | None, Parameter(help="Folder that tokenmill pretrain wrote; default: the one piped in.")
     ] = None,
-    *,
-    settings: Annotated[OrderSettings, Parameter(name="*")],
+    *overrides: Annotated[str, settings_parameter(lambda: (OrderSettings, ()))],
 ) -> dict[str, Any]:
     """Plan which samples each training step reads: build megatron-core's indices ahead, and count what is read."""
     from tokenmill.tasks.train.order import print_order, required_order
 
     from .direct import run_order
 
-    place, _ = _place("order", (output_dir,), {"pretrain"})
+    place, chosen = _place("order", (folder, *overrides), {"pretrain"})
+    settings = choices_of(OrderSettings, chosen)
     be_quiet()
     record = run_order(place, settings)
     print_order(required_order(place), terminal)
     return record
 
 
-def batch(
-    output_dir: Annotated[
-        str | None, Parameter(help="Folder of a training, or of data with an order; default: the one piped in.")
+def step(
+    folder: Annotated[
+        str | None, Parameter(help="Folder of a training run, or of data with an order; default: the one piped in.")
     ] = None,
     *,
-    step: Annotated[int | None, Parameter(help="The step to show, counted from 1.")] = None,
+    number: Annotated[int | None, Parameter(name="--step", help="The step to show, counted from 1.")] = None,
     find: Annotated[
         str | None, Parameter(help="A text, or a row as FILE:LINE, to find the steps that read it.")
     ] = None,
-    rows: Annotated[
+    limit: Annotated[
         int | None, Parameter(help="Number of samples to show; default: all.", validator=Number(gte=1))
     ] = None,
     skip_list: Annotated[
@@ -88,14 +88,14 @@ def batch(
     format: TextFormat = "text",  # noqa: A002 - the name of the option
 ) -> None:
     """Show what a training step reads, with source rows, loss and gradient norm; or find the steps that read a row."""
-    from tokenmill.tasks.report.batch import Reading, find_record, print_found
+    from tokenmill.tasks.report.step import Reading, find_record, print_found
     from tokenmill.tasks.train.job import SkippedStep, extend_skip_list
 
-    if (step is None) == (find is None):
+    if (number is None) == (find is None):
         raise InputError(
-            "batch: name a step, --step N, or what to look for, --find TEXT or --find FILE:LINE, but not both"
+            "step: name a step, --step N, or what to look for, --find TEXT or --find FILE:LINE, but not both"
         )
-    place, _ = _place("batch", (output_dir,), {"pretrain", "sft", "model", "order"})
+    place, _ = _place("step", (folder,), {"pretrain", "sft", "model", "order"})
     reading = Reading.of(place)
     if find is not None:
         found = reading.find(find)
@@ -105,30 +105,33 @@ def batch(
         else:
             print_found(found, Console())
     else:
-        shown = reading.step(step or 0, rows)
+        shown = reading.step(number or 0, limit)
         entries = [SkippedStep(step=shown.step)]
-        _show_batch(shown, html, format)
+        _show_step(shown, html, format)
     if skip_list is not None:
         terminal.print(f"{skip_list}: {extend_skip_list(skip_list, entries):,} entries", markup=False, soft_wrap=True)
 
 
-def _show_batch(shown: "Batch", html: str | None, format: TextFormat) -> None:  # noqa: A002 - of the option
-    from tokenmill.tasks.report.batch import batch_record, describe_step, print_batch
+def _show_step(shown: "ShownStep", html: str | None, format: TextFormat) -> None:  # noqa: A002 - of the option
+    from tokenmill.tasks.report.step import describe_step, print_step, step_record
     from tokenmill.tasks.report.view_html import publish_html
 
     if html is not None:
         written = publish_html(shown.view, html, f"; {describe_step(shown)}")
         terminal.print(f"written to {written.path}", markup=False, soft_wrap=True)
     elif format == "json":
-        print_json(batch_record(shown))
+        print_json(step_record(shown))
     else:
-        print_batch(shown, Console())
+        print_step(shown, Console())
 
 
 def evaluate(
     training: Annotated[str | None, Parameter(help="Output folder of a training; default: the one piped in.")] = None,
     *overrides: Annotated[str, settings_parameter(lambda: (EvaluateSettings, ()))],
-    output_dir: Annotated[str | None, Parameter(help="Folder for results; default: results/ in the training.")] = None,
+    output_dir: Annotated[
+        str | None,
+        Parameter(name=["--output-dir", "-o"], help="Folder for results; default: results/ in the training."),
+    ] = None,
 ) -> dict[str, Any]:
     """Evaluate a trained model on its held-out documents: perplexity by source, and continuations."""
     from tokenmill.tasks.train.results import markdown, read_results

@@ -1,4 +1,4 @@
-"""Settings that have a new name: the old one is an error that names the new one, and outputs with old names remain readable.
+"""Settings, commands and options that have a new name: the old one is an error that names the new one, and outputs with old names remain readable.
 
 A rename never changes a shard's key, so recipes keep the old name for what they hash.
 """
@@ -20,8 +20,15 @@ RENAMED = {
     "curriculum.span": "curriculum.pass_rate_range",
     "fim.no_prefix": "fim.skip_prefix",
     "what": "mode",
+    "keep": "keep_versions",
 }
 """The old name of a setting or a flow parameter, and its new one."""
+
+COMMANDS = {"batch": "step"}
+"""The old name of a command, and its new one."""
+
+OPTIONS = {"--scheduler": "--cluster", "--rows": "--limit", "--keep": "--keep-versions"}
+"""The old name of an option, and its new one."""
 
 NEW_VALUES = {"change_detection": {"content": "hash", "stat": "mtime"}}
 """New names of values, by setting."""

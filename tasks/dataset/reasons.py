@@ -107,7 +107,7 @@ def _alone(part: Slice, row: int, folder: str) -> Slice | None:
             found = rows[row - first : row - first + 1]
         first += len(rows)
     if found is None:
-        raise RunError(f"{part.file.uri}: the slice has no row {row} any more; prepare the data again")
+        raise RunError(f"{part.file.uri}: the slice has no row {row + 1} any more; prepare the data again")
     if isinstance(found, range):
         return None
     chosen: dict[str, Any] = {"filters": part.filters, "where": part.where, "keys": part.keys}

@@ -86,9 +86,7 @@ class StoredDocuments:
     def ids(self, first: int, stop: int) -> np.ndarray:
         """The ids of the documents `[first, stop)`, end to end, in one request."""
         if stop > self.index.documents:
-            raise StoredFileError(
-                self.tokens.uri, f"it holds {self.index.documents} documents, so there is no document {stop - 1}"
-            )
+            raise StoredFileError(self.tokens.uri, f"document {stop:,} is missing, it holds {self.index.documents:,}")
         lengths, size = self.index.lengths, self.index.dtype.itemsize
         start = self.tokens.start + int(lengths[:first].sum(dtype=np.int64)) * size
         end = start + int(lengths[first:stop].sum(dtype=np.int64)) * size
@@ -318,7 +316,7 @@ def _batch(place: str, file: parquet.ParquetFile, number: int, columns: list[str
             skipped, row = divmod(number - first, at_once)
             return next(itertools.islice(batches, skipped, None)).slice(row, 1)
         first += rows
-    raise StoredFileError(place, f"it holds {first} packs, so there is no pack {number}")
+    raise StoredFileError(place, f"pack {number + 1:,} is missing, it holds {first:,}")
 
 
 def count_packs(place: str) -> int:

@@ -119,7 +119,7 @@ def view_output(
 def _chosen(parts: Sequence[ShardPart], rows: int, seed: int | None, decode: Decode) -> list[Pack]:
     """The first rows of all parts, or with a seed, distinct rows chosen uniformly at random."""
     if rows < 1:
-        raise InputError(f"--rows: {rows} shows no rows; use 1 or more")
+        raise InputError(f"--limit: {rows} shows no rows; use 1 or more")
     ends = list(itertools.accumulate(part.rows for part in parts))
     rows = min(rows, ends[-1])
     numbers = range(rows) if seed is None else Random(seed).sample(range(ends[-1]), rows)  # noqa: S311 - no secret

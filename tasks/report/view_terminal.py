@@ -69,8 +69,8 @@ def _text(passage: Passage, colour: str) -> Text:
 
 def describe_pack(pack: Pack) -> str:
     """One line about a row: its dataset, its location, and how full it is."""
-    sample = "" if pack.sample is None else f"sample {pack.sample}, "
-    place = visible_line(f"{sample}{pack.dataset}: row {pack.row} of {pack.file}")
+    sample = "" if pack.sample is None else f"sample {pack.sample + 1}, "
+    place = visible_line(f"{sample}{pack.dataset}: row {pack.row + 1:,} of {pack.file}")
     if pack.fill is None:
         return f"{place}: {pack.tokens:,} tokens"
     return f"{place}: {pack.tokens:,} of {pack.pack_size:,} tokens ({pack.fill:.1%}), {pack.padding:,} of them padding"
@@ -78,7 +78,7 @@ def describe_pack(pack: Pack) -> str:
 
 def describe_sequence(sequence: SubSequence) -> str:
     """One line about a sub-sequence: its source and its share of trained tokens."""
-    place = f"{sequence.tokens:,} tokens" + (f" from token {sequence.offset:,} on" if sequence.offset else "")
+    place = f"{sequence.tokens:,} tokens" + (f" from token {sequence.offset + 1:,} on" if sequence.offset else "")
     return f"{visible_line(_source(sequence))}: {place}, {sequence.trained:,} trained on"
 
 

@@ -238,7 +238,7 @@ def _lines(fate: Fate) -> Iterator[tuple[str, str]]:
     yield "bold", f"{fate.file}:{fate.line}"
     yield (
         "",
-        f"  read by {fate.type} {fate.path}: dataset {fate.dataset}, slice {fate.start:,} to {fate.stop:,}, row {fate.row:,} of shard {fate.key}",
+        f"  read by {fate.type} {fate.path}: dataset {fate.dataset}, slice {fate.start:,} to {fate.stop:,}, row {fate.row + 1:,} of shard {fate.key}",
     )
     because = f": {fate.detail}" if fate.detail else ""
     similar = f" of {fate.duplicate_of} (similarity {fate.jaccard:.3f})" if fate.duplicate_of and fate.jaccard else ""
@@ -258,12 +258,15 @@ def describe_steps(steps: Sequence[Read]) -> str:
     if not steps:
         return "read by no step"
     more = f" and {len(steps) - MOST_STEPS:,} more" if len(steps) > MOST_STEPS else ""
-    return "read by step " + ", ".join(f"{each.step:,} (sample {each.sample})" for each in steps[:MOST_STEPS]) + more
+    return (
+        "read by step " + ", ".join(f"{each.step:,} (sample {each.sample + 1})" for each in steps[:MOST_STEPS]) + more
+    )
 
 
 def _place(place: Location) -> str:
     tokens = "" if place.tokens is None else f", {place.tokens:,} tokens"
+    number = (place.number if place.name is None else place.published_number) or 0
     if place.name is None:
-        return f"in {place.unit} {place.number:,} of the shard{tokens}, which is not published"
+        return f"in {place.unit} {number + 1:,} of the shard{tokens}, which is not published"
     steps = "" if place.steps is None else f"; {describe_steps(place.steps)}"
-    return f"in {place.unit} {place.published_number:,} of {place.name}{tokens}{steps}"
+    return f"in {place.unit} {number + 1:,} of {place.name}{tokens}{steps}"

@@ -445,7 +445,7 @@ def _context(record: Record, shared: Messages) -> Messages | Rejected:
         return asked
     if _role(shared[0]) == "assistant":
         return [*asked, *shared]
-    both = "prompt is not among the messages that chosen and rejected begin with, so what was asked is not known"
+    both = "prompt is not among the messages that chosen and rejected begin with, so the question is unknown"
     return Rejected("two_prompts", f"{both}; leave prompt out with select")
 
 

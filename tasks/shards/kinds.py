@@ -95,6 +95,10 @@ KINDS: Mapping[str, Kind] = {
 """Every kind of preparation, by the `type` of its manifest."""
 
 
+WORDS = {kind.command.rpartition(" ")[2]: name for name, kind in KINDS.items()}
+"""Every kind by the last word of its command: what `--kind` takes."""
+
+
 def kind_of(manifest: Mapping[str, Any]) -> "Preparation[Any, Any] | None":
     """The kind that published a manifest; None for other outputs, such as a choice of rows."""
     return preparation(manifest["type"]) if manifest["type"] in KINDS else None
@@ -106,3 +110,10 @@ def preparation(name: str) -> "Preparation[Any, Any]":
         raise InputError(f"{name!r} is not a kind of preparation; {nearest(name, KINDS)}")
     module, _, attribute = KINDS[name].record.partition(":")
     return getattr(import_module(module), attribute)
+
+
+def preparation_called(word: str) -> "Preparation[Any, Any]":
+    """The record of the kind whose command ends in a word. Raises InputError for an unknown word."""
+    if word not in WORDS:
+        raise InputError(f"--kind {word}: unknown; {nearest(word, WORDS)}")
+    return preparation(WORDS[word])

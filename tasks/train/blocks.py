@@ -2,7 +2,7 @@
 
     OUT/order/blocks/<content>.u64    the xxh3_64 of every block of a .bin or .idx file, uint64
 
-`tokenmill order --block-hashes` hashes the blocks of each file and, in the same pass, the whole file, which must be as the
+`tokenmill order` with `block_hashes=true` hashes the blocks of each file and, in the same pass, the whole file, which must be as the
 preparation recorded it. A training checks .idx files, which say where documents are, when it starts. A block of a .bin is
 hashed whenever a sample reads from it: some 3 microseconds each.
 """
@@ -119,7 +119,7 @@ def require_block_hashes(data: TrainData) -> None:
     missing = next((target for _, target in _hashed_files(data) if not Path(target).exists()), None)
     if missing:
         raise InputError(
-            f"check_reads=true: {missing} is missing; write the hashes with: tokenmill order {data.path} --block-hashes …"
+            f"check_reads=true: {missing} is missing; write the hashes with: tokenmill order {data.path} block_hashes=true …"
         )
 
 

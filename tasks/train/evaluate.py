@@ -140,7 +140,7 @@ def _loss(scores: pa.Table) -> HeldOutLoss:
 
 
 def _place(dataset: str, split: str, before: int, row: int) -> str:
-    return f"{dataset}: document {before + row} of split {split}, counted from 0"
+    return f"{dataset}: document {before + row + 1} of split {split}"
 
 
 def given(prompts: Sequence[str], vocabulary: Vocabulary) -> list[Opening]:

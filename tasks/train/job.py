@@ -163,9 +163,7 @@ def read_skip_list(place: str) -> list[Skipped]:
     """The entries of a list. Raises InputError for a missing file or a line that isn't an entry."""
     content = read_bytes(absolute(place))
     if content is None:
-        raise InputError(
-            f"skip_list: {place} does not exist; write one with: tokenmill batch MODEL --skip-list {place}"
-        )
+        raise InputError(f"skip_list: {place} does not exist; write one with: tokenmill step MODEL --skip-list {place}")
     return [_entry(line, f"{place}:{number}") for number, line in enumerate(content.splitlines(), 1) if line.strip()]
 
 
@@ -195,7 +193,7 @@ def check_skipped(skipped: Sequence[Skipped], data: str, steps: int) -> None:
     if other is not None:
         raise InputError(
             f"skip_list: {other.row or 'a document'} was listed for data of content {other.data}, but this training reads "
-            f"{data}; list it again with tokenmill batch"
+            f"{data}; list it again with tokenmill step"
         )
 
 

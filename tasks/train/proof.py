@@ -133,7 +133,7 @@ class DocumentReads:
         number = _numbers(step, self.plan.global_batch)[position]
         piece = self._pieces([number]).of(0)[0]
         prefix = parts_of(self.samples)[piece.source].dataset_path
-        return f"{prefix}, document {piece.document} from token {piece.offset}"
+        return f"{prefix}, document {piece.document + 1} from token {piece.offset + 1}"
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class PackReads:
 
     def sample(self, step: int, position: int) -> str:
         """A sample by its pack."""
-        return f"pack {self.rows.pack(_numbers(step, self.global_batch)[position])}"
+        return f"pack {self.rows.pack(_numbers(step, self.global_batch)[position]) + 1}"
 
 
 Opened = DocumentReads | PackReads
@@ -289,7 +289,7 @@ def _explained(compared: _Comparison, step: int) -> str:
                 position = int(np.argmax(own != expected)) if same else 0
                 found = f", but {compared.own.sample(step, position)} was read"
         if position is not None:
-            return f"sample {position} was to be {compared.planned.sample(step, position)}{found}"
+            return f"sample {position + 1} was to be {compared.planned.sample(step, position)}{found}"
     except (ImportError, InputError, OSError) as error:
         return f"its samples cannot be named here ({error})"
     if planned[:16] == observed[:16]:

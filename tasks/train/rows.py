@@ -219,7 +219,7 @@ class PackedRows:
             ids, following, mask, sequence = self._unpacked(pack)
             if len(ids) > self.length:
                 raise RunError(
-                    f"pack {pack} gives {len(ids)} tokens and does not fit into a row of {self.length}; raise sequence_length"
+                    f"pack {pack + 1} gives {len(ids)} tokens and does not fit into a row of {self.length}; raise sequence_length"
                 )
             row_of = np.s_[row, : len(ids)]
             tokens[row_of], labels[row_of], loss[row_of], segments[row_of] = ids, following, mask, sequence
@@ -282,7 +282,7 @@ class TrainedRows:
             known = each.source < len(counts) and each.document < counts[each.source]
             if not known or packed == (each.sequence is None):
                 raise InputError(
-                    f"skip_list: {each.model_dump_json()} names no document of the training data; list it again with tokenmill batch"
+                    f"skip_list: {each.model_dump_json()} names no document of the training data; list it again with tokenmill step"
                 )
         return cls(rows, frozenset((each.source, each.document, each.sequence) for each in documents))
 

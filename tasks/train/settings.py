@@ -110,7 +110,7 @@ class TrainSettings(Strict, frozen=True):
         default=False, description="Check the hash of every block that is read; needs the hashes of `tokenmill order`."
     )
     skip_list: Place | None = Field(
-        default=None, description="File of steps and documents not to train on, from `tokenmill batch`."
+        default=None, description="File of steps and documents not to train on, from `tokenmill step`."
     )
     retries: int = Field(default=2, ge=0, description="Times to resume a failed run from its checkpoint.")
 

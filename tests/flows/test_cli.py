@@ -110,7 +110,7 @@ def test_an_output_that_cannot_be_written_is_a_wrong_call(place, tmp_path, blend
 
 
 def test_an_unknown_command_or_option_is_a_wrong_call_and_a_name_does_not_control_the_terminal(tmp_path, blend):
-    nightly = ["nightly", "blends", "--output-dir", "x", "--keep", "0"]
+    nightly = ["nightly", "blends", "--output-dir", "x", "--keep-versions", "0"]
     for arguments in (["pretrian"], ["plan", blend, "--outputdir", "x"], ["pretrain", blend], ["verify"], nightly):
         result = called(*arguments, stdin="")
         assert result.returncode == 2, (arguments, result.stderr)

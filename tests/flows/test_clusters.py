@@ -67,7 +67,7 @@ def server(hosts, tmp_path_factory):
 
 
 def start(blend, out, server, address):
-    return preparation_runs.start("pretrain", blend, out, server, "shard_size=20kB", "--scheduler", address)
+    return preparation_runs.start("pretrain", blend, out, server, "shard_size=20kB", "--cluster", address)
 
 
 def names(address):

@@ -488,7 +488,9 @@ def test_deploying_again_keeps_what_people_changed_and_applies_what_prefect_yaml
     client.create_deployment_schedules(nightly.id, [own])
     client.update_deployment_schedule(nightly.id, schedule.id, schedule=CronSchedule(cron="30 3 * * *", timezone="UTC"))
     chosen = DeploymentUpdate(
-        parameters={**nightly.parameters, "blends": "s3://bucket/nights", "keep": 3}, tags=["ours"], concurrency_limit=5
+        parameters={**nightly.parameters, "blends": "s3://bucket/nights", "keep_versions": 3},
+        tags=["ours"],
+        concurrency_limit=5,
     )
     client.update_deployment(nightly.id, chosen)
     client.pause_deployment(nightly.id)

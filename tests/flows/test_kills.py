@@ -71,14 +71,14 @@ def standing(folder, port):
 def test_a_killed_scheduler_fails_the_run_and_another_finishes_it(blend, expected, tmp_path, prefect_server):
     out, port = tmp_path / "out", free_port()
     with standing(tmp_path, port) as (address, process):
-        run = start(blend, out, prefect_server, "--scheduler", address)
+        run = start(blend, out, prefect_server, "--cluster", address)
         wait_for_receipts(out, 5, lambda: run.poll() is None)
         process.kill()
         complaint = failed(run)
     assert "lost the connection to the scheduler" in complaint
     assert "Traceback" not in complaint
     with standing(tmp_path, port) as (address, _):
-        record = finish(start(blend, out, prefect_server, "--scheduler", address))
+        record = finish(start(blend, out, prefect_server, "--cluster", address))
     assert record["shards"]["reused"] >= 1
     assert tree(out) == expected
 

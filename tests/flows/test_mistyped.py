@@ -17,6 +17,17 @@ MISTYPED = {
     f"plan {BLENDS}/tiny-sft.json": "prepare it with tokenmill sft or tokenmill harmony (to plan it: --kind sft)",
     f"sft {BLENDS}/tiny.json -o out": "prepare it with tokenmill pretrain or tokenmill dedup",
     f"sft {BLENDS}/tiny-sft.json -o out chat_template=chatml": "known: harmony, lightning35, nano3, tokenizer",
+    "batch out --step 3": "'batch' has a new name: tokenmill step",
+    "nightly blends -o out --keep 3": "--keep has a new name, --keep-versions",
+    f"pretrain {BLENDS}/tiny.json -o out --scheduler tcp://a:1": "--scheduler has a new name, --cluster",
+    "view out --rows=3": "--rows has a new name, --limit",
+    "step out --step 1 --rows 3": "--rows has a new name, --limit",
+    "order out --sequence-length 128": "It is a setting: write sequence_length=VALUE",
+    "train out -o model --steps 3": "It is a setting: write steps=VALUE",
+    "verify --output-dir out": "write the folder without it: tokenmill verify FOLDER",
+    "report -o out": "write the folder without it: tokenmill report FOLDER",
+    "prune store": "prune: missing --keep; see tokenmill prune --help",
+    f"plan {BLENDS}/tiny-scores.json --kind embeddings": "--kind embeddings: unknown; did you mean 'embed'?",
     "verify nowhere": "no manifest.json here; point at the --output-dir of a preparation",
 }
 

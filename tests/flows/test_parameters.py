@@ -211,7 +211,9 @@ def test_the_form_has_no_switch_for_remote_code():
     assert "trust_remote_code" not in schema_of("pretrain-data-prep")["definitions"]["TokenizerSettings"]["properties"]
 
 
-@pytest.mark.parametrize("chosen", [{"keep": 0}, {"grace_seconds": -1}, {"workers": 0}, {"keep": "seven"}])
+@pytest.mark.parametrize(
+    "chosen", [{"keep_versions": 0}, {"grace_seconds": -1}, {"workers": 0}, {"keep_versions": "seven"}]
+)
 def test_the_server_refuses_wrong_parameters_of_nights(chosen):
     assert refused("reprep-changed-blends", chosen)
 

@@ -139,7 +139,7 @@ cluster_kwargs: {n_workers: 1, threads_per_worker: 1, dashboard_address: "127.0.
 def in_prefect(tmp_path_factory):
     path = tmp_path_factory.mktemp("cluster") / "profile.yaml"
     path.write_text(PROFILE)
-    return ["--scheduler", str(path)]
+    return ["--cluster", str(path)]
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def start(blend, out, server, profile, *more):
         server,
         "shard_size=20kB",
         f"store={out.parent / 'store'}",
-        "--scheduler",
+        "--cluster",
         profile,
         *more,
     )

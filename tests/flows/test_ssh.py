@@ -49,7 +49,7 @@ def profile(folder, options, **chosen):
 
 def start(blend, out, environment, profile):
     return preparation_runs.start(
-        "pretrain", blend, out, SimpleNamespace(environment=environment), "shard_size=20kB", "--scheduler", profile
+        "pretrain", blend, out, SimpleNamespace(environment=environment), "shard_size=20kB", "--cluster", profile
     )
 
 

@@ -319,7 +319,7 @@ def test_what_cannot_be_viewed_says_so(tmp_path, chat, vocabulary):
     with pytest.raises(InputError, match=r"no manifest\.json here"):
         view_output(str(tmp_path / "nowhere"))
     out = chat([(3, MESSAGES)])
-    with pytest.raises(InputError, match="--rows: 0"):
+    with pytest.raises(InputError, match="--limit: 0"):
         view_output(out, rows=0)
     write_manifest(out, [entry_of(KEYS[0], {"all": 1})], vocabulary, type="rl")
     with pytest.raises(InputError, match="type 'rl'; view shows pretrain and sft"):
@@ -331,7 +331,7 @@ def test_what_cannot_be_viewed_says_so(tmp_path, chat, vocabulary):
 
 ROW = columns_of([(3, [("user", [65, 66], False), ("assistant", [67, 68], True)]), (4, [("user", [69], False)])])
 DAMAGES = {
-    "holds 1 packs, so there is no pack 1": lambda row: row,
+    "pack 2 is missing, it holds 1": lambda row: row,
     "5 values of input_ids but 4 of loss_mask": lambda row: row["loss_mask"].pop(),
     "2 values of seq_start_id but 1 of document": lambda row: row["document"].pop(),
     "seq_start_id does not increase from 0 to below 5": lambda row: row["seq_start_id"].__setitem__(1, 5),
@@ -469,7 +469,7 @@ def test_a_bin_with_fewer_documents_than_its_manifest_says_is_named(pretrained, 
     last["documents"]["train"] += 1
     (tmp_path / "manifest.json").write_bytes(sealed(manifest))
     documents = last["documents"]["train"] - 1
-    with pytest.raises(RunError, match=f"holds {documents} documents, so there is no document {documents}; run"):
+    with pytest.raises(RunError, match=f"document {documents + 1} is missing, it holds {documents}; run"):
         view_output(str(tmp_path), doc=f"{last['key']}-train-{documents}")
 
 
@@ -563,7 +563,7 @@ def test_rules_roles_sources_and_padding_are_shown(chat):
     assert "/data/chat.jsonl:4: " in output
     assert "/data/chat.jsonl:9: 4 tokens, 0 trained on" in output
     assert re.search(r"padding\s+4 tokens", output)
-    assert "row 0 of " in output
+    assert "row 1 of " in output
     assert EOS not in output
     assert re.search(r"assistant\s+⟦Four\.↵⟧", output)
 

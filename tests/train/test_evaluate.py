@@ -248,7 +248,7 @@ def test_what_is_no_number_is_named_by_its_document(folder, pretrain, monkeypatc
             model.model.embed_tokens.weight[rare] = torch.nan
 
     monkeypatch.setattr(held_out_module, "WINDOW", 50)
-    with pytest.raises(RunError, match=rf"set-0: document {number} of split valid, .* is nan"):
+    with pytest.raises(RunError, match=rf"set-0: document {number + 1} of split valid: .* is nan"):
         evaluate(saved_model(folder / "broken", VOCABULARY, change=broken), pretrain, QUIET)
 
 

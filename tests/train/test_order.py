@@ -234,7 +234,7 @@ def test_hashes_are_not_written_of_a_file_that_has_changed(hashed, tmp_path):
 
 
 def test_checks_without_hashes_are_refused(data):
-    with pytest.raises(InputError, match="--block-hashes"):
+    with pytest.raises(InputError, match="block_hashes=true"):
         require_block_hashes(data)
 
 
@@ -275,7 +275,7 @@ def test_a_small_order_takes_seconds(vocabulary, tmp_path):
         "tokenmill",
         "order",
         path,
-        *["--sequence-length", "16", "--global-batch", "6", "--steps", "12"],
+        *["sequence_length=16", "global_batch=6", "steps=12"],
     ]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True)

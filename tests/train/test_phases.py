@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.report.batch import Reading
+from tokenmill.tasks.report.step import Reading
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.train.engine import joined

@@ -659,7 +659,7 @@ def test_a_machine_that_is_to_train_has_what_trains(job, monkeypatch):
     check(job(launcher="megatron-lm", processes=1))
 
 
-@pytest.mark.parametrize(("kind", "remedy"), [("pretrain", "--block-hashes"), ("sft", "tokenmill verify")])
+@pytest.mark.parametrize(("kind", "remedy"), [("pretrain", "block_hashes=true"), ("sft", "tokenmill verify")])
 def test_checks_of_reads_need_block_hashes_and_documents(job, kind, remedy):
     with pytest.raises(InputError, match=remedy):
         check(job(kind, check_reads=True))

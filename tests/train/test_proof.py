@@ -118,7 +118,7 @@ def test_a_run_with_steps_of_a_different_size_reads_in_the_order_and_is_proven(d
     wrong = recorded(
         data, tmp_path / "wrong", other, change=lambda numbers: [3 if n == 5 * BATCH else n for n in numbers]
     )
-    assert "step 3 did not read what was planned: sample 6 was to be" in prove(wrong).problem
+    assert "step 3 did not read what was planned: sample 7 was to be" in prove(wrong).problem
     fewer = other.model_copy(update={"steps": STEPS // 2 - 1})
     assert "global_batch is 12 in the training and 6 in the order" in sentence_on_order(data, fewer)[0]
 
@@ -130,7 +130,7 @@ WRONG = {
         {"change": lambda numbers: [n if n < 8 * BATCH else n + BATCH for n in numbers]},
         f"step 9 {NOT_PLANNED}: from its first sample on, it read what was planned for step 10$",
     ),
-    "a single other sample": ({"change": lambda numbers: [n if n != 5 * BATCH + 4 else 3 for n in numbers]}, f"step 6 {NOT_PLANNED}: sample 4 was to be "),
+    "a single other sample": ({"change": lambda numbers: [n if n != 5 * BATCH + 4 else 3 for n in numbers]}, f"step 6 {NOT_PLANNED}: sample 5 was to be "),
     "swapped shards": ({"data": swapped}, f"step 1 {NOT_PLANNED}: sample .*content is xxh3_128:0 in the training"),
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.report.batch import Reading
+from tokenmill.tasks.report.step import Reading
 from tokenmill.tasks.train.events import TrainStep
 from tokenmill.tasks.train.job import Job, SkippedDocument, SkippedStep, extend_skip_list, read_skip_list
 from tokenmill.tasks.train.preflight import check, plan_training
@@ -14,7 +14,7 @@ from tokenmill.tasks.train.proof import prove
 from tokenmill.tasks.train.rows import TrainedRows
 from tokenmill.tasks.train.settings import TrainSettings
 
-from tests.report.test_batch import BATCH, PACKED, SETTINGS, training
+from tests.report.test_step import BATCH, PACKED, SETTINGS, training
 from tests.train.small_data import packs, texts
 from tests.train.training_runs import train
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_left_out_is_refused(both, tmp_path):
     place, _ = both["documents"]
     data = Reading.of(place).data
     chosen = SETTINGS.model_copy(update={"skip_list": str(tmp_path / "skip.jsonl"), "micro_batch": 5})
-    with pytest.raises(InputError, match=r"skip.jsonl does not exist; .*tokenmill batch"):
+    with pytest.raises(InputError, match=r"skip.jsonl does not exist; .*tokenmill step"):
         plan_training(data.path, chosen, str(tmp_path / "out"))
     extend_skip_list(chosen.skip_list, [SkippedDocument(data="xxh3_128:1", source=0, document=0, row="b.jsonl:9")])
     with pytest.raises(InputError, match=r"b\.jsonl:9 was listed for data of content xxh3_128:1"):

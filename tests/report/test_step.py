@@ -11,13 +11,13 @@ from rich.console import Console
 from tokenmill.flows.cli import run
 from tokenmill.tasks.dataset.fates import Read
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.report.batch import (
+from tokenmill.tasks.report.step import (
     Reading,
-    batch_record,
     data_in,
     find_record,
-    print_batch,
     print_found,
+    print_step,
+    step_record,
     with_steps,
 )
 from tokenmill.tasks.report.view_html import view_html
@@ -181,34 +181,34 @@ def test_a_text_leads_to_its_rows(data, packed_data, tmp_path):
 
 def test_a_step_and_the_steps_of_a_row_are_printed_in_the_format_that_is_asked_for(data, tmp_path, capsys):
     def printed(*arguments):
-        assert run(["batch", data.path, *arguments]) == 0
+        assert run(["step", data.path, *arguments]) == 0
         return capsys.readouterr().out
 
-    step = orjson.loads(printed("--step", "3", "--rows", "2", "--format", "json"))["batch"]
+    step = orjson.loads(printed("--step", "3", "--limit", "2", "--format", "json"))["step"]
     sequence = step["packs"][0]["sequences"][0]
-    text = printed("--step", "3", "--rows", "2")
+    text = printed("--step", "3", "--limit", "2")
     assert text.startswith("step 3: 2 of 10 samples")
     assert sequence["document"] in text
     row = f"{sequence['file']}:{sequence['line']}"
-    (document, *_) = orjson.loads(printed("--find", row, "--format", "json"))["batch"]["documents"]
+    (document, *_) = orjson.loads(printed("--find", row, "--format", "json"))["step"]["documents"]
     assert 3 in {each["step"] for each in document["steps"]}
     assert "read by step" in " ".join(printed("--find", row).split())
     listed = printed("--step", "3", "--format", "json", "--skip-list", str(tmp_path / "skip.jsonl"))
-    assert orjson.loads(listed)["batch"]["step"] == orjson.loads((tmp_path / "skip.jsonl").read_bytes())["step"] == 3
+    assert orjson.loads(listed)["step"]["step"] == orjson.loads((tmp_path / "skip.jsonl").read_bytes())["step"] == 3
 
 
 def test_a_step_is_shown_with_its_loss(data, tmp_path):
     reading = Reading.of(training(tmp_path / "model", data, SETTINGS)[0])
     batch, printed = reading.step(3, 2), io.StringIO()
-    print_batch(batch, Console(file=printed, width=200, color_system="truecolor", force_terminal=True))
+    print_step(batch, Console(file=printed, width=200, color_system="truecolor", force_terminal=True))
     sequence = batch.view.packs[0].sequences[0]
     found = reading.find(f"{sequence.file}:{sequence.line}")
     print_found(found, Console(file=printed, width=500))
     assert "step 3: 2 of 10 samples, loss 2.5000, gradient norm 0.7500" in printed.getvalue()
     assert "read by step" in printed.getvalue()
     assert "sample 1, " in printed.getvalue()
-    assert orjson.loads(orjson.dumps(find_record(data.path, found)))["batch"]["documents"][0]["steps"]
-    record = orjson.loads(orjson.dumps(batch_record(batch)))["batch"]
+    assert orjson.loads(orjson.dumps(find_record(data.path, found)))["step"]["documents"][0]["steps"]
+    record = orjson.loads(orjson.dumps(step_record(batch)))["step"]
     assert (record["step"], record["samples"], len(record["packs"]), record["metrics"]["loss"]) == (3, 10, 2, 2.5)
     assert reading.step(4, 1).metrics is None
     assert "document1" in view_html(batch.view)
@@ -235,7 +235,7 @@ def test_a_story_ends_with_the_steps_that_train_on_the_row(data, tmp_path):
             assert Read(5, 2) in story[-1].places[0].steps
             printed = io.StringIO()
             print_why(data.path, [story], Console(file=printed, width=2000))
-            assert "5 (sample 2)" in printed.getvalue()
+            assert "5 (sample 3)" in printed.getvalue()
 
 
 def test_documents_of_a_deduplicated_blend_lead_to_the_original_rows(tmp_path, vocabulary):

@@ -61,7 +61,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ShownStep:
     """The samples of a step, from 1, and its loss and gradient norm, None if it has not been trained yet."""
 
     step: int
@@ -122,7 +122,7 @@ class Reading:
         """Turns ids into text, with the tokenizer of the data."""
         return vocabulary_of(self.data).decode
 
-    def step(self, step: int, rows: int | None) -> Batch:
+    def step(self, step: int, rows: int | None) -> ShownStep:
         """The first `rows` samples of a step, all for None. Raises InputError for a step that is not in the training."""
         if not 1 <= step <= self.steps:
             raise InputError(f"--step: {step} is no step of {self.path}, which has steps 1 to {self.steps:,}")
@@ -132,7 +132,7 @@ class Reading:
         packs = [self._with_origins(pack, sample) for sample, pack in enumerate(samples)]
         metrics = history_of(self.path).steps.get(step) if is_training(self.path) else None
         view = View(self.path, self.data.kind, str(self.data.tokenizer["model"]), packs)
-        return Batch(step, self._batch, metrics, view)
+        return ShownStep(step, self._batch, metrics, view)
 
     def _with_origins(self, pack: Pack, sample: int) -> Pack:
         sequences = [replace(each, origin=self._origin(each)) for each in pack.sequences]
@@ -297,31 +297,31 @@ def with_steps(path: str, stories: Sequence[Story]) -> list[Story]:
     return [[*before, replace(last, places=[read(place) for place in last.places])] for *before, last in stories]
 
 
-def batch_record(batch: Batch) -> dict[str, Any]:
+def step_record(shown: ShownStep) -> dict[str, Any]:
     """A step as a JSON record for the next command."""
-    view = view_record(batch.view)["view"]
-    metrics = batch.metrics.model_dump() if batch.metrics else None
-    return {"batch": {**view, "type": "batch", "step": batch.step, "samples": batch.samples, "metrics": metrics}}
+    view = view_record(shown.view)["view"]
+    metrics = shown.metrics.model_dump() if shown.metrics else None
+    return {"step": {**view, "type": "step", "step": shown.step, "samples": shown.samples, "metrics": metrics}}
 
 
 def find_record(path: str, found: Sequence[Found]) -> dict[str, Any]:
     """The steps that read documents, as a JSON record for the next command."""
     documents = [{**asdict(each), "skip": each.skip.model_dump()} for each in found]
-    return {"batch": {"path": absolute(path), "type": "batch", "documents": documents}}
+    return {"step": {"path": absolute(path), "type": "step", "documents": documents}}
 
 
-def describe_step(batch: Batch) -> str:
+def describe_step(shown: ShownStep) -> str:
     """One line about a step."""
-    shown, found = len(batch.view.packs), batch.metrics
-    samples = f"{batch.samples:,} samples" if shown == batch.samples else f"{shown:,} of {batch.samples:,} samples"
+    count, found = len(shown.view.packs), shown.metrics
+    samples = f"{shown.samples:,} samples" if count == shown.samples else f"{count:,} of {shown.samples:,} samples"
     trained = f", loss {found.loss:.4f}, gradient norm {found.gradient_norm:.4f}" if found else ""
-    return f"step {batch.step:,}: {samples}{trained}"
+    return f"step {shown.step:,}: {samples}{trained}"
 
 
-def print_batch(batch: Batch, console: Console) -> None:
+def print_step(shown: ShownStep, console: Console) -> None:
     """Print a step, sample by sample."""
-    console.print(Text(describe_step(batch), "bold"))
-    print_view(batch.view, console)
+    console.print(Text(describe_step(shown), "bold"))
+    print_view(shown.view, console)
 
 
 def print_found(found: Sequence[Found], console: Console) -> None:
