@@ -100,7 +100,9 @@ def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> Pr
         raise InputError(f"{blend.misnamed}: settings are read from files that end in .yaml; rename it")
     written = dict(under)
     for name in (join(blend.kind, DEFAULTS), blend.name):
-        written = _merged(written, _read_yaml(join(blend.prefix, f"{name}.yaml")))
+        place = join(blend.prefix, f"{name}.yaml")
+        given = read_yaml(read_bytes(place) or b"", f"{place}: not valid YAML")
+        written = written if given is None else _merged(written, require_mapping(given, place))
     if "store" in written:
         raise InputError(f"{blend.name}: all blends share the store {store}; remove 'store' from the settings")
     if "previous" in written:
@@ -110,15 +112,6 @@ def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> Pr
     return parse(preparation(blend.kind).settings, {**written, "store": store}, f"settings of {blend.name}")
 
 
-def _read_yaml(place: str) -> dict[str, Any]:
-    found = read_yaml(read_bytes(place) or b"", f"{place}: not valid YAML")
-    return {} if found is None else require_mapping(found, place)
-
-
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    both = {name: _merged(under[name], value) for name, value in over.items() if _are_mappings(under.get(name), value)}
-    return {**under, **over, **both}
-
-
-def _are_mappings(*values: object) -> bool:
-    return all(isinstance(value, Mapping) for value in values)
+    shared = [name for name in over if isinstance(under.get(name), Mapping) and isinstance(over[name], Mapping)]
+    return {**under, **over, **{name: _merged(under[name], over[name]) for name in shared}}

@@ -15,7 +15,7 @@ from tokenmill.tasks.storage import absolute, join
 
 from .blends import KINDS, NightlyBlend, settings_of
 from .prune import Leftovers, references, remove_leftovers
-from .reasons import file_changes, new_data_sets, reasons
+from .reasons import reasons
 from .versions import claim, folders_in, follow, latest, lineage, next_version, order, prune_versions
 
 STORE = "shards"
@@ -78,17 +78,15 @@ def compare_blend(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any]
     planned = kind.plan(loaded, settings.model_copy(update={"force": True}), of_blend)
     manifest = published_manifest(newest.path) if newest else None
     if newest is None:
-        why = new_data_sets(loaded)
+        why = [f"nothing was published before; datasets: {sum(map(len, loaded.parts().values()))}"]
     elif manifest is None:
         why = [f"the latest version, {newest.version}, is no longer there"]
     else:
-        why = [*reasons(manifest, planned), *file_changes(newest.named_files, named_files)]
+        changed = [name for name in sorted(named_files) if newest.named_files.get(name) != named_files[name]]
+        why = [*reasons(manifest, planned), *(f"{name}: the files it names changed" for name in changed)]
     before, previous = (newest.version, newest.path if manifest else None) if newest else (None, None)
     version = next_version([*lineage(of_blend), *([before] if before else [])], now)
     return Comparison(blend, settings, of_blend, before, previous, version, why, named_files)
-
-
-NOTHING = Leftovers(0, [], 0)
 
 
 def claimed(compared: Comparison, now: float) -> Comparison:
@@ -101,14 +99,8 @@ def follow_prepared(compared: Comparison, record: Mapping[str, Any]) -> None:
     newest = latest(compared.output_dir)
     if newest and order(newest.version) > order(compared.version):
         return
-    follow(
-        compared.output_dir,
-        record,
-        version=compared.version,
-        before=compared.before,
-        reasons=compared.reasons,
-        named_files=dict(compared.named_files),
-    )
+    own = {name: getattr(compared, name) for name in ("version", "before", "reasons")}
+    follow(compared.output_dir, record, **own, named_files=dict(compared.named_files))
 
 
 def prune_night(
@@ -124,20 +116,13 @@ def prune_night(
         references(store_of(output_dir), pinned)  # raises before anything is removed
     kept, young_from = list(pinned), time.time() - grace_seconds
     removed: list[str] = []
-    for of_blend in _blends_of(absolute(output_dir)):
+    of_kinds = [join(absolute(output_dir), kind) for kind in KINDS]
+    for of_blend in [join(of_kind, name) for of_kind in of_kinds for name in folders_in(of_kind)]:
         removed += [join(of_blend, version) for version in prune_versions(of_blend, keep, pinned, young_from)]
         kept += [join(of_blend, version) for version in lineage(of_blend)]
     if not kept:
-        return removed, NOTHING
+        return removed, Leftovers(0, [], 0)
     return removed, remove_leftovers(store_of(output_dir), kept, grace_seconds)
-
-
-def _blends_of(output_dir: str) -> list[str]:
-    """The folders of blends by kind, including blends that no longer exist."""
-    return [join(output_dir, kind, name) for kind in KINDS for name in folders_in(join(output_dir, kind))]
-
-
-Result = Literal["unchanged", "prepared", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +133,7 @@ class Outcome:
     """
 
     blend: NightlyBlend
-    result: Result
+    result: Literal["unchanged", "prepared", "failed"]
     version: str | None = None
     reasons: Sequence[str] = ()
     shards: Mapping[str, int] = field(default_factory=dict[str, int])

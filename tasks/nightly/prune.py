@@ -139,8 +139,10 @@ def references(store: str, keep: Iterable[str]) -> References:
                 f"{output_dir}: its shards are in {manifest['volatile'].get('store')}, not in {store}; name only "
                 "outputs of this store, and all of them"
             )
-        for kind, key in _named(manifest):
-            found[kind].add(key)
+        for stored, entry in stored_entries(manifest):  # derived ones included
+            found[stored.kind].add(entry["key"])
+        for identity in identities(manifest).values():  # as planned, without later decisions
+            found[manifest["type"]].add(shard_key(identity))
     if not found:
         raise InputError(
             f"{store}: no outputs to keep were named, so every shard would be removed; name the outputs to keep"
@@ -166,14 +168,6 @@ def _require_store(store: str) -> None:
     system, path = filesystem(store)
     if not system.isdir(path):
         raise InputError(f"{store}: there is no store; check the path")
-
-
-def _named(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Folder and key of every shard of a manifest, derived ones included, each also as planned, without later decisions."""
-    for store, entry in stored_entries(manifest):
-        yield store.kind, entry["key"]
-    for identity in identities(manifest).values():
-        yield manifest["type"], shard_key(identity)
 
 
 def _stored(store: str, kind: str) -> Iterable[StoredShard]:

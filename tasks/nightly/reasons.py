@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from tokenmill.tasks.blend.models import SPLITS, Blend, listed_sources
+from tokenmill.tasks.blend.models import SPLITS, listed_sources
 from tokenmill.tasks.shards.identity import difference, shard_key
 from tokenmill.tasks.shards.manifest import entry_files, identities
 from tokenmill.tasks.shards.plan import changes
@@ -23,15 +23,14 @@ from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.shards.settings import RUNTIME_SETTINGS
 from tokenmill.tasks.sources.formats import FORMATS
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 
 @dataclass(slots=True)
 class _File:
-    """The slices of a file: content by bounds, in bytes or row groups."""
-
     row_groups: bool
     slices: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
+    """Content by bounds, in bytes or row groups."""
 
     @property
     def end(self) -> int:
@@ -57,7 +56,12 @@ def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str
     ]
     if changed or added:
         after = {shard.place: shard.identity for shard in plan.shards if shard.place in changed}
-        found += [*_file_changes(_published_files(manifest), _planned_files(planned)), *_recipe_changes(before, after)]
+        listed = _files(
+            (f"{shard.split}/{shard.dataset}", part.file.uri, part.start, part.stop, part.file.format, part.content)
+            for shard in plan.shards
+            for part in shard.part.members or [shard.part]
+        )
+        found += [*_file_changes(_published_files(manifest), listed), *_recipe_changes(before, after)]
     if not found and (changed or added):
         gone = len(changed - keys.keys())
         return [f"shards: {len(added)} new, {len(changed) - gone} changed, {gone} gone"]
@@ -88,17 +92,6 @@ def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any], rename
         *_data_set_changes(old, after["blend"]),
         *_file_changes(files, _published_files(after)),
     ]
-
-
-def file_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Changes in the files that settings name, given the digest of each group."""
-    return [f"{name}: the files it names changed" for name in sorted(after) if before.get(name) != after[name]]
-
-
-def new_data_sets(blend: Blend) -> list[str]:
-    """The reason for a first version."""
-    count = sum(len(sources) for sources in blend.parts().values())
-    return [f"nothing was published before; datasets: {count}"]
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401 - JSON of any shape
@@ -138,28 +131,14 @@ def _label(dataset: str) -> str:
 
 def _published_files(manifest: Mapping[str, Any]) -> Files:
     return _files(
-        (
-            f"{entry['split']}/{entry['dataset']}",
-            file["file"],
-            file["start"],
-            file["stop"],
-            entry["source"]["format"],
-            file["content"],
-        )
+        (f"{entry['split']}/{entry['dataset']}", file["file"], file["start"], file["stop"], entry["source"]["format"], file["content"])
         for entry in manifest["shards"]
         for file in entry_files(entry)
-    )
-
-
-def _planned_files(planned: Planned[Any, Any]) -> Files:
-    return _files(
-        (f"{shard.split}/{shard.dataset}", part.file.uri, part.start, part.stop, part.file.format, part.content)
-        for shard in planned.plan.shards
-        for part in shard.part.members or [shard.part]
-    )
+    )  # fmt: skip
 
 
 def _files(slices: Iterable[tuple[str, str, int, int, str, str]]) -> Files:
+    """The files of slices, given as dataset, URI, start, stop, format and content."""
     found: defaultdict[str, dict[str, _File]] = defaultdict(dict)
     for dataset, uri, start, stop, kind, content in slices:
         file = found[dataset].setdefault(uri, _File(row_groups=FORMATS[kind].columnar))
@@ -169,40 +148,34 @@ def _files(slices: Iterable[tuple[str, str, int, int, str, str]]) -> Files:
 
 def _file_changes(before: Files, after: Files) -> Iterator[str]:
     """The new, grown, shrunk, changed and removed files of each dataset in both versions."""
-    for dataset in after:
-        if dataset not in before:
-            continue
+    for dataset in [dataset for dataset in after if dataset in before]:
         old, new = before[dataset], after[dataset]
-        both = [uri for uri in new if uri in old]
-        found = [
-            *_count("new", [_base(uri) for uri in new if uri not in old], "files"),
-            *_count("grown", [_measured(uri, old[uri], new[uri]) for uri in both if new[uri].end > old[uri].end]),
-            *_count("shrunk", [_measured(uri, old[uri], new[uri]) for uri in both if new[uri].end < old[uri].end]),
-            *_count("changed", [_base(uri) for uri in both if _rewritten(old[uri], new[uri])]),
-            *_count("gone", [_base(uri) for uri in old if uri not in new]),
-        ]
-        if found:
+        changed: dict[str, list[str]] = {what: [] for what in ("new", "grown", "shrunk", "changed", "gone")}
+        for uri, file in new.items():
+            name, was = uri.rpartition("/")[2], old.get(uri)
+            if was is None:
+                changed["new"].append(name)
+            elif file.end != was.end:
+                changed["grown" if file.end > was.end else "shrunk"].append(f"{name}: {_sizes(was, file)}")
+            # Slices with other bounds have another content anyway, so only those that both have are compared.
+            elif any(content != file.slices.get(place, content) for place, content in was.slices.items()):
+                changed["changed"].append(name)
+        changed["gone"] = [uri.rpartition("/")[2] for uri in old if uri not in new]
+        if found := [_count(what, names) for what, names in changed.items() if names]:
             yield f"{_label(dataset)}: {', '.join(found)}"
 
 
-def _count(what: str, names: Sequence[str], noun: str = "") -> Iterator[str]:
-    if names:
-        shown = ", ".join(names[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
-        counted = " ".join(filter(None, [f"{len(names):,}", noun[:-1] if len(names) == 1 else noun, what]))
-        yield f"{counted} ({shown})"
+def _count(what: str, names: Sequence[str]) -> str:
+    noun = "" if what != "new" else "file " if len(names) == 1 else "files "
+    shown = ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
+    return f"{len(names):,} {noun}{what} ({shown})"
 
 
-def _base(uri: str) -> str:
-    return uri.rpartition("/")[2]
-
-
-def _measured(uri: str, old: _File, new: _File) -> str:
+def _sizes(old: _File, new: _File) -> str:
     if new.row_groups:
-        return f"{_base(uri)}: {old.end} -> {new.end} row groups"
+        return f"{old.end} -> {new.end} row groups"
     sizes = [_size(each.end) for each in (old, new)]
-    if sizes[0] == sizes[1]:
-        sizes = [f"{old.end:,}", f"{new.end:,} bytes"]
-    return f"{_base(uri)}: {' -> '.join(sizes)}"
+    return " -> ".join(sizes if sizes[0] != sizes[1] else [f"{old.end:,}", f"{new.end:,} bytes"])
 
 
 def _size(count: int) -> str:
@@ -210,13 +183,6 @@ def _size(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} bytes"
-
-
-def _rewritten(old: _File, new: _File) -> bool:
-    """Whether a file of the same length has other content, as far as both are cut into the same slices."""
-    return old.end == new.end and any(
-        content != new.slices.get(place, content) for place, content in old.slices.items()
-    )
 
 
 def _recipe_changes(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

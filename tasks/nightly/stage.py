@@ -4,7 +4,7 @@ Events can trigger other deployments: `tokenmill.blend.changed` before a blend i
 `tokenmill.blend.failed`, of the resource `tokenmill.blend.<kind>.<name>`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from logging import ERROR, INFO
 from typing import Any, Literal
 
@@ -16,27 +16,20 @@ from prefect.events import emit_event
 from tokenmill.tasks.shards.stage import artifact_key
 
 from .blends import NightlyBlend
-from .night import Comparison, Outcome, claimed, compare_blend, follow_prepared, prune_night
+from .night import Outcome, claimed, compare_blend, follow_prepared, prune_night
 
 Happened = Literal["changed", "prepared", "failed"]
 
 
-@task(name="compare", task_run_name="compare-{blend.name}", cache_policy=NO_CACHE, persist_result=False)
-def compare(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any], now: float) -> Comparison:
-    """Compare a blend with its latest version."""
-    return compare_blend(blend, output_dir, under, now)
-
-
-@task(name="claim", task_run_name="claim-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False)
-def claim(compared: Comparison, now: float) -> Comparison:
-    """Claim the next version of a blend for this run."""
-    return claimed(compared, now)
-
-
-@task(name="follow", task_run_name="follow-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False)
-def follow_version(compared: Comparison, record: Mapping[str, Any]) -> None:
-    """Point readers to the version just published."""
-    follow_prepared(compared, record)
+compare = task(
+    compare_blend, name="compare", task_run_name="compare-{blend.name}", cache_policy=NO_CACHE, persist_result=False
+)
+claim = task(
+    claimed, name="claim", task_run_name="claim-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False
+)
+follow_version = task(
+    follow_prepared, name="follow", task_run_name="follow-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False
+)  # fmt: skip
 
 
 @task(name="prune", cache_policy=NO_CACHE, persist_result=False)

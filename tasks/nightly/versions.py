@@ -141,7 +141,11 @@ def prune_versions(output_dir: str, keep: int, pinned: Collection[str] = (), you
     removed = [name for name in folders if name not in kept and join(output_dir, name) not in pinned]
     removed = [name for name in removed if not _claimed_since(young_from, join(output_dir, name))]
     for name in removed:
-        _remove(join(output_dir, name))
+        system, path = filesystem(join(output_dir, name))
+        with suppress(FileNotFoundError):
+            system.rm_file(f"{path}/{BLEND}")
+        with suppress(FileNotFoundError):  # object stores may list empty folders for a while
+            system.rm(path, recursive=True)
     return removed
 
 
@@ -154,14 +158,6 @@ def _claimed_since(moment: float, folder: str) -> bool:
         return cast("datetime", system.modified(path)).timestamp() >= moment
     except FileNotFoundError:
         return False
-
-
-def _remove(folder: str) -> None:
-    system, path = filesystem(folder)
-    with suppress(FileNotFoundError):
-        system.rm_file(f"{path}/{BLEND}")
-    with suppress(FileNotFoundError):  # object stores may list empty folders for a while
-        system.rm(path, recursive=True)
 
 
 def _version_folders(output_dir: str) -> list[str]:
