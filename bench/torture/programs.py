@@ -73,7 +73,7 @@ def compare(case: tuple[str, str]) -> Counter[str]:
             assert made == expected, (name, seed, given)
             counts["rejected"] += 1
             continue
-        pieces = [every.pieces() if isinstance(every, Filled) else every for every in made]
+        pieces = [every.segments() if isinstance(every, Filled) else every for every in made]
         assert pieces == expected, (name, seed, given)
         counts["filled" if isinstance(made[0], Filled) else "rendered"] += 1
         for every, other in zip(made, expected, strict=True):

@@ -31,10 +31,10 @@ from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .controls import Controls
 from .conversation import Conversation, Rejected
-from .encoding import Batch, Piece, Sequences
+from .encoding import Batch, Segment, Segments
 from .loss import LossPolicy, completions, ended
 from .probes import PROBES, TemplateProfile, is_reply, profile_template, unwritten_by
-from .sequences import Pieces, Renderer, SplitTurns
+from .sequences import Renderer, SplitTurns
 from .template import ChatTemplate, compiled
 
 BUNDLED = Path(__file__).parents[2] / "blends" / "templates"
@@ -110,7 +110,7 @@ def _own_instructions(vocabulary: Vocabulary) -> dict[str, str]:
 REQUIRED = ("one turn", "several turns")
 """Probes that every template must accept."""
 
-SequencesOf = Callable[[Conversation], "list[Pieces] | Rejected"]
+SequencesOf = Callable[[Conversation], "list[Segments] | Rejected"]
 """How a format turns a probe into sequences."""
 
 
@@ -224,8 +224,8 @@ def _require_prompted(renderer: Renderer) -> None:
         if isinstance(rendering, Rejected) or any(kind == "generated" for _, _, (_, kind) in rendering.spans):
             continue
         rendering = ended(rendering, probe.messages, renderer.openings, renderer.controls.written)
-        learned = renderer.policy.learned(probe.messages)
-        found = completions(rendering, probe.messages, learned, renderer.openings, renderer.controls.written)
+        trained = renderer.policy.trained(probe.messages)
+        found = completions(rendering, probe.messages, trained, renderer.openings, renderer.controls.written)
         starts = {} if isinstance(found, Rejected) else {number: each.start for number, each in found.items()}
         for number, start in starts.items():
             prompted = renderer.template.render(probe.messages[:number], probe.tools, add_generation_prompt=True)
@@ -267,32 +267,21 @@ def text_encoder(vocabulary: Vocabulary, controls: Controls, backend: Backend, s
     return encoder_of(guarded, backend, literal=literal)
 
 
-def _require_right(name: str, found: Sequence[list[Piece]], controls: Controls, vocabulary: Vocabulary) -> None:
+def _require_right(name: str, found: Sequence[Segments], controls: Controls, vocabulary: Vocabulary) -> None:
     batch = Batch()
-    for pieces in found:
-        batch.add(pieces)
+    for segments in found:
+        batch.add(segments)
     sequences = batch.encode(text_encoder(vocabulary, controls, "reference", "literal"))
     names = {number: token for token, number in controls.ids.items()}
-    for number, pieces in enumerate(found):
-        ids, loss = _sequence(sequences, number)
-        texts = [names[piece.token] if piece.text is None else piece.text for piece in pieces]
+    for number, segments in enumerate(found):
+        where = slice(int(sequences.offsets[number]), int(sequences.offsets[number + 1]))
+        ids, trained = sequences.ids[where], sequences.trained[where]
+        texts = [names[each.token] if each.text is None else each.text for each in segments]
         _require_equal(name, "the tokens", vocabulary.decode(ids.tolist()), "".join(texts))
         if not sequences.straddled[number]:
-            learned = "".join(_learned_text(text, piece.learned) for text, piece in zip(texts, pieces, strict=True))
-            _require_equal(name, "the trained tokens", vocabulary.decode(ids[loss == 1].tolist()), learned)
-        _require_own_ids(name, ids, texts, pieces, vocabulary)
-
-
-def _sequence(sequences: Sequences, number: int) -> tuple[np.ndarray, np.ndarray]:
-    where = slice(int(sequences.offsets[number]), int(sequences.offsets[number + 1]))
-    return sequences.ids[where], sequences.loss[where]
-
-
-def _learned_text(text: str, learned: bool | tuple[int, ...]) -> str:
-    if not isinstance(learned, tuple):
-        return text if learned else ""
-    ends = np.cumsum(learned).tolist()
-    return "".join(text[ends[number - 1] : ends[number]] for number in range(1, len(ends), 2))
+            wanted = "".join(text for text, each in zip(texts, segments, strict=True) if each.trained)
+            _require_equal(name, "the trained tokens", vocabulary.decode(ids[trained == 1].tolist()), wanted)
+        _require_own_ids(name, ids, texts, segments, vocabulary)
 
 
 def _require_equal(name: str, what: str, found: str, expected: str) -> None:
@@ -304,11 +293,11 @@ def _require_equal(name: str, what: str, found: str, expected: str) -> None:
 
 
 def _require_own_ids(
-    name: str, ids: np.ndarray, texts: Sequence[str], pieces: Sequence[Piece], vocabulary: Vocabulary
+    name: str, ids: np.ndarray, texts: Sequence[str], segments: Sequence[Segment], vocabulary: Vocabulary
 ) -> None:
     """Require the ids that the tokenizer produces for the rendering, whole or split into prompt and completions."""
     whole = "".join(texts)
-    starts = [0, *(place for place, piece in enumerate(pieces) if piece.breaks), len(texts)]
+    starts = [0, *(place for place, each in enumerate(segments) if each.breaks), len(texts)]
     apart = ["".join(texts[start:stop]) for start, stop in itertools.pairwise(starts)]
     reference = vocabulary.reference(False)
     encodings = (reference.encode(pa.array(each, pa.large_string())).ids for each in ([whole], apart))

@@ -1,25 +1,31 @@
-"""The texts of many conversations of programs at once: literals of the template joined with values of the conversations.
+"""Renderings to arrays of tokens, loss mask and roles.
 
-Arrow copies all of them in one go, some 5 GB/s, so nothing is made per text.
+A rendering is cut into segments: control tokens, which are ids, and the text between them, each trained on or not. Text between
+control tokens is encoded as a whole, except where generation begins, because a server encodes its prompt separately from the
+answer. Where a loss boundary is inside such a text, its segments are encoded as well; tokens on which the two disagree are
+counted and not trained on.
+
+Each distinct text of a batch is encoded once, so the cost of a long conversation is linear even if its sequences repeat it.
+Placing ids takes 3 ns per token. Sequences of programs (`programs`) come as a layout and its values, without an object per
+segment: literals of the template are joined with values of many conversations at once by Arrow, some 5 GB/s.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 from tokenmill.tasks.tokenize.encoders import Encoder, Tokens
 
 from .controls import Controls
-from .conversation import Role
-from .loss import Range
+from .conversation import Range, Role
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class TextTable:
     """How the texts of a program are made: text i is joined of the next `counts[i]` of the `parts`.
 
     A part is the number of a value of the conversation, or -1 - n for literal n.
@@ -40,12 +46,12 @@ class Columns:
     """The values of conversations; conversation i fills table `which[i]` with those from number `firsts[i]` on."""
 
     values: list[str] = field(default_factory=list[str])
-    tables: dict[Table, int] = field(default_factory=dict[Table, int])
+    tables: dict[TextTable, int] = field(default_factory=dict[TextTable, int])
     which: list[int] = field(default_factory=list[int])
     firsts: list[int] = field(default_factory=list[int])
     _last: Sequence[str] | None = None
 
-    def add(self, table: Table, values: Sequence[str]) -> int:
+    def add(self, table: TextTable, values: Sequence[str]) -> int:
         """The number of the conversation with these values; the last one may be added again."""
         if values is not self._last:
             self._last = values
@@ -112,34 +118,54 @@ ROLE_NUMBERS: dict[str, int] = {role: number for number, role in enumerate(ROLES
 ASSISTANT = np.int8(ROLE_NUMBERS["assistant"])
 
 
-class Piece(NamedTuple):
-    """A control token (`token` is its id, `text` None) or a text.
+class Segment(NamedTuple):
+    """A control token (`token` is its id, `text` None) or a text: by one author, and trained on or not.
 
-    `learned` says whether it is trained on; for a text with a loss boundary inside, it is the lengths of its parts in
-    characters, untrained first (possibly 0). `breaks`: do not join it with the text before it.
+    Texts in a row are encoded as one, up to one that `breaks`.
     """
 
     text: str | None
     token: int
     role: int
-    learned: bool | tuple[int, ...]
+    trained: bool
     breaks: bool = False
+
+
+Segments = list[Segment]
+
+
+def runs(segments: Iterable[Segment]) -> list[Segments]:
+    """The segments that are encoded together: each control token, and the texts in a row up to one that breaks."""
+    found: list[Segments] = []
+    in_text = False
+    for segment in segments:
+        if in_text and segment.text is not None and not segment.breaks:
+            found[-1].append(segment)
+        else:
+            found.append([segment])
+        in_text = segment.text is not None
+    return found
+
+
+def text_of_run(run: Segments) -> str:
+    """The text that is encoded for a run of texts."""
+    return (run[0].text or "") if len(run) == 1 else "".join([segment.text or "" for segment in run])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """The pieces of a sequence apart from what its texts say.
+    """The runs of a sequence apart from what their texts say.
 
-    The first lists have an entry per piece: `sources` is the number of a text in the table of its program, or -1 - id for a control
-    token; `learned`, `roles` and `breaks` are as in Piece. `mixed` lists the pieces that are trained on in part: the piece, and the
-    numbers of its parts, untrained and trained in turn. Its texts, each once, have `literal` characters of their own and `values`.
+    The first lists have an entry per run: `sources` is the number of a text in the table of its program, or -1 - id for a control
+    token; `trained`, `roles` and `breaks` are as in Segment. `mixed` lists the runs of several segments: the run, the numbers of the
+    segments' texts, and whether each is trained on. Its texts, each once, have `literal` characters of their own and `values`.
     """
 
     sources: Sequence[int]
-    learned: Sequence[bool]
+    trained: Sequence[bool]
     roles: Sequence[int]
     breaks: Sequence[bool]
-    mixed: Sequence[tuple[int, Sequence[int]]]
+    mixed: Sequence[tuple[int, Sequence[int], Sequence[bool]]]
     literal: int
     values: Sequence[int]
 
@@ -148,35 +174,34 @@ class Filled(NamedTuple):
     """A sequence of a program: its layout, the table of its texts, and the values of its conversation in these."""
 
     layout: Layout
-    table: Table
+    table: TextTable
     values: Sequence[str]
 
-    def pieces(self) -> list[Piece]:
-        """The same sequence as pieces."""
-        layout, texts, parts = self.layout, self.table.texts(self.values), dict(self.layout.mixed)
-        return [
-            Piece(
-                None if source < 0 else texts[source],
-                -1 - source if source < 0 else -1,
-                role,
-                tuple(len(texts[part]) for part in parts[place]) if place in parts else learned,
-                breaks,
-            )
-            for place, (source, learned, role, breaks) in enumerate(
-                zip(layout.sources, layout.learned, layout.roles, layout.breaks, strict=True)
-            )
-        ]
+    def segments(self) -> Segments:
+        """The same sequence as segments."""
+        layout, texts = self.layout, self.table.texts(self.values)
+        mixed = {place: list(zip(parts, trained, strict=True)) for place, parts, trained in layout.mixed}
+        found: Segments = []
+        for place, (source, trained) in enumerate(zip(layout.sources, layout.trained, strict=True)):
+            role, breaks = layout.roles[place], layout.breaks[place]
+            if source < 0:
+                found.append(Segment(None, -1 - source, role, trained, breaks))
+                continue
+            for part, part_trained in mixed.get(place, [(source, trained)]):
+                found.append(Segment(texts[part], -1, role, part_trained, breaks))
+                breaks = False
+        return found
 
 
 class Tokenized(NamedTuple):
-    """A sequence of a row that is tokenized already: `ids` int32 and `learned` int8, an entry per token, not shifted.
+    """A sequence of a row that is tokenized already: `ids` int32 and `trained` int8, an entry per token, not shifted.
 
     Who wrote its tokens isn't known: those that are trained on count as the assistant's, and others as the template's. `unread`
     names fields of the row that aren't read.
     """
 
     ids: np.ndarray
-    learned: np.ndarray
+    trained: np.ndarray
     unread: tuple[str, ...]
 
 
@@ -187,13 +212,13 @@ class Passage(NamedTuple):
 
     stop: int
     role: int
-    learned: Sequence[Range] = ()
+    trained: Sequence[Range] = ()
     generation: int = -1
 
 
-def cut(text: str, passages: Sequence[Passage], controls: Controls) -> list[list[Piece]]:
-    """The pieces of each passage of a rendering, in order, without empty texts. The last passage ends the text."""
-    groups: list[list[Piece]] = [[] for _ in passages]
+def cut(text: str, passages: Sequence[Passage], controls: Controls) -> list[Segments]:
+    """The segments of each passage of a rendering, in order, without empty texts. The last passage ends the text."""
+    groups: list[Segments] = [[] for _ in passages]
     number, passage, group = 0, passages[0], groups[0]
     place, is_control = 0, True
     for found in controls.pattern.split(text):
@@ -204,8 +229,7 @@ def cut(text: str, passages: Sequence[Passage], controls: Controls) -> list[list
                 number += 1
                 passage, group = passages[number], groups[number]
             if is_control:
-                learned = bool(passage.learned) and _learned(passage.learned, place, end) is True
-                group.append(_control(controls.ids[found], passage.role, learned))
+                group.append(_control(controls.ids[found], passage.role, _covered(passage.trained, place, end)))
                 place = end
             else:
                 stop = min(end, passage.stop)
@@ -215,94 +239,63 @@ def cut(text: str, passages: Sequence[Passage], controls: Controls) -> list[list
 
 
 @lru_cache(maxsize=4096)
-def _control(token: int, role: int, learned: bool) -> Piece:
-    return Piece(None, token, role, learned)
+def _control(token: int, role: int, trained: bool) -> Segment:
+    return Segment(None, token, role, trained)
 
 
 @lru_cache(maxsize=16)
-def _line_end(role: int) -> Piece:
+def _line_end(role: int) -> Segment:
     """The text that most templates write after every message."""
-    return Piece("\n", -1, role, False)
+    return Segment("\n", -1, role, False)
 
 
-def _cut_text(text: str, place: int, passage: Passage) -> list[Piece]:
-    """A text without control tokens, split where generation begins inside it."""
-    if not passage.learned and passage.generation < 0:
-        return [_line_end(passage.role) if text == "\n" else Piece(text, -1, passage.role, False)]
-    boundary = passage.generation - place
-    if 0 < boundary < len(text):
-        return [_text_piece(text[:boundary], place, passage), _text_piece(text[boundary:], passage.generation, passage)]
-    return [_text_piece(text, place, passage)]
+def _cut_text(text: str, place: int, passage: Passage) -> Segments:
+    """A text without control tokens, split where generation begins, and where training begins or ends."""
+    _, role, trained, generation = passage
+    if not trained and generation < 0:
+        return [_line_end(role) if text == "\n" else Segment(text, -1, role, False)]
+    stop = place + len(text)
+    if not place < generation < stop and len(trained) == 1 and trained[0][0] <= place and stop <= trained[0][1]:
+        return [Segment(text, -1, role, True, place == generation)]
+    borders = {place, stop, generation, *itertools.chain.from_iterable(trained)}
+    inside = sorted(border for border in borders if place <= border <= stop)
+    return [
+        Segment(text[a - place : b - place], -1, role, _covered(trained, a, b), a == generation)
+        for a, b in itertools.pairwise(inside)
+    ]
 
 
-def _text_piece(text: str, place: int, passage: Passage) -> Piece:
-    learned = _learned(passage.learned, place, place + len(text))
-    return Piece(text, -1, passage.role, learned, place == passage.generation)
+def _covered(ranges: Sequence[Range], start: int, stop: int) -> bool:
+    return any(first <= start and stop <= last for first, last in ranges)
 
 
-def _learned(ranges: Sequence[Range], start: int, stop: int) -> bool | tuple[int, ...]:
-    """Whether the characters `[start, stop)` are trained on, or which of them."""
-    if len(ranges) == 1 and ranges[0][0] <= start and stop <= ranges[0][1]:
-        return True
-    inside = [(max(first, start), min(last, stop)) for first, last in ranges if first < stop and last > start]
-    if not inside:
-        return False
-    if inside == [(start, stop)]:
-        return True
-    boundaries = [boundary for each in inside for boundary in each]
-    if boundaries[-1] < stop:
-        boundaries.append(stop)
-    return tuple(boundary - before for before, boundary in zip([start, *boundaries], boundaries, strict=False))
-
-
-def connected(passages: Sequence[Sequence[Piece]]) -> list[Piece]:
-    """The pieces of consecutive passages; adjacent texts are joined, because they are encoded as one."""
-    pieces: list[Piece] = []
+def connected(passages: Iterable[Segments]) -> Segments:
+    """The segments of consecutive passages. Texts that meet are encoded as one, so all of a run are by the author of its first."""
+    segments: Segments = []
     for passage in passages:
-        if passage and pieces and _meet(pieces[-1], passage[0]):
-            pieces[-1] = _joined(pieces[-1], passage[0])
-            pieces += passage[1:]
-        else:
-            pieces += passage
-    return pieces
-
-
-def _meet(left: Piece, right: Piece) -> bool:
-    return left.text is not None and right.text is not None and not right.breaks
-
-
-def _joined(left: Piece, right: Piece) -> Piece:
-    one, other = left.text or "", right.text or ""
-    if left.learned is right.learned:
-        return left._replace(text=one + other)
-    lengths = [*_lengths(left.learned, len(one))]
-    for number, length in enumerate(_lengths(right.learned, len(other))):
-        if number % 2 == (len(lengths) - 1) % 2:
-            lengths[-1] += length
-        else:
-            lengths.append(length)
-    return left._replace(text=one + other, learned=tuple(lengths))
-
-
-def _lengths(learned: bool | tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The lengths of untrained and trained parts in turn."""
-    if isinstance(learned, tuple):
-        return learned
-    return (0, size) if learned else (size,)
+        for number, segment in enumerate(passage):
+            last = segments[-1] if segments else segment
+            if last.text is None or segment.text is None or segment.breaks or not segments:
+                segments.append(segment)
+            elif number == 0 and last.trained == segment.trained:
+                segments[-1] = last._replace(text=last.text + segment.text)
+            else:
+                segments.append(segment._replace(role=last.role))
+    return segments
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
     """Encoded sequences, back to back; sequence i is `[offsets[i], offsets[i + 1])`.
 
-    `ids` int32 [tokens]; `loss` int8 [tokens], 1 where the token itself is to be predicted (not shifted); `offsets`
+    `ids` int32 [tokens]; `trained` int8 [tokens], 1 where the token itself is to be predicted (not shifted); `offsets`
     int64 [sequences + 1]. Roles are runs: from token `role_starts[j]` (int64, counted over the batch) on, tokens are by
     `roles[j]` (int8, see ROLES); every sequence begins a run. `straddled` int64 [sequences] counts tokens that contain a loss
     boundary, which are not trained on.
     """
 
     ids: np.ndarray
-    loss: np.ndarray
+    trained: np.ndarray
     offsets: np.ndarray
     role_starts: np.ndarray
     roles: np.ndarray
@@ -318,67 +311,65 @@ class Sequences:
 class Batch:
     """Sequences to encode.
 
-    The pieces of each rendered sequence and of each layout are listed once, in `sources`, `learned` and `roles`: sequence i has
+    The runs of each rendered sequence and of each layout are listed once, in `sources`, `trained` and `roles`: sequence i has
     `counts[i]` of them, from number `starts[i]` on. Its texts are numbered within conversation `owners[i]` of `columns`, or, if that
-    is -1, in `texts`. `mixed` lists the pieces that are trained on in part: the sequence, the piece of it, and the numbers of its
-    parts. `tokenized` sequences have a piece per token, listed after all others: if `starts[i]` is -1 - n, from number n of these on.
-    `characters` counts those of the texts of all sequences, and tokens of `tokenized`.
+    is -1, in `texts`. `mixed` lists the runs of several segments: the sequence, the run in it, the numbers of the segments' texts, and
+    whether each is trained on. `tokenized` sequences have a run per token, listed after all others: if `starts[i]` is -1 - n, from
+    number n of these on. `characters` counts those of the texts of all sequences, and tokens of `tokenized`.
     """
 
     texts: list[str] = field(default_factory=list[str])
     columns: Columns = field(default_factory=Columns)
     sources: list[int] = field(default_factory=list[int])
-    learned: list[bool] = field(default_factory=list[bool])
+    trained: list[bool] = field(default_factory=list[bool])
     roles: list[int] = field(default_factory=list[int])
     starts: list[int] = field(default_factory=list[int])
     counts: list[int] = field(default_factory=list[int])
     owners: list[int] = field(default_factory=list[int])
-    mixed: list[tuple[int, int, Sequence[int]]] = field(default_factory=list[tuple[int, int, Sequence[int]]])
+    mixed: list[tuple[int, int, Sequence[int], Sequence[bool]]] = field(default_factory=list[Any])
     tokenized: list[Tokenized] = field(default_factory=list[Tokenized])
     characters: int = 0
     _tokens: int = 0
     _layouts: dict[Layout, int] = field(default_factory=dict[Layout, int])
 
-    def add(self, sequence: Sequence[Piece] | Filled | Tokenized) -> None:
+    def add(self, sequence: Segments | Filled | Tokenized) -> None:
         """Append one sequence."""
         if isinstance(sequence, Filled):
-            self._add_filled(*sequence)
+            layout, table, values = sequence
+            start = self._layouts.get(layout)
+            if start is None:
+                start = self._layouts[layout] = self._list(layout.sources, layout.trained, layout.roles)
+            self._append(start, len(layout.sources), self.columns.add(table, values), layout.mixed)
+            self.characters += layout.literal + sum([len(values[number]) for number in layout.values])
         elif isinstance(sequence, Tokenized):
             self._append(-1 - self._tokens, len(sequence.ids), -1, ())
             self.tokenized.append(sequence)
             self._tokens += len(sequence.ids)
             self.characters += len(sequence.ids)
         else:
-            self._add_pieces(sequence)
+            found = runs(sequence)
+            sources = [-1 - run[0].token if run[0].text is None else self._text(text_of_run(run)) for run in found]
+            mixed = [
+                (place, [self._text(each.text or "") for each in run], [each.trained for each in run])
+                for place, run in enumerate(found)
+                if len(run) > 1
+            ]
+            start = self._list(sources, [run[0].trained for run in found], [run[0].role for run in found])
+            self._append(start, len(sources), -1, mixed)
+            self.characters += sum([len(each.text) for each in sequence if each.text is not None])
 
-    def _add_filled(self, layout: Layout, table: Table, values: Sequence[str]) -> None:
-        start = self._layouts.get(layout)
-        if start is None:
-            start = self._layouts[layout] = self._listed(layout.sources, layout.learned, layout.roles)
-        self._append(start, len(layout.sources), self.columns.add(table, values), layout.mixed)
-        self.characters += layout.literal + sum([len(values[number]) for number in layout.values])
-
-    def _add_pieces(self, pieces: Sequence[Piece]) -> None:
-        sources = [-1 - token if text is None else self._text(text) for text, token, _, _, _ in pieces]
-        mixed = [
-            (place, self._parts(piece.text or "", piece.learned))
-            for place, piece in enumerate(pieces)
-            if isinstance(piece.learned, tuple)
-        ]
-        start = self._listed(sources, [piece.learned is True for piece in pieces], [piece.role for piece in pieces])
-        self._append(start, len(sources), -1, mixed)
-        self.characters += sum([len(piece.text) for piece in pieces if piece.text is not None])
-
-    def _listed(self, sources: Sequence[int], learned: Sequence[bool], roles: Sequence[int]) -> int:
-        """The number of the first of some pieces, which are appended."""
+    def _list(self, sources: Sequence[int], trained: Sequence[bool], roles: Sequence[int]) -> int:
+        """List some runs, and return the number of the first."""
         start = len(self.sources)
         self.sources += sources
-        self.learned += learned
+        self.trained += trained
         self.roles += roles
         return start
 
-    def _append(self, start: int, count: int, owner: int, mixed: Sequence[tuple[int, Sequence[int]]]) -> None:
-        self.mixed += [(len(self.starts), place, parts) for place, parts in mixed]
+    def _append(
+        self, start: int, count: int, owner: int, mixed: Sequence[tuple[int, Sequence[int], Sequence[bool]]]
+    ) -> None:
+        self.mixed += [(len(self.starts), *each) for each in mixed]
         self.starts.append(start)
         self.counts.append(count)
         self.owners.append(owner)
@@ -387,11 +378,6 @@ class Batch:
         self.texts.append(text)
         return len(self.texts) - 1
 
-    def _parts(self, text: str, lengths: tuple[int, ...]) -> list[int]:
-        """The numbers of the parts of a text that is trained on in part."""
-        boundaries = [0, *itertools.accumulate(lengths)]
-        return [self._text(text[start:stop]) for start, stop in itertools.pairwise(boundaries)]
-
     def encode(self, encoder: Encoder) -> Sequences:
         """The arrays of all sequences."""
         texts, firsts = self.columns.joined(self.texts)
@@ -399,29 +385,30 @@ class Batch:
         encoded, numbers = encoder.encode(distinct.dictionary), distinct.indices.to_numpy()
         counts, base = np.array(self.counts, np.int64), np.append(firsts, 0)[np.array(self.owners, np.int64)]
         starts = np.array(self.starts, np.int64)
-        pieces = ranges(np.where(starts < 0, len(self.sources) - 1 - starts, starts), counts)
-        sources = np.concatenate([np.array(self.sources, np.int64), *(~each.ids for each in self.tokenized)])[pieces]
-        given = [each.learned for each in self.tokenized]
-        learned = np.concatenate([np.array(self.learned, np.int8), *given])[pieces]
-        roles = np.concatenate([np.array(self.roles, np.int8), *(each * ASSISTANT for each in given)])[pieces]
+        listed = ranges(np.where(starts < 0, len(self.sources) - 1 - starts, starts), counts)
+        sources = np.concatenate([np.array(self.sources, np.int64), *(~each.ids for each in self.tokenized)])[listed]
+        given = [each.trained for each in self.tokenized]
+        flags = np.concatenate([np.array(self.trained, np.int8), *given])[listed]
+        roles = np.concatenate([np.array(self.roles, np.int8), *(each * ASSISTANT for each in given)])[listed]
         is_text = sources >= 0
         sources[is_text] = numbers[(sources + np.repeat(base, counts))[is_text]]
         lengths = np.ones(len(sources), np.int64)
         lengths[is_text] = encoded.lengths[sources[is_text]]
         starts, ends = (np.append(0, np.cumsum(sizes)) for sizes in (lengths, counts))
-        loss = np.repeat(learned, lengths)
+        trained = np.repeat(flags, lengths)
         straddled = np.zeros(len(counts), np.int64)
-        for number, place, parts in self.mixed:
-            piece = int(ends[number]) + place
-            whole, *split = [_document(encoded, each) for each in (sources[piece], *numbers[base[number] + parts])]
-            loss[starts[piece] : starts[piece + 1]], doubtful = _learned_tokens(whole, split)
+        for number, place, parts, wanted in self.mixed:
+            run = int(ends[number]) + place
+            texts = (sources[run], *numbers[base[number] + parts])
+            whole, *split = [encoded.ids[encoded.offsets[each] : encoded.offsets[each + 1]] for each in texts]
+            trained[starts[run] : starts[run + 1]], doubtful = _trained_tokens(whole, split, wanted)
             straddled[number] += doubtful
-        runs = _role_runs(starts, roles, np.repeat(np.arange(len(counts)), counts))
-        return Sequences(_ids(encoded, sources), loss, starts[ends], *runs, straddled)
+        by_role = _role_runs(starts, roles, np.repeat(np.arange(len(counts)), counts))
+        return Sequences(_ids(encoded, sources), trained, starts[ends], *by_role, straddled)
 
 
 def _role_runs(starts: np.ndarray, roles: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the author changes, and the new author; pieces without tokens start no run. `owners` are the sequences of pieces."""
+    """Where the author changes, and the new author; runs without tokens start none. `owners` are the sequences of runs."""
     filled = np.diff(starts) > 0
     owners, roles, places = owners[filled], roles[filled], starts[:-1][filled]
     first = np.ones(len(roles), np.bool_)
@@ -430,7 +417,7 @@ def _role_runs(starts: np.ndarray, roles: np.ndarray, owners: np.ndarray) -> tup
 
 
 def _ids(encoded: Tokens, sources: np.ndarray) -> np.ndarray:
-    """The ids of all pieces in order, int32 [tokens]: Arrow copies text by text, as bytes, so nothing is made per token."""
+    """The ids of all runs in order, int32 [tokens]: Arrow copies text by text, as bytes, so nothing is made per token."""
     controls, places = np.unique(-1 - sources[sources < 0], return_inverse=True)
     texts = len(encoded.offsets) - 1
     chosen = sources.copy()
@@ -443,17 +430,13 @@ def _ids(encoded: Tokens, sources: np.ndarray) -> np.ndarray:
     return np.frombuffer(content or b"", np.int32)
 
 
-def _document(encoded: Tokens, number: int) -> np.ndarray:
-    return encoded.ids[encoded.offsets[number] : encoded.offsets[number + 1]]
+def _trained_tokens(whole: np.ndarray, parts: Sequence[np.ndarray], trained: Sequence[bool]) -> tuple[np.ndarray, int]:
+    """Which tokens of a run of texts are trained on, int8, and how many tokens contain a boundary.
 
-
-def _learned_tokens(whole: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, int]:
-    """Which tokens of a text are trained on, int8, and how many tokens contain a boundary.
-
-    `parts` are its parts, untrained and trained in turn, each encoded alone. Where their tokens equal those of the
-    whole, boundaries are exact; otherwise only tokens that agree from either end count.
+    `parts` are the tokens of each text encoded alone. Where they equal those of the whole, boundaries are exact; otherwise only
+    tokens that agree from either end count.
     """
-    flags = np.concatenate([np.full(len(part), number % 2, np.int8) for number, part in enumerate(parts)])
+    flags = np.repeat(np.array(trained, np.int8), [len(part) for part in parts])
     joined = np.concatenate(parts)
     if np.array_equal(joined, whole):
         return flags, 0
@@ -461,8 +444,8 @@ def _learned_tokens(whole: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[np.
     same_at_start = int(np.argmin(np.append(joined[:size] == whole[:size], False)))
     same_at_end = int(np.argmin(np.append(joined[::-1][:size] == whole[::-1][:size], False)))
     same_at_end = min(same_at_end, len(whole) - same_at_start)
-    learned = np.zeros(len(whole), np.int8)
-    learned[:same_at_start] = flags[:same_at_start]
+    found = np.zeros(len(whole), np.int8)
+    found[:same_at_start] = flags[:same_at_start]
     if same_at_end:
-        learned[len(whole) - same_at_end :] = flags[len(joined) - same_at_end :]
-    return learned, len(whole) - same_at_start - same_at_end
+        found[len(whole) - same_at_end :] = flags[len(joined) - same_at_end :]
+    return found, len(whole) - same_at_start - same_at_end

@@ -51,7 +51,7 @@ class LossPolicy:
             [self.on, *(part for part in ("reasoning", "tool_calls", "end_of_turn") if not getattr(self, part))]
         )
 
-    def learned(self, messages: Sequence[Message]) -> list[int]:
+    def trained(self, messages: Sequence[Message]) -> list[int]:
         """The numbers of the messages trained on."""
         chosen = self._chosen(messages)
         return [number for number in chosen if messages[number].get("trained") != ()]
@@ -80,8 +80,8 @@ class LossPolicy:
             (completion.ending, completion.stop, self.end_of_turn),
         ]
         ranges: list[Range] = []
-        for start, stop, learned in wanted:
-            if not learned or start == stop:
+        for start, stop, trained in wanted:
+            if not trained or start == stop:
                 continue
             if ranges and ranges[-1][1] == start:
                 start = ranges.pop()[0]  # noqa: PLW2901 - grown to the left
@@ -163,19 +163,19 @@ class Parts:
 def completions(
     rendering: Rendering,
     messages: Sequence[Message],
-    learned: Sequence[int],
+    numbers: Sequence[int],
     openings: Openings,
     controls: Controls,
 ) -> dict[int, Completion] | Rejected:
-    """The completions of the assistant messages in `learned`, by number.
+    """The completions of the assistant messages with these numbers, by number.
 
     Rejected if the template omits a message, its content or its tool calls, begins it in an unknown way, or does not end it,
     because no mask would be correct.
     """
     found: dict[int, Completion] = {}
-    parts = parts_of(rendering, learned) if learned else {}
+    parts = parts_of(rendering, numbers) if numbers else {}
     tagged = any(origin[1] == "generated" for _, _, origin in rendering.spans)
-    for number in learned:
+    for number in numbers:
         wrong = _left_out(number, messages[number], rendering, parts)
         wrong = wrong or (_not_generated(number, parts[number]) if tagged else None)
         if wrong is not None:
@@ -264,9 +264,9 @@ def _goes_on(ending: str, message: Message, written: Parts, openings: Openings, 
     return ending in controls.ids and ending not in openings.stops
 
 
-def parts_of(rendering: Rendering, learned: Sequence[int]) -> dict[int, Parts]:
+def parts_of(rendering: Rendering, numbers: Sequence[int]) -> dict[int, Parts]:
     """The known characters of some messages, from the spans in their extents."""
-    parts = {number: Parts() for number in learned}
+    parts = {number: Parts() for number in numbers}
     current, turn, end = None, -1, 0
     for start, stop, (number, kind) in rendering.spans:
         if kind == "message":

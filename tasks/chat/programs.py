@@ -3,16 +3,15 @@
 The *shape* of a conversation is all of it but its texts: the keys and roles of every message, which texts are empty, the names
 and nesting of arguments, and the tools. Most plain conversations of a dataset have one of a few dozen shapes. When a shape comes up
 for the fourth time, its conversation is rendered with unknown contents (`symbolic`). If the template takes the same path for all
-contents, the resulting pieces with holes are the *program* of the shape: to fill it takes 2 µs per message, and to render takes
+contents, the resulting segments with holes are the *program* of the shape: to fill it takes 2 µs per message, and to render takes
 45. Long conversations with tool calls hardly ever share a shape; they are rendered as before.
 
 A conversation is rendered as before if its shape has no program, if one of its texts is blank or contains a tag that the
 template searches for or a control token, if only some of its characters are trained on, or if it is very long. So programs change
-no byte. Two checks guard this: a new program must give the pieces that its conversation is rendered to, and one conversation in a
+no byte. Two checks guard this: a new program must give the segments that its conversation is rendered to, and one conversation in a
 hundred, chosen by a hash of its text, is rendered and compared as well.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,8 +24,8 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from .controls import Controls
 from .conversation import Arguments, Conversation, Inline, Message, Rejected
-from .encoding import Filled, Layout, Table
-from .sequences import Pieces, Renderer, begins_with_markup
+from .encoding import Filled, Layout, Segments, TextTable, runs, text_of_run
+from .sequences import Renderer, begins_with_markup
 from .symbolic import FIRST, LAST, STAND_IN, Hole, SymbolicTemplate, UnprovableError
 
 MOST_CHARACTERS = 1_000_000
@@ -35,8 +34,8 @@ MOST_CHARACTERS = 1_000_000
 MOST_SHAPES = 50_000
 """Shapes counted, 100 bytes each."""
 
-MOST_PIECES = 500_000
-"""Pieces of all programs, which take about 100 bytes each; programs are then learned anew."""
+MOST_RUNS = 500_000
+"""Segments of all programs, which take about 100 bytes each; programs are then learned anew."""
 
 RENDERED_FIRST = 3
 """Conversations of a shape that are rendered before a program is learned, because learning takes as long as three renderings."""
@@ -50,7 +49,7 @@ Shape = tuple[Any, ...]
 
 
 class ProgramError(RunError):
-    """A program gave other pieces than the template, so none of what was filled can be trusted."""
+    """A program gave other segments than the template, so none of what was filled can be trusted."""
 
 
 class _ShapelessError(Exception):
@@ -140,13 +139,13 @@ class Program:
     """
 
     holes: Sequence[Hole]
-    table: Table
+    table: TextTable
     layouts: Sequence[Layout]
     absent: Controls
 
     @property
     def size(self) -> int:
-        """Pieces of all sequences."""
+        """Segments of all sequences."""
         return sum(len(layout.sources) for layout in self.layouts)
 
     def filled(self, texts: Sequence[str]) -> list[Filled]:
@@ -156,18 +155,18 @@ class Program:
 
 
 class Programs:
-    """A renderer with its programs. `sequences` gives what the renderer gives, filled or as pieces."""
+    """A renderer with its programs. `sequences` gives what the renderer gives, filled or as segments."""
 
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
         self._programs: dict[Shape, Program | None] = {}
         self._seen: Counter[int] = Counter()
-        self._pieces = 0
+        self._runs = 0
 
-    def sequences(self, conversation: Conversation) -> Sequence[Pieces | Filled] | Rejected:
+    def sequences(self, conversation: Conversation) -> Sequence[Segments | Filled] | Rejected:
         """The sequences of a conversation, or why it has none.
 
-        Raises ProgramError if a program gives other pieces than the template.
+        Raises ProgramError if a program gives other segments than the template.
         """
         found = shape(conversation)
         if found is None:
@@ -189,10 +188,10 @@ class Programs:
 
     def _learned(self, key: Shape, conversation: Conversation, texts: Sequence[str]) -> Program | None:
         """The program of a shape, once enough of its conversations were rendered."""
-        if len(self._seen) >= MOST_SHAPES or self._pieces >= MOST_PIECES:
+        if len(self._seen) >= MOST_SHAPES or self._runs >= MOST_RUNS:
             self._seen.clear()
             self._programs.clear()
-            self._pieces = 0
+            self._runs = 0
         number = hash(key)
         self._seen[number] += 1
         if self._seen[number] <= RENDERED_FIRST:
@@ -204,7 +203,7 @@ class Programs:
             except ProgramError:
                 program = None
         self._programs[key] = program
-        self._pieces += len(key) if program is None else program.size
+        self._runs += len(key) if program is None else program.size
         return program
 
     @property
@@ -250,8 +249,8 @@ def _has_stand_ins(value: object) -> bool:
     return ascii(FIRST)[1:-1] in written or ascii(LAST)[1:-1] in written
 
 
-def _require_same(program: Program, texts: Sequence[str], rendered: Sequence[Pieces] | Rejected) -> None:
-    if [filled.pieces() for filled in program.filled(texts)] != rendered:
+def _require_same(program: Program, texts: Sequence[str], rendered: Sequence[Segments] | Rejected) -> None:
+    if [filled.segments() for filled in program.filled(texts)] != rendered:
         raise ProgramError(
             f"chat_template: {texts[0][:40]!r}: filled, this conversation differs from what the template renders; report this, "
             "with the template and the conversation"
@@ -278,43 +277,39 @@ class _Texts:
                 self.literals.setdefault(part, len(self.literals))
         return self.patterns.setdefault(pattern, len(self.patterns))
 
-    def table(self) -> Table:
+    def table(self) -> TextTable:
         """How they are made."""
         parts = [part for pattern in self.patterns for part in pattern]
         numbers = [self.holes[part] if isinstance(part, Hole) else -1 - self.literals[part] for part in parts]
-        return Table(list(self.literals), numbers, list(map(len, self.patterns)))
+        return TextTable(list(self.literals), numbers, list(map(len, self.patterns)))
 
 
-def _program_of(sequences: Sequence[Pieces], holes: Sequence[Hole], absent: Controls) -> Program:
+def _program_of(sequences: Sequence[Segments], holes: Sequence[Hole], absent: Controls) -> Program:
     """The program of sequences with stand-ins for holes."""
     texts = _Texts()
-    layouts = [_layout(pieces, holes, texts) for pieces in sequences]
+    layouts = [_layout(segments, holes, texts) for segments in sequences]
     return Program(list(texts.holes), texts.table(), layouts, absent)
 
 
-def _layout(pieces: Pieces, holes: Sequence[Hole], texts: _Texts) -> Layout:
+def _layout(segments: Segments, holes: Sequence[Hole], texts: _Texts) -> Layout:
     used: dict[Pattern, int] = {}
 
     def place(text: str) -> int:
         pattern = _pattern(text, holes)
         return used.setdefault(pattern, texts.number(pattern))
 
-    sources = [-1 - piece.token if piece.text is None else place(piece.text) for piece in pieces]
+    found = runs(segments)
+    sources = [-1 - run[0].token if run[0].text is None else place(text_of_run(run)) for run in found]
     mixed = [
-        (number, [place(part) for part in _parts(piece.text or "", piece.learned)])
-        for number, piece in enumerate(pieces)
-        if isinstance(piece.learned, tuple)
+        (number, [place(each.text or "") for each in run], [each.trained for each in run])
+        for number, run in enumerate(found)
+        if len(run) > 1
     ]
-    learned, roles = [piece.learned is True for piece in pieces], [piece.role for piece in pieces]
+    trained, roles, breaks = zip(*((run[0].trained, run[0].role, run[0].breaks) for run in found), strict=True)
     parts = [part for pattern in used for part in pattern]
     literal = sum(len(part) for part in parts if isinstance(part, str))
     values = [texts.holes[part] for part in parts if isinstance(part, Hole)]
-    return Layout(sources, learned, roles, [piece.breaks for piece in pieces], mixed, literal, values)
-
-
-def _parts(text: str, lengths: Sequence[int]) -> list[str]:
-    ends = [0, *itertools.accumulate(lengths)]
-    return [text[start:stop] for start, stop in itertools.pairwise(ends)]
+    return Layout(sources, trained, roles, breaks, mixed, literal, values)
 
 
 def _pattern(text: str, holes: Sequence[Hole]) -> Pattern:

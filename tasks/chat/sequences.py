@@ -15,7 +15,7 @@ from typing import Literal
 
 from .controls import Controls, escape_controls, unused_noncharacter
 from .conversation import CLOSE, OPEN, Conversation, Inline, Message, Range, Rejected, has_tag, without
-from .encoding import ROLE_NUMBERS, Passage, Piece, connected, cut
+from .encoding import ROLE_NUMBERS, Passage, Segments, connected, cut
 from .loss import Completion, LossPolicy, Openings, completions, ended
 from .template import ChatTemplate, Rendering
 
@@ -24,12 +24,10 @@ SplitTurns = Literal["auto", "never"]
 NEXT_TURN: Message = {"role": "user", "content": "…"}
 """Appended to a conversation to make all of it history."""
 
-Pieces = list[Piece]
-
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """Conversations to sequences of pieces, with one template and policy.
+    """Conversations to sequences of segments, with one template and policy.
 
     `openings` say how the template begins and ends an answer; `literal`: control tokens in data are plain text;
     `splits_turns`: conversations with reasoning become one sequence per user turn; `composes`: these can be composed of
@@ -50,7 +48,7 @@ class Renderer:
         """How the template reads thinking inside of contents."""
         return self.openings.inline
 
-    def sequences(self, conversation: Conversation) -> list[Pieces] | Rejected:
+    def sequences(self, conversation: Conversation) -> list[Segments] | Rejected:
         """The sequences of a conversation, each with something to train on; Rejected with a reason if there are none."""
         if not self.literal or not self.controls.spelled_in(conversation):
             return self._sequences(conversation)
@@ -64,14 +62,19 @@ class Renderer:
             )
             return Rejected("thinking_in_answer", f"{detail}; write thinking as reasoning_content")
         found = self._sequences(escaped)
-        return found if isinstance(found, Rejected) else [_unescaped(sequence, noncharacter) for sequence in found]
+        if isinstance(found, Rejected):
+            return found
+        return [
+            [each._replace(text=each.text.replace(noncharacter, "")) if each.text else each for each in sequence]
+            for sequence in found
+        ]
 
-    def _sequences(self, conversation: Conversation) -> list[Pieces] | Rejected:
+    def _sequences(self, conversation: Conversation) -> list[Segments] | Rejected:
         found = self._turns(conversation) if self._by_turn(conversation) else self._prefixes(conversation, [(0, None)])
         if isinstance(found, Rejected):
             return found
-        learned = [sequence for sequence in found if any(piece.learned for piece in sequence)]
-        return learned or Rejected("nothing_trained", "no token of it would be trained on under this loss policy")
+        trained = [sequence for sequence in found if any(segment.trained for segment in sequence)]
+        return trained or Rejected("nothing_trained", "no token of it would be trained on under this loss policy")
 
     def _taken_for_thinking(self, given: Conversation, escaped: Conversation, noncharacter: str) -> int | None:
         """The number of an answer with a tag of thinking that changes what the template writes; None if there is none."""
@@ -94,7 +97,7 @@ class Renderer:
             and any("reasoning_content" in message for message in conversation.messages)
         )
 
-    def _turns(self, conversation: Conversation) -> list[Pieces] | Rejected:
+    def _turns(self, conversation: Conversation) -> list[Segments] | Rejected:
         """One sequence per user turn that the assistant answers."""
         turns = answered_turns(conversation.messages)
         if self.composes and not _unusual(conversation.messages):
@@ -103,9 +106,11 @@ class Renderer:
                 return composed
         return self._prefixes(conversation, turns)
 
-    def _prefixes(self, conversation: Conversation, turns: Sequence[tuple[int, int | None]]) -> list[Pieces] | Rejected:
+    def _prefixes(
+        self, conversation: Conversation, turns: Sequence[tuple[int, int | None]]
+    ) -> list[Segments] | Rejected:
         """For each turn, all messages up to its end; only the turn itself is trained on, by the policy."""
-        sequences: list[Pieces] = []
+        sequences: list[Segments] = []
         for start, stop in turns:
             groups = self._groups(conversation, conversation.messages[:stop], start)
             if isinstance(groups, Rejected):
@@ -113,7 +118,7 @@ class Renderer:
             sequences.append(connected(groups))
         return sequences
 
-    def _composed(self, conversation: Conversation, turns: Sequence[tuple[int, int]]) -> list[Pieces] | None:
+    def _composed(self, conversation: Conversation, turns: Sequence[tuple[int, int]]) -> list[Segments] | None:
         """The same, composed of messages in history form and in full form; None if the template rejects either."""
         messages = conversation.messages
         goes_on = messages if messages[-1]["role"] == "user" else [*messages, NEXT_TURN]
@@ -122,7 +127,7 @@ class Renderer:
             return None
         lead = 0 if messages[0]["role"] not in {"system", "developer"} else 1
         alone = Conversation(messages, conversation.tools[:1])
-        sequences: list[Pieces] = []
+        sequences: list[Segments] = []
         for start, stop in turns:
             head = messages[:lead] if start >= lead else []
             current = self._groups(alone, [*head, *messages[start:stop]], len(head))
@@ -132,15 +137,15 @@ class Renderer:
         return sequences
 
     def _groups(
-        self, conversation: Conversation, messages: Sequence[Message], first_learned: int
-    ) -> list[Pieces] | Rejected:
-        """The pieces of one rendering: before the messages, of each message, after them."""
+        self, conversation: Conversation, messages: Sequence[Message], first_trained: int
+    ) -> list[Segments] | Rejected:
+        """The segments of one rendering: before the messages, of each message, after them."""
         rendering = self.template.render(messages, conversation.tools)
         if isinstance(rendering, Rejected):
             return rendering
         rendering = ended(rendering, messages, self.openings, self.controls.written)
-        learned = [number for number in self.policy.learned(messages) if number >= first_learned]
-        found = completions(rendering, messages, learned, self.openings, self.controls.written)
+        trained = [number for number in self.policy.trained(messages) if number >= first_trained]
+        found = completions(rendering, messages, trained, self.openings, self.controls.written)
         if isinstance(found, Rejected):
             return found
         ranges: dict[int, list[Range]] = {}
@@ -209,7 +214,7 @@ def _ranges(
 def _passages(
     rendering: Rendering,
     messages: Sequence[Message],
-    learned: Mapping[int, Completion],
+    completions: Mapping[int, Completion],
     ranges: Mapping[int, Sequence[Range]],
 ) -> list[Passage]:
     """Prologue, one passage per message (empty if it is not written separately), epilogue."""
@@ -219,28 +224,10 @@ def _passages(
     passages = [Passage(place, ROLE_NUMBERS[messages[0]["role"]] if in_header else 0)]
     for number, message in enumerate(messages):
         place = max(place, rendering.extents.get(number, (place, place))[1])
-        completion = learned.get(number)
+        completion = completions.get(number)
         place = max(place, completion.stop if completion else place)
         if completion is None:
             passages.append(Passage(place, ROLE_NUMBERS[message["role"]]))
         else:
             passages.append(Passage(place, ROLE_NUMBERS[message["role"]], ranges[number], completion.start))
     return [*passages, Passage(len(rendering.text), 0)]
-
-
-def _unescaped(pieces: Pieces, noncharacter: str) -> Pieces:
-    return [
-        piece if piece.text is None or noncharacter not in piece.text else _without(piece, noncharacter)
-        for piece in pieces
-    ]
-
-
-def _without(piece: Piece, noncharacter: str) -> Piece:
-    """The piece without the noncharacter, with the lengths of its parts adjusted."""
-    text = piece.text or ""
-    learned = piece.learned
-    if isinstance(learned, tuple):
-        ends = [sum(learned[: number + 1]) for number in range(len(learned))]
-        kept = [end - text.count(noncharacter, 0, end) for end in ends]
-        learned = tuple(end - before for before, end in zip([0, *kept], kept, strict=False))
-    return piece._replace(text=text.replace(noncharacter, ""), learned=learned)

@@ -39,10 +39,10 @@ def tokenized(record: Record, vocabulary_size: int, tools_field: str, given: Giv
         read = [_sequence(fields, name, masks, vocabulary_size) for name, masks in parts]
     except RejectionError as error:
         return Rejected(error.reason, error.detail)
-    ids, learned = (np.concatenate(each) for each in zip(*read, strict=True))
-    if not learned[1:].any():
+    ids, trained = (np.concatenate(each) for each in zip(*read, strict=True))
+    if not trained[1:].any():
         return Rejected("nothing_trained", f"of its {len(ids):,} ids, none after the first is trained on")
-    return Tokenized(ids.astype(np.int32), learned.astype(np.int8), unread)
+    return Tokenized(ids.astype(np.int32), trained.astype(np.int8), unread)
 
 
 def _sequence(fields: Record, name: str, masks: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Harmony messages to sequences for training and scoring: pieces of text, and which of them are trained on.
+"""Harmony messages to sequences for training and scoring: segments of text, and which of them are trained on.
 
 Each message is encoded by itself: tags are their ids, and the text between them is encoded as a whole. No token crosses a
 tag, so masks that name whole parts of messages are exact.
@@ -27,9 +27,8 @@ import numpy as np
 from tokenmill.tasks.chat.check import text_encoder
 from tokenmill.tasks.chat.controls import Controls
 from tokenmill.tasks.chat.conversation import Rejected
-from tokenmill.tasks.chat.encoding import ROLE_NUMBERS, Batch, Piece
+from tokenmill.tasks.chat.encoding import ROLE_NUMBERS, Batch, Segment, Segments
 from tokenmill.tasks.chat.loss import LossPolicy
-from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.tokenize.encoders import Encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary
@@ -74,12 +73,12 @@ class HarmonyConversation:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyRenderer:
-    """Renders conversations as sequences of pieces; `splits_turns` allows a sequence per turn."""
+    """Renders conversations as sequences of segments; `splits_turns` allows a sequence per turn."""
 
     policy: LossPolicy
     splits_turns: bool
 
-    def sequences(self, conversation: HarmonyConversation) -> list[Pieces] | Rejected:
+    def sequences(self, conversation: HarmonyConversation) -> list[Segments] | Rejected:
         """The sequences of a conversation that have something to train on. Rejected if there are none, and for a `<|return|>`
         before the last message.
         """
@@ -90,12 +89,12 @@ class HarmonyRenderer:
                 "return_not_last", f"message {early[0]} of {count} ends with <|return|>; end it with <|end|>"
             )
         found = [self._sequence(messages, first) for messages, first in self._targets(conversation)]
-        learned = [sequence for sequence in found if any(piece.learned for piece in sequence)]
+        learned = [sequence for sequence in found if any(segment.trained for segment in sequence)]
         return learned or Rejected("nothing_trained", "no token of it would be trained on under this loss policy")
 
-    def _sequence(self, messages: Sequence[HarmonyMessage], first: int) -> Pieces:
+    def _sequence(self, messages: Sequence[HarmonyMessage], first: int) -> Segments:
         learned = [*itertools.repeat(NOTHING, first), *learned_of(messages, self.policy)[first:]]
-        return [piece for each in zip(messages, learned, strict=True) for piece in pieces_of(*each)]
+        return [segment for each in zip(messages, learned, strict=True) for segment in segments_of(*each)]
 
     def _targets(self, conversation: HarmonyConversation) -> Iterator[tuple[Sequence[HarmonyMessage], int]]:
         """The messages of each sequence, and the number of the first that may be trained on."""
@@ -134,12 +133,12 @@ def encode(conversations: Sequence[str | Sequence[HarmonyMessage]], policy: Loss
     for number, given in enumerate(conversations):
         messages = _parsed(given, number) if isinstance(given, str) else given
         for message, learned in zip(messages, learned_of(messages, policy), strict=True):
-            batch.add(pieces_of(message, learned))
+            batch.add(segments_of(message, learned))
             parts.append(part_of(message))
         counts.append(len(messages))
     found = batch.encode(literal_encoder())
     ends = np.cumsum([0, *counts], dtype=np.int64)
-    return Encoded(found.ids, found.loss, np.repeat(np.asarray(parts, np.int8), found.lengths), found.offsets[ends])
+    return Encoded(found.ids, found.trained, np.repeat(np.asarray(parts, np.int8), found.lengths), found.offsets[ends])
 
 
 @cache
@@ -203,11 +202,11 @@ def _returned(message: HarmonyMessage | None) -> bool:
     return message is not None and message.channel == "final" and message.terminator == "end"
 
 
-def pieces_of(message: HarmonyMessage, learned: Learned) -> Pieces:
-    """The pieces of one message."""
+def segments_of(message: HarmonyMessage, learned: Learned) -> Segments:
+    """The segments of one message."""
     role = ROLE_NUMBERS[message.author if message.author in ROLES else "tool"]
     header = Header(message.author, message.recipient, message.channel, message.content_type, message.constrained)
-    body = [Piece(message.body, -1, role, learned.body)] if message.body else []
+    body = [Segment(message.body, -1, role, learned.body)] if message.body else []
     return [
         *_opening(header, role, learned.author, learned.header),
         *body,
@@ -216,20 +215,21 @@ def pieces_of(message: HarmonyMessage, learned: Learned) -> Pieces:
 
 
 @lru_cache(maxsize=4096)
-def _opening(header: Header, role: int, author: bool, rest: bool) -> Pieces:
-    """The pieces of a header. No token crosses the end of the author, because the blank after it begins a new one."""
+def _opening(header: Header, role: int, author: bool, rest: bool) -> Segments:
+    """The segments of a header. No token crosses the end of the author, because the blank after it begins a new one."""
     empty = HarmonyMessage(header.author, "", *header[1:])
     _, start, named, *others = re.split(CONTROLS.pattern, render([empty]).removesuffix(ENDS[empty.terminator]))
     behind = named.removeprefix(header.author)
-    before = [_piece(start, role, author), _piece(header.author, role, author)]
-    return [*before, *(_piece(text, role, rest) for text in [behind, *others] if text)]
+    before = [_segment(start, role, author), _segment(header.author, role, author)]
+    after = [Segment(behind, -1, role, rest, breaks=True)] if behind else []
+    return [*before, *after, *(_segment(text, role, rest) for text in others if text)]
 
 
-def _piece(text: str, role: int, learned: bool) -> Piece:
-    return Piece(None, IDS[text], role, learned) if text in TAGS else Piece(text, -1, role, learned)
+def _segment(text: str, role: int, trained: bool) -> Segment:
+    return Segment(None, IDS[text], role, trained) if text in TAGS else Segment(text, -1, role, trained)
 
 
-_end = lru_cache(maxsize=64)(_piece)
+_end = lru_cache(maxsize=64)(_segment)
 
 
 def _turns(messages: Sequence[HarmonyMessage]) -> Iterator[tuple[int, int]]:

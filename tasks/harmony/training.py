@@ -16,9 +16,8 @@ from typing import Any, get_args
 import numpy as np
 from tokenmill.tasks.chat.check import refusals, remembered_check, text_encoder
 from tokenmill.tasks.chat.conversation import Conversation
-from tokenmill.tasks.chat.encoding import Batch
+from tokenmill.tasks.chat.encoding import Batch, Segments
 from tokenmill.tasks.chat.probes import NO_QUESTION, PROBES
-from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.chat.shapes import Given, fields_read
 from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.renamed import LEAVES
@@ -112,7 +111,7 @@ class HarmonyRows:
         found = harmony_text(record, field)
         return found if isinstance(found, Rejected) else HarmonyConversation(found)
 
-    def sequences(self, conversation: HarmonyConversation) -> list[Pieces] | Rejected:
+    def sequences(self, conversation: HarmonyConversation) -> list[Segments] | Rejected:
         """The sequences that a conversation is trained as."""
         return self.renderer.sequences(conversation)
 
@@ -177,7 +176,7 @@ def checked(rows: HarmonyRows, vocabulary: Vocabulary, store: str) -> dict[str, 
 
 
 def _refused(rows: HarmonyRows, vocabulary: Vocabulary) -> dict[str, str]:
-    def sequences_of(probe: Conversation) -> list[Pieces] | Rejected:
+    def sequences_of(probe: Conversation) -> list[Segments] | Rejected:
         found = rows.read({"messages": probe.messages, "tools": probe.tools})
         sequences = found if isinstance(found, Rejected) else rows.sequences(found)
         if not isinstance(sequences, Rejected):
@@ -187,14 +186,14 @@ def _refused(rows: HarmonyRows, vocabulary: Vocabulary) -> dict[str, str]:
     return refusals(sequences_of, CONTROLS, vocabulary)
 
 
-def require_official(sequences: Sequence[Pieces], vocabulary: Vocabulary) -> None:
+def require_official(sequences: Sequence[Segments], vocabulary: Vocabulary) -> None:
     """Raises InputError unless the ids of sequences are those of openai-harmony."""
     batch = Batch()
-    for pieces in sequences:
-        batch.add(pieces)
+    for segments in sequences:
+        batch.add(segments)
     ids = batch.encode(text_encoder(vocabulary, CONTROLS, "reference", "literal")).ids
     names = {number: tag for tag, number in IDS.items()}
-    text = "".join(names[each.token] if each.text is None else each.text for pieces in sequences for each in pieces)
+    text = "".join(names[each.token] if each.text is None else each.text for segments in sequences for each in segments)
     expected = encoding().encode(text, allowed_special=TAGS, disallowed_special=())
     if not np.array_equal(ids, expected):
         raise InputError(

@@ -9,12 +9,12 @@ import orjson
 from tokenmill.tasks.chat.check import checked_renderer, load_template, renderer_of, variant
 from tokenmill.tasks.chat.controls import Controls
 from tokenmill.tasks.chat.conversation import Conversation, apart
-from tokenmill.tasks.chat.encoding import Filled
+from tokenmill.tasks.chat.encoding import Filled, Segments
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.probes import unwritten_in
 from tokenmill.tasks.chat.programs import Programs
-from tokenmill.tasks.chat.sequences import Pieces, Renderer, SplitTurns
+from tokenmill.tasks.chat.sequences import Renderer, SplitTurns
 from tokenmill.tasks.chat.shapes import KWARGS, Given, fields_read
 from tokenmill.tasks.chat.template import ChatTemplate, compiled
 from tokenmill.tasks.errors import InputError
@@ -45,7 +45,7 @@ class Rows(Protocol[Read]):
         """The conversation in a record."""
         ...
 
-    def sequences(self, conversation: Read, /) -> Sequence[Pieces | Filled] | Rejected:
+    def sequences(self, conversation: Read, /) -> Sequence[Segments | Filled] | Rejected:
         """The sequences that a conversation is trained as, at least one."""
         ...
 
@@ -101,7 +101,7 @@ class ChatRows:
             return Rejected("special_token_in_text", "the text contains a control string of the template")
         return found
 
-    def sequences(self, conversation: Conversation) -> Sequence[Pieces | Filled] | Rejected:
+    def sequences(self, conversation: Conversation) -> Sequence[Segments | Filled] | Rejected:
         """See Rows."""
         maker = self._maker(conversation)
         return maker if isinstance(maker, Rejected) else maker.sequences(conversation)

@@ -1,6 +1,6 @@
 """Build an SFT shard: stored sequences, quarantined rows and a receipt from a slice of chat rows.
 
-Rows become conversations, conversations become sequences of pieces, and a few megabytes of text are encoded in one call. Nothing
+Rows become conversations, conversations become sequences of segments, and a few megabytes of text are encoded in one call. Nothing
 here depends on packs. A document is a conversation: it counts as kept if at least one of its sequences has trained tokens, else it
 is dropped with a reason.
 """
@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tokenmill.tasks.chat.encoding import Batch, Filled, Sequences, Tokenized
-from tokenmill.tasks.chat.sequences import Pieces
+from tokenmill.tasks.chat.encoding import Batch, Filled, Segments, Sequences, Tokenized
 from tokenmill.tasks.chat.shapes import given_of
 from tokenmill.tasks.chat.tokenized import tokenized
 from tokenmill.tasks.errors import RunError
@@ -34,7 +33,7 @@ from .settings import SftRecipe
 BATCH_CHARACTERS = 2_000_000
 """Text encoded in one call."""
 
-Rendered = Iterable[Pieces | Filled | Tokenized]
+Rendered = Iterable[Segments | Filled | Tokenized]
 """The sequences of a row."""
 
 
@@ -105,8 +104,8 @@ class SequenceShard:
         self._counts["flagged"] += 0 if ready else self.rows.flagged(conversation)
         for name in conversation.unread if ready else self.rows.unread(conversation):
             builder.unread[name] += 1
-        for pieces in sequences:
-            part.batch.add(pieces)
+        for sequence in sequences:
+            part.batch.add(sequence)
             part.rows.append(row)
             if part.batch.characters >= BATCH_CHARACTERS:
                 self._encode(part, builder, unfinished=row)
@@ -163,7 +162,7 @@ def check_ids(sequences: Sequences, vocabulary_size: int) -> None:
 def _trained_tokens(sequences: Sequences) -> np.ndarray:
     """Trained tokens per sequence, int64, without the first token, because nothing predicts it."""
     starts = sequences.offsets[:-1]
-    return np.add.reduceat(sequences.loss, starts, dtype=np.int64) - sequences.loss[starts]
+    return np.add.reduceat(sequences.trained, starts, dtype=np.int64) - sequences.trained[starts]
 
 
 def _inside(starts: np.ndarray, lengths: np.ndarray, size: int) -> np.ndarray:
@@ -177,7 +176,7 @@ def _inside(starts: np.ndarray, lengths: np.ndarray, size: int) -> np.ndarray:
 def _append(writer: SequenceWriter, sequences: Sequences, chosen: np.ndarray, rows: np.ndarray) -> None:
     """Store the chosen sequences, their loss shifted to the token before, and their role runs."""
     lengths = sequences.lengths[chosen]
-    ids, loss = sequences.ids, np.append(sequences.loss[1:], np.int8(0))
+    ids, loss = sequences.ids, np.append(sequences.trained[1:], np.int8(0))
     loss[sequences.offsets[1:] - 1] = 0
     if len(chosen) < len(sequences.offsets) - 1:
         keep = _inside(sequences.offsets[chosen], lengths, len(ids))

@@ -19,9 +19,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 import pyarrow as pa
 from tokenmill.tasks.chat.conversation import Rejected
-from tokenmill.tasks.chat.encoding import Batch, Filled
+from tokenmill.tasks.chat.encoding import Batch, Filled, Segments
 from tokenmill.tasks.chat.loss import LossPolicy
-from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.harmony.converters import UNTRAINED, harmony_text
 from tokenmill.tasks.harmony.grammar import START
 from tokenmill.tasks.harmony.message import FUNCTIONS, HarmonyMessage
@@ -101,7 +100,7 @@ class TemplatedChats:
     def fields(self) -> list[str]:
         return [self.text_field, UNTRAINED, *self.rows.fields]
 
-    def read(self, record: Mapping[str, Any]) -> Sequence[Pieces | Filled] | Rejected:
+    def read(self, record: Mapping[str, Any]) -> Sequence[Segments | Filled] | Rejected:
         text = text_at(record, self.text_field)
         if text is not None and text.startswith(START):
             messages = harmony_text(record, self.text_field)
@@ -111,13 +110,13 @@ class TemplatedChats:
         found = self.rows.read(record)
         return found if isinstance(found, Rejected) else self.rows.sequences(found)
 
-    def sequenced(self, read: Sequence[Sequence[Pieces | Filled]]) -> Sequenced:
+    def sequenced(self, read: Sequence[Sequence[Segments | Filled]]) -> Sequenced:
         batch = Batch()
-        for pieces in (pieces for sequences in read for pieces in sequences):
-            batch.add(pieces)
+        for sequence in (each for sequences in read for each in sequences):
+            batch.add(sequence)
         found = batch.encode(self.encoder)
         owners = np.repeat(np.arange(len(read)), [len(sequences) for sequences in read])
-        return Sequenced(Completions(found.ids, found.offsets, found.loss, np.zeros_like(found.loss)), owners)
+        return Sequenced(Completions(found.ids, found.offsets, found.trained, np.zeros_like(found.trained)), owners)
 
     def encode(self, text: str) -> Sequence[int]:
         return self.encoder.encode(cast("pa.LargeStringArray", pa.array([text], pa.large_string()))).ids.tolist()

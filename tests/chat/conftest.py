@@ -1,6 +1,5 @@
 """What several tests of chats stand on: a small vocabulary with many control tokens, and what is trained on, marked."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -43,11 +42,6 @@ def marked(vocabulary):
     return written
 
 
-def _marked(piece, names):
-    text = names[piece.token] if piece.text is None else piece.text
-    if not isinstance(piece.learned, tuple):
-        return f"«{text}»" if piece.learned else text
-    ends = list(itertools.accumulate(piece.learned, initial=0))
-    assert ends[-1] == len(text), "the lengths of the parts are those of the text"
-    parts = [text[start:stop] for start, stop in itertools.pairwise(ends)]
-    return "".join(f"«{part}»" if number % 2 else part for number, part in enumerate(parts))
+def _marked(segment, names):
+    text = names[segment.token] if segment.text is None else segment.text
+    return f"«{text}»" if segment.trained else text

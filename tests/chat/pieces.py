@@ -1,24 +1,16 @@
-"""The text of the pieces of a sequence, and which of it is trained on."""
-
-import itertools
+"""The text of the segments of a sequence, and which of it is trained on."""
 
 
-def words_of(piece, vocabulary):
-    """The text of a piece; that of a control token is its name."""
+def words_of(segment, vocabulary):
+    """The text of a segment; that of a control token is its name."""
     names = {number: name for name, number in vocabulary.controls.items()}
-    return names[piece.token] if piece.text is None else piece.text
+    return names[segment.token] if segment.text is None else segment.text
 
 
-def text(pieces, vocabulary):
-    return "".join(words_of(piece, vocabulary) for piece in pieces)
+def text(segments, vocabulary):
+    return "".join(words_of(segment, vocabulary) for segment in segments)
 
 
-def learned(pieces, vocabulary):
+def learned(segments, vocabulary):
     """The characters that are trained on."""
-    found = ""
-    for piece in pieces:
-        words, flags = words_of(piece, vocabulary), piece.learned
-        lengths = flags if isinstance(flags, tuple) else (0, len(words)) if flags else (len(words),)
-        ends = list(itertools.accumulate(lengths, initial=0))
-        found += "".join(words[start:stop] for start, stop in list(itertools.pairwise(ends))[1::2])
-    return found
+    return "".join(words_of(segment, vocabulary) for segment in segments if segment.trained)

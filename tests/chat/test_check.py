@@ -62,7 +62,7 @@ def trained(renderer, used, talk):
         batch.add(pieces)
     encoded = batch.encode(text_encoder(used, renderer.controls, "reference", "literal"))
     spans = itertools.pairwise(encoded.offsets.tolist())
-    return [used.decode(encoded.ids[start:stop][encoded.loss[start:stop] == 1].tolist()) for start, stop in spans]
+    return [used.decode(encoded.ids[start:stop][encoded.trained[start:stop] == 1].tolist()) for start, stop in spans]
 
 
 TALK = Conversation(
@@ -299,7 +299,7 @@ def test_tags_that_users_spell_are_text_and_those_of_answers_are_tokens(tmp_path
             batch.add(renderer.sequences(talk)[0])
             encoded = batch.encode(text_encoder(used, renderer.controls, "reference", "literal"))
             ids = encoded.ids.tolist()
-            trained = encoded.ids[encoded.loss == 1].tolist()
+            trained = encoded.ids[encoded.trained == 1].tolist()
             assert trained == tokenizer.encode(f"{answer}<|im_end|>").ids
             assert [ids.count(used.controls[tag]) for tag in ("<think>", "</think>", "<tool_call>")] == [1, 1, 0]
             assert used.decode(ids) == (

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from tokenmill.tasks.chat.controls import Controls
-from tokenmill.tasks.chat.encoding import Batch, Passage, Piece, connected, cut
+from tokenmill.tasks.chat.encoding import Batch, Passage, Segment, connected, cut
+from tokenmill.tasks.chat.encoding import runs as runs_of
 from tokenmill.tasks.tokenize.encoders import ReferenceEncoder
 
 from tests.tokenize.small_vocabularies import byte_level_bpe, reference
@@ -17,12 +18,18 @@ SYSTEM, USER, ASSISTANT = 1, 3, 4
 CONTROLS = Controls({"<s>": 90, "</s>": 91})
 
 
-def text(words, role=USER, learned=False, breaks=False):
-    return Piece(words, -1, role, learned, breaks)
+def text(words, role=USER, trained=False, breaks=False):
+    return Segment(words, -1, role, trained, breaks)
 
 
-def token(number, role=USER, learned=False):
-    return Piece(None, number, role, learned)
+def token(number, role=USER, trained=False):
+    return Segment(None, number, role, trained)
+
+
+def mixed(words, lengths, breaks=False):
+    """A text in segments, untrained and trained in turn; empty ones are left out."""
+    parts = [(part, number % 2 == 1) for number, part in enumerate(_parts(words, lengths)) if part]
+    return [text(part, trained=here, breaks=breaks and not number) for number, (part, here) in enumerate(parts)]
 
 
 class Listening:
@@ -63,7 +70,7 @@ def encoded(tokenizer, *sequences):
 def lists(found, number):
     """Ids and loss of one sequence."""
     where = slice(found.offsets[number], found.offsets[number + 1])
-    return found.ids[where].tolist(), found.loss[where].tolist()
+    return found.ids[where].tolist(), found.trained[where].tolist()
 
 
 # Borders inside of tokens.
@@ -91,21 +98,22 @@ BORDERS = [
 
 @pytest.mark.parametrize(("words", "lengths", "ids", "loss", "doubtful"), BORDERS)
 def test_a_token_that_a_border_falls_into_is_counted_and_not_trained_on(words, lengths, ids, loss, doubtful):
-    found = encoded(AB, [text(words, learned=lengths)])
+    found = encoded(AB, mixed(words, lengths))
     assert lists(found, 0) == (ids, loss)
     assert found.straddled.tolist() == [doubtful]
 
 
 def test_between_two_borders_in_doubt_nothing_is_trained_on():
     # Between them the tokens are those of the part, but where they stand in the whole is known from neither end.
-    found = encoded(AB, [text("ab c ab", learned=(1, 5, 1))])
+    found = encoded(AB, mixed("ab c ab", (1, 5, 1)))
     assert lists(found, 0) == ([4, 3, 2, 3, 4], [0, 0, 0, 0, 0])
     assert found.straddled.tolist() == [5]
 
 
 def test_doubt_is_counted_for_its_own_sequence():
-    clean, mixed = [text("a"), token(9)], [token(9), text("c"), text("ab", learned=(1, 1)), text("c")]
-    found = encoded(AB, clean, mixed, clean, [*mixed, *mixed], [text("a b", learned=(1, 2))])
+    clean = [text("a"), token(9)]
+    doubtful = [token(9), text("c"), *mixed("ab", (1, 1), breaks=True), text("c", breaks=True)]
+    found = encoded(AB, clean, doubtful, clean, [*doubtful, *doubtful], mixed("a b", (1, 2)))
     assert found.straddled.tolist() == [0, 1, 0, 2, 0]
     assert lists(found, 4) == ([0, 3, 1], [0, 1, 1])
 
@@ -144,7 +152,7 @@ def test_any_text_in_parts_is_written_out_whole(small, words, lengths):
 
 
 def _mixed(tokenizer, words, lengths):
-    found = encoded(tokenizer, [text(words, learned=lengths)])
+    found = encoded(tokenizer, mixed(words, lengths))
     return lists(found, 0), found
 
 
@@ -169,7 +177,7 @@ def _parts(words, lengths):
 WORDS = st.sampled_from(["", "a", "\n", "Hello, world!", "def f(x):\n    return x", "é", "\U0001f33e", "  "])
 PIECES = st.lists(
     st.one_of(
-        st.builds(text, WORDS, st.integers(0, 5), st.booleans(), st.booleans()),
+        st.builds(text, WORDS, st.integers(0, 5), st.booleans(), st.just(True)),
         st.builds(token, st.integers(0, 200_000), st.integers(0, 5), st.booleans()),
     ),
     min_size=1,
@@ -181,7 +189,7 @@ PIECES = st.lists(
 def test_a_batch_is_the_sum_of_its_pieces(small, sequences):
     found = encoded(small, *sequences)
     assert found.ids.dtype == np.int32
-    assert found.loss.dtype == np.int8
+    assert found.trained.dtype == np.int8
     assert found.offsets.dtype == np.int64
     assert found.lengths.tolist() == np.diff(found.offsets).tolist()
     for number, pieces in enumerate(sequences):
@@ -190,10 +198,10 @@ def test_a_batch_is_the_sum_of_its_pieces(small, sequences):
             for piece in pieces
         ]
         ids = list(itertools.chain(*each))
-        loss = [int(piece.learned) for piece, tokens in zip(pieces, each, strict=True) for _ in tokens]
+        loss = [int(piece.trained) for piece, tokens in zip(pieces, each, strict=True) for _ in tokens]
         assert lists(found, number) == (ids, loss)
     assert found.offsets[0] == 0
-    assert found.offsets[-1] == len(found.ids) == len(found.loss)
+    assert found.offsets[-1] == len(found.ids) == len(found.trained)
     assert not found.straddled.any()
 
 
@@ -224,9 +232,8 @@ def test_roles_are_runs_that_begin_anew_with_every_sequence(small, sequences):
 
 def test_a_piece_without_tokens_begins_no_run():
     silent = merging(alphabet="abc", normalizer=normalizers.Replace("c", ""))
-    found = encoded(
-        silent, [text("a", SYSTEM), text("c", USER), text("b", ASSISTANT), text("c", SYSTEM), text("b", ASSISTANT)]
-    )
+    said = [("a", SYSTEM), ("c", USER), ("b", ASSISTANT), ("c", SYSTEM), ("b", ASSISTANT)]
+    found = encoded(silent, [text(words, role, breaks=True) for words, role in said])
     assert found.ids.tolist() == [0, 1, 1]
     assert (found.role_starts.tolist(), found.roles.tolist()) == ([0, 1], [SYSTEM, ASSISTANT])
 
@@ -234,8 +241,9 @@ def test_a_piece_without_tokens_begins_no_run():
 def test_a_text_is_encoded_once_however_often_it_occurs(small):
     batch, listening = Batch(), Listening(small)
     for _ in range(3):
-        batch.add([text("history"), token(7), text("\n"), text(" again", ASSISTANT, learned=True), text("\n")])
-    batch.add([text("history again", ASSISTANT, learned=(7, 6))])
+        again = text(" again", ASSISTANT, trained=True, breaks=True)
+        batch.add([text("history"), token(7), text("\n"), again, text("\n", breaks=True)])
+    batch.add(mixed("history again", (7, 6)))
     found = batch.encode(listening)
     (asked,) = listening.asked
     assert sorted(asked) == sorted({"history", "\n", " again", "history again"})
@@ -244,7 +252,9 @@ def test_a_text_is_encoded_once_however_often_it_occurs(small):
 
 
 def test_the_same_text_may_be_learned_here_and_not_there(small):
-    found = encoded(small, [text("yes"), text("yes", ASSISTANT, learned=True), text("yes", learned=(1, 2))])
+    found = encoded(
+        small, [text("yes"), text("yes", ASSISTANT, trained=True, breaks=True), *mixed("yes", (1, 2), breaks=True)]
+    )
     ids, loss = lists(found, 0)
     size = len(small.encode("yes", add_special_tokens=False).ids)
     assert ids[:size] == ids[size : 2 * size] == ids[2 * size :]
@@ -263,15 +273,9 @@ def unfolded(pieces):
     names = {number: name for name, number in CONTROLS.ids.items()}
     found = []
     for piece in pieces:
-        if piece.text is None:
-            found.append((names[piece.token], piece.role, piece.learned))
-            continue
-        assert piece.text, "an empty text is no piece"
-        flags = piece.learned if isinstance(piece.learned, tuple) else None
-        assert flags is None or sum(flags) == len(piece.text)
-        learned = _flags(flags) if flags is not None else [piece.learned] * len(piece.text)
-        assert flags is None or len(set(learned)) == 2, "one part is no mixture"
-        found += [(character, piece.role, here) for character, here in zip(piece.text, learned, strict=True)]
+        assert piece.text != "", "an empty text is no segment"
+        parts = [names[piece.token]] if piece.text is None else piece.text
+        found += [(part, piece.role, piece.trained) for part in parts]
     return found
 
 
@@ -302,7 +306,7 @@ def test_a_rendering_is_cut_at_its_control_tokens_and_keeps_its_roles_and_border
         for characters in [part] if control else part:
             passage = next(each for each in cuts if place < each.stop)
             stop = place + len(characters)
-            learned = any(start <= place and stop <= end for start, end in passage.learned)
+            learned = any(start <= place and stop <= end for start, end in passage.trained)
             expected.append((characters, passage.role, learned))
             place = stop
     assert [each for group in groups for each in unfolded(group)] == expected
@@ -327,7 +331,8 @@ def test_a_text_is_cut_where_generation_begins_and_nowhere_else(drawn):
     within = {each.generation for start, each in zip(starts, cuts, strict=True) if start <= each.generation < each.stop}
     assert begins == wanted & within
     tokens = {place for match in CONTROLS.pattern.finditer(rendering) for place in match.span()}
-    assert set(borders) <= {0, len(rendering)} | tokens | within | {each.stop for each in cuts}
+    trained = {border for each in cuts for border in itertools.chain(*each.trained)}
+    assert set(borders) <= {0, len(rendering)} | tokens | within | trained | {each.stop for each in cuts}
 
 
 @given(passages())
@@ -338,9 +343,7 @@ def test_texts_that_meet_are_joined_unless_generation_begins_between_them(drawn)
     flat = [each for group in groups for each in unfolded(group)]
     joined = unfolded(pieces)
     assert [(what, learned) for what, _, learned in joined] == [(what, learned) for what, _, learned in flat]
-    assert all(
-        right.breaks for left, right in itertools.pairwise(pieces) if left.text is not None and right.text is not None
-    )
+    assert all(len({segment.role for segment in run}) == 1 for run in runs_of(pieces))
     assert [piece.breaks for piece in pieces].count(True) == [
         piece.breaks for group in groups for piece in group
     ].count(True)
@@ -348,13 +351,13 @@ def test_texts_that_meet_are_joined_unless_generation_begins_between_them(drawn)
 
 JOINS = [
     ([text("a")], [text("b")], [text("ab")]),
-    ([text("a", learned=True)], [text("b", ASSISTANT, learned=True)], [text("ab", learned=True)]),
-    ([text("a")], [text("b", learned=True)], [text("ab", learned=(1, 1))]),
-    ([text("a", learned=True)], [text("b")], [text("ab", learned=(0, 1, 1))]),
-    ([text("aa", learned=(1, 1))], [text("b", learned=True)], [text("aab", learned=(1, 2))]),
-    ([text("aa", learned=(1, 1))], [text("b")], [text("aab", learned=(1, 1, 1))]),
-    ([text("aa", learned=(0, 1, 1))], [text("bb", learned=(1, 1))], [text("aabb", learned=(0, 1, 2, 1))]),
-    ([text("a", learned=True)], [text("b", learned=True, breaks=True)], [text("a", learned=True), text("b", learned=True, breaks=True)]),
+    ([text("a", trained=True)], [text("b", ASSISTANT, trained=True)], [text("ab", trained=True)]),
+    ([text("a")], [text("b", trained=True)], [text("a"), text("b", trained=True)]),
+    ([text("a", trained=True)], [text("b")], [text("a", trained=True), text("b")]),
+    (mixed("aa", (1, 1)), [text("b", trained=True)], mixed("aab", (1, 2))),
+    (mixed("aa", (1, 1)), [text("b")], mixed("aab", (1, 1, 1))),
+    (mixed("aa", (0, 1, 1)), mixed("bb", (1, 1)), mixed("aabb", (0, 1, 2, 1))),
+    ([text("a", trained=True)], [text("b", trained=True, breaks=True)], [text("a", trained=True), text("b", trained=True, breaks=True)]),
     ([token(90)], [text("b")], [token(90), text("b")]),
     ([text("a")], [token(91)], [text("a"), token(91)]),
     ([text("a")], [], [text("a")]),
@@ -363,10 +366,7 @@ JOINS = [
 
 @pytest.mark.parametrize(("left", "right", "whole"), JOINS)
 def test_joining(left, right, whole):
-    assert [unfolded([piece]) and piece[0::2] for piece in connected([left, right])] == [piece[0::2] for piece in whole]
-    assert [(what, learned) for what, _, learned in unfolded(connected([left, right]))] == [
-        (what, learned) for what, _, learned in unfolded(whole)
-    ]
+    assert connected([left, right]) == whole
 
 
 def test_tokens_of_a_vocabulary_are_not_looked_for_in_texts():

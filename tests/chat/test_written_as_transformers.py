@@ -48,7 +48,7 @@ def written(rows, row):
     if isinstance(found, Rejected):
         return found.reason
     names = {number: token for token, number in rows.maker.controls.ids.items()}
-    given = [each.pieces() if isinstance(each, Filled) else each for each in found]
+    given = [each.segments() if isinstance(each, Filled) else each for each in found]
     return ["".join(names[piece.token] if piece.text is None else piece.text for piece in pieces) for pieces in given]
 
 
@@ -149,7 +149,7 @@ def trained(rows, row):
     """The characters that are trained on, of each sequence."""
     found, names = rows.sequences(rows.read(row)), {number: token for token, number in rows.maker.controls.ids.items()}
     assert not isinstance(found, Rejected), found
-    given = [each.pieces() if isinstance(each, Filled) else each for each in found]
+    given = [each.segments() if isinstance(each, Filled) else each for each in found]
     texts = [[names[piece.token] if piece.text is None else piece.text for piece in pieces] for pieces in given]
     flags = [[flags_of(*pair) for pair in zip(*each, strict=True)] for each in zip(given, texts, strict=True)]
     return [

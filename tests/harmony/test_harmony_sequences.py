@@ -223,7 +223,7 @@ def arrays(sequences):
         batch.add(pieces)
     found = batch.encode(literal_encoder())
     spans = list(pairwise(found.offsets.tolist()))
-    return [(found.ids[a:b].tolist(), found.loss[a:b].tolist()) for a, b in spans]
+    return [(found.ids[a:b].tolist(), found.trained[a:b].tolist()) for a, b in spans]
 
 
 POLICIES = [

@@ -306,11 +306,9 @@ def answered(messages: list[Record]) -> list[tuple[int, int]]:
     return [turn for turn in turns if "assistant" in [message["role"] for message in messages[turn[0] : turn[1]]]]
 
 
-def flags_of(piece: Any, text: str) -> np.ndarray:
-    """Which characters of a piece are trained on."""
-    if not isinstance(piece.learned, tuple):
-        return np.full(len(text), piece.learned, bool)
-    return np.repeat([bool(place % 2) for place in range(len(piece.learned))], piece.learned)
+def flags_of(segment: Any, text: str) -> np.ndarray:
+    """Which characters of a segment are trained on."""
+    return np.full(len(text), segment.trained, bool)
 
 
 def runs(flags: np.ndarray) -> list[tuple[int, int]]:
