@@ -47,7 +47,8 @@ def pack(lengths: np.ndarray, content: np.ndarray, capacity: int, packing: Packi
     """
     _check(lengths, content, capacity)
     order = _order(lengths, content, packing, seed)
-    bins = _place(lengths[order], capacity, packing)
+    place = {"best_fit_decreasing": _best_fit, "concatenative": _next_fit}.get(packing, _first_fit)
+    bins = place(lengths[order], capacity)  # int64 [n], numbered as they are opened
     bins = _shuffled(bins, _seeded(content, seed)[order])
     offsets = np.concatenate([[0], np.cumsum(np.bincount(bins))])
     return Packs(offsets, order[np.argsort(bins, kind="stable")])
@@ -80,15 +81,6 @@ def _order(lengths: np.ndarray, content: np.ndarray, packing: Packing, seed: int
     longest = int(lengths.max(initial=1))
     shortness = (longest - lengths).astype(np.min_scalar_type(longest - 1))
     return by_content[np.argsort(shortness[by_content], kind="stable")]
-
-
-def _place(lengths: np.ndarray, capacity: int, packing: Packing) -> np.ndarray:
-    """The bin of each sequence, int64 [n]; bins are numbered as they are opened."""
-    if packing == "best_fit_decreasing":
-        return _best_fit(lengths, capacity)
-    if packing == "concatenative":
-        return _next_fit(lengths, capacity)
-    return _first_fit(lengths, capacity)
 
 
 def _shuffled(bins: np.ndarray, hashes: np.ndarray) -> np.ndarray:

@@ -66,7 +66,12 @@ class Rows(Protocol[Read]):
         ...
 
 
-MOST_VARIANTS = 256
+def renderer_in(maker: Programs | Renderer) -> Renderer:
+    """The renderer that programs are learned from, or the one that works without them."""
+    return maker.renderer if isinstance(maker, Programs) else maker
+
+
+MAX_VARIANTS = 256
 """Combinations of variables of rows that are kept; probing one takes 0.1 s."""
 
 
@@ -85,36 +90,34 @@ class ChatRows:
 
     @property
     def fields(self) -> list[str]:
-        """See Rows."""
         return fields_read(self.messages_field, self.tools_field, self.given)
 
     def read(self, record: Mapping[str, Any]) -> Conversation | Rejected:
-        """See Rows."""
         found = conversation(record, self.messages_field, self.tools_field, self.given)
         if isinstance(found, Rejected):
             return found
         maker = self._maker(found)
-        found = maker if isinstance(maker, Rejected) else apart(found, maker.inline)
-        if isinstance(found, Rejected) or isinstance(maker, Rejected):
-            return found
-        if self.special == "reject" and maker.controls.spelled_in(found):
+        if isinstance(maker, Rejected):
+            return maker
+        renderer = renderer_in(maker)
+        found = apart(found, renderer.inline)
+        if not isinstance(found, Rejected) and self.special == "reject" and renderer.controls.spelled_in(found):
             return Rejected("special_token_in_text", "the text contains a control string of the template")
         return found
 
     def sequences(self, conversation: Conversation) -> Sequence[Segments | Filled] | Rejected:
-        """See Rows."""
         maker = self._maker(conversation)
         return maker if isinstance(maker, Rejected) else maker.sequences(conversation)
 
     def _maker(self, conversation: Conversation) -> Programs | Renderer | Rejected:
         """What makes the sequences of a conversation, by its variables that the template reads."""
-        base = self.maker.renderer if isinstance(self.maker, Programs) else self.maker
+        base = renderer_in(self.maker)
         own = {name: value for name, value in conversation.variables.items() if base.template.reads(name)}
         if not own:
             return self.maker
         key = orjson.dumps(own, option=orjson.OPT_SORT_KEYS)
         if key not in self._variants:
-            if len(self._variants) >= MOST_VARIANTS:
+            if len(self._variants) >= MAX_VARIANTS:
                 self._variants.clear()
             found = variant(base, own, self.vocabulary, self.split_turns, self.special)
             filled = isinstance(self.maker, Programs)
@@ -122,25 +125,21 @@ class ChatRows:
         return self._variants[key]
 
     def said(self, conversation: Conversation) -> Iterable[str]:
-        """See Rows."""
         for message in conversation.messages:
             yield from (message["role"], message["content"] or "", message.get("reasoning_content", ""))
             for call in message.get("tool_calls", ()):
                 yield from (call["function"]["name"], call["function"]["arguments"].text)
 
     def texts(self, conversation: Conversation) -> Iterable[str]:
-        """See Rows: the contents of the messages."""
         return (message["content"] for message in conversation.messages if message["content"])
 
     def flagged(self, conversation: Conversation) -> int:
-        """See Rows."""
         return sum("trained" in message for message in conversation.messages)
 
     def unread(self, conversation: Conversation) -> Sequence[str]:
-        """See Rows."""
         maker = self._maker(conversation)
-        kinds = frozenset[str]() if isinstance(maker, Rejected) else maker.unwritten
-        template = self.maker.renderer.template if isinstance(self.maker, Programs) else self.maker.template
+        kinds = frozenset[str]() if isinstance(maker, Rejected) else renderer_in(maker).unwritten
+        template = renderer_in(self.maker).template
         names = [f"{KWARGS}.{name}" for name in conversation.variables if not template.reads(name)]
         return [*conversation.unread, *unwritten_in(conversation, kinds), *names]
 

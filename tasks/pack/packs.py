@@ -15,9 +15,9 @@ packing. Another pack size reads and packs the stored sequences again, and rende
 and core, most of it for Parquet. A dataset that grows packs only its last group again. The sequences are kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
@@ -60,19 +60,8 @@ class Member:
     part: str
 
     @property
-    def name(self) -> str:
-        """`<key>/<part>`."""
-        return f"{self.receipt.key}/{self.part}"
-
-    @property
-    def tokens(self) -> int:
-        """Its tokens."""
-        return self.receipt.parts[self.part].tokens
-
-    @property
-    def documents(self) -> int:
-        """Its conversations."""
-        return self.receipt.parts[self.part].documents
+    def count(self) -> PartCount:
+        return self.receipt.parts[self.part]
 
 
 def plan_packs(finished: Sequence[Finished], shards: Store, recipe: PackRecipe, *, rebuild: bool = False) -> Plan:
@@ -84,19 +73,19 @@ def plan_packs(finished: Sequence[Finished], shards: Store, recipe: PackRecipe, 
     planned = [
         _planned(split, dataset, f"{part}-{number:05d}", group, recipe)
         for (split, dataset, part, _), members in groups.items()
-        for number, group in enumerate(consecutive(members, lambda member: member.tokens, most))
+        for number, group in enumerate(consecutive(members, lambda member: member.count.tokens, most))
     ]
     return Plan.of(Store(shards.place, PACKS), planned, rebuild=rebuild)
 
 
 def _planned(split: str, dataset: str, name: str, members: Sequence[Member], recipe: PackRecipe) -> PlannedShard:
-    size = 4 * sum(member.tokens for member in members)
-    part = Slice(SourceFile(name, size, PACKS), 0, sum(member.documents for member in members), size=size)
+    size = 4 * sum(member.count.tokens for member in members)
+    part = Slice(SourceFile(name, size, PACKS), 0, sum(member.count.documents for member in members), size=size)
     identity = {
         "kind": PACKS,
         "format_version": FORMAT_VERSION,
         "recipe": asdict(recipe),
-        "source": {"sequences": [member.name for member in members]},
+        "source": {"sequences": [f"{member.receipt.key}/{member.part}" for member in members]},
     }
     return PlannedShard(dataset, split, part, identity)
 
@@ -123,13 +112,18 @@ def build_packs(shard: PlannedShard, store: Store) -> Receipt:
     recipe = PackRecipe(**shard.identity["recipe"])
     shards = Store(store.place, SHARDS)
     members = _members(shards, shard.identity["source"]["sequences"])
-    part = members[0].part
+    part, made = members[0].part, members[0].receipt.identity["recipe"]  # all members have the recipe of their dataset
+    metadata = {
+        "format": FORMAT, "version": 1, "key": shard.key, "part": part, "pack_size": recipe.pack_size,
+        "pad_seq_to_mult": recipe.pad_seq_to_mult, "packing": recipe.packing, "loss_on": made["loss_on"],
+        "tokenizer": made["tokenizer"], "template": made["template"],
+    }  # fmt: skip
     forget_encoders()  # of the first round, which take more memory than packs do
     listed = [(member.receipt, member.part) for member in members]
     with building(shard, store) as builder, stored_sequences(shards, listed) as sequences:
         fitted = cut_to(sequences, recipe.capacity) if recipe.oversize == "truncate" else sequences
         chosen = np.flatnonzero((fitted.lengths <= recipe.capacity) & (fitted.trained > 0))
-        builder.rows_in = sum(member.documents for member in members)
+        builder.rows_in = sum(member.count.documents for member in members)
         kept = _distinct(fitted.rows[chosen])
         builder.drop(LEFT_OUT[recipe.oversize], builder.rows_in - kept)
         builder.facts[f"{LEFT_OUT[recipe.oversize]}_sequences"] = len(fitted.lengths) - len(chosen)
@@ -138,7 +132,7 @@ def build_packs(shard: PlannedShard, store: Store) -> Receipt:
             stored = padded(fitted.lengths[chosen], recipe.pad_seq_to_mult)
             packs = pack(stored, fitted.content[chosen], recipe.pack_size, recipe.packing, recipe.seed)
             writer = PackWriter(fitted, replace(packs, sequences=chosen[packs.sequences]), recipe)
-            facts = writer.write(builder.open(f"{part}.parquet"), _metadata(shard.key, members[0], recipe))
+            facts = writer.write(builder.open(f"{part}.parquet"), metadata)
             builder.facts[part] = facts
             builder.keep(part, kept, facts["tokens"])
     return builder.receipt
@@ -166,21 +160,19 @@ def cut_to(sequences: StoredSequences, most: int) -> StoredSequences:
     return replace(sequences, lengths=np.minimum(sequences.lengths, most), trained=trained)
 
 
-def _metadata(key: str, member: Member, recipe: PackRecipe) -> dict[str, Any]:
-    """How a file was built; all members have the recipe of their dataset."""
-    made = member.receipt.identity["recipe"]
-    return {
-        "format": FORMAT, "version": 1, "key": key, "part": member.part, "pack_size": recipe.pack_size,
-        "pad_seq_to_mult": recipe.pad_seq_to_mult, "packing": recipe.packing, "loss_on": made["loss_on"],
-        "tokenizer": made["tokenizer"], "template": made["template"],
-    }  # fmt: skip
-
-
 def inspect_sft_shard(store: Store, receipt: Receipt) -> list[str]:
     """Problems of stored sequences, or of packs: format, borders of sequences, masks, and counts against the receipt."""
-    if receipt.identity["kind"] == PACKS:
-        return [*_packs(store, receipt), *_lost(store, receipt)]
-    return [problem for part in receipt.parts for problem in _sequences(store, receipt, part)]
+    if receipt.identity["kind"] != PACKS:
+        return [problem for part in receipt.parts for problem in _sequences(store, receipt, part)]
+    problems: list[str] = []
+    for part in receipt.parts:
+        place = store.path(receipt.key, f"{part}.parquet")
+        try:
+            found = _file(place, receipt.identity["recipe"]["pack_size"], receipt.facts[part])
+        except (pa.ArrowException, OSError, KeyError) as error:
+            found = [f"cannot be read as packed Parquet: {error}"]
+        problems += [f"{place}: {problem}" for problem in found]
+    return [*problems, *_lost(store, receipt)]
 
 
 def _sequences(store: Store, receipt: Receipt, part: str) -> list[str]:
@@ -199,18 +191,6 @@ def _sequences(store: Store, receipt: Receipt, part: str) -> list[str]:
     if size_of(tokens) != 4 * found.tokens:
         return [f"{tokens}: does not hold the {found.tokens:,} tokens of its index"]
     return []
-
-
-def _packs(store: Store, receipt: Receipt) -> list[str]:
-    recipe = receipt.identity["recipe"]
-    problems: list[str] = []
-    for part in receipt.parts:
-        place = store.path(receipt.key, f"{part}.parquet")
-        try:
-            problems += [f"{place}: {problem}" for problem in _file(place, recipe["pack_size"], receipt.facts[part])]
-        except (pa.ArrowException, OSError, KeyError) as error:
-            problems.append(f"{place}: cannot be read as packed Parquet: {error}")
-    return problems
 
 
 def _lost(store: Store, receipt: Receipt) -> list[str]:
@@ -235,42 +215,35 @@ def _file(place: str, pack_size: int, facts: dict[str, int]) -> list[str]:
             return [f"its columns are {file.schema_arrow.names}, not those of packs"]
         found = {"packs": 0, "sequences": 0, "stored": 0, "loss_tokens": 0}
         for batch in file.iter_batches(64, use_threads=False):
-            problem = _rows(batch, pack_size, found) or _values(batch)
+            problem = next(_broken_rules(batch, pack_size, found), None)
             if problem:
                 return [problem]
     recorded = {name: facts.get(name) for name in found} | {"stored": facts["tokens"] + facts["padding"]}
     return [] if found == recorded else [f"holds {found}, but its receipt says {recorded}"]
 
 
-def _values(batch: pa.RecordBatch) -> str | None:
-    """The first rule that the values of a batch break."""
-    loss, ids = (batch.column(name).flatten().to_numpy() for name in ("loss_mask", "input_ids"))
-    if np.any((loss != 0) & (loss != 1)) or np.any(ids < 0):
-        return "a value of loss_mask is not 0 or 1, or an id is negative"
-    return None
-
-
-def _rows(batch: pa.RecordBatch, pack_size: int, found: dict[str, int]) -> str | None:
-    """The first rule that a batch of packs breaks; its counts are added to `found`."""
+def _broken_rules(batch: pa.RecordBatch, pack_size: int, found: dict[str, int]) -> Iterator[str]:
+    """The rules that a batch of packs breaks, each only sound if those before hold; its counts are added to `found`."""
     ids, mask, starts = (batch.column(name) for name in ("input_ids", "loss_mask", "seq_start_id"))
     rows, counts = (np.diff(column.offsets.to_numpy()) for column in (ids, starts))
     loss, places = mask.flatten().to_numpy(), starts.flatten().to_numpy()
     if not np.array_equal(rows, np.diff(mask.offsets.to_numpy())):
-        return "loss_mask and input_ids of a pack differ in length"
+        yield "loss_mask and input_ids of a pack differ in length"
     if rows.size and int(rows.max()) > pack_size:
-        return f"a pack holds {int(rows.max())} tokens, more than pack_size {pack_size}"
+        yield f"a pack holds {int(rows.max())} tokens, more than pack_size {pack_size}"
     row_starts = np.cumsum(rows) - rows
     firsts = np.cumsum(counts) - counts
     if counts.size and (int(counts.min()) < 1 or places[firsts].any()):
-        return "seq_start_id of a pack does not begin with 0"
+        yield "seq_start_id of a pack does not begin with 0"
     begin = places + np.repeat(row_starts, counts)
     if np.any(np.diff(begin) < 1) or np.any(places >= np.repeat(rows, counts)):
-        return "seq_start_id of a pack does not increase, or exceeds its tokens"
+        yield "seq_start_id of a pack does not increase, or exceeds its tokens"
     ends = np.append(begin[1:], rows.sum()) - 1
     if loss[ends].any():
-        return "loss_mask is 1 at the last token of a sequence"
+        yield "loss_mask is 1 at the last token of a sequence"
+    if np.any((loss != 0) & (loss != 1)) or np.any(ids.flatten().to_numpy() < 0):
+        yield "a value of loss_mask is not 0 or 1, or an id is negative"
     found["packs"] += len(rows)
     found["sequences"] += len(places)
     found["stored"] += int(rows.sum())
     found["loss_tokens"] += int(np.count_nonzero(loss))
-    return None

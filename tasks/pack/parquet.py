@@ -35,8 +35,8 @@ from .algorithms import Packs
 from .sequences import IDS, StoredSequences, loss_of
 from .settings import PackRecipe
 
-MOST_ROWS = 500
-MOST_TOKENS = 2_000_000
+MAX_ROWS = 500
+MAX_TOKENS = 2_000_000
 """Per row group, which writers and readers hold in memory."""
 
 FORMAT = "packed-sft"
@@ -67,7 +67,7 @@ class PackWriter:
         """Write all packs, and return the facts of the file."""
         schema = SCHEMA.with_metadata({"tokenmill": orjson.dumps(metadata)})
         with parquet_writer(file, schema) as writer:
-            rows, packs = max(1, min(MOST_ROWS, MOST_TOKENS // self.recipe.pack_size)), len(self.packs.offsets) - 1
+            rows, packs = max(1, min(MAX_ROWS, MAX_TOKENS // self.recipe.pack_size)), len(self.packs.offsets) - 1
             for first in range(0, packs, rows):
                 writer.write_table(self._table(first, min(first + rows, packs), schema), row_group_size=rows)
         return self._facts()
@@ -92,7 +92,10 @@ class PackWriter:
             (runs, role_starts.astype(np.int32)),
             (runs, roles),
         ]
-        lists = [_lists(*column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+        lists = [
+            pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values), type=kind)
+            for (offsets, values), kind in zip(columns, schema.types, strict=True)
+        ]
         return pa.Table.from_arrays(lists, schema=schema)
 
     def _tokens(self, order: np.ndarray, sizes: np.ndarray, begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -164,10 +167,6 @@ def padded(lengths: np.ndarray, multiple: int) -> np.ndarray:
     return -(-(lengths - 1) // multiple) * multiple + 1
 
 
-def _lists(offsets: np.ndarray, values: np.ndarray, kind: pa.ListType) -> pa.ListArray:
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values), type=kind)
-
-
 MEASURED = ["input_ids", "loss_mask", "seq_start_id", "role_start", "role"]
 
 
@@ -193,7 +192,6 @@ class PackFacts:
 
     @classmethod
     def total(cls, facts: Sequence[Self]) -> Self:
-        """The total of one or more facts."""
         columns = {field.name: [getattr(each, field.name) for each in facts] for field in fields(cls)}
         combine = {"longest": max, "most_sequences": max, "shortest_pack": min}
         return cls(**{name: combine.get(name, sum)(values) for name, values in columns.items()})
@@ -264,7 +262,7 @@ def write_leading(source: str, target: str, packs: int) -> Output:
 def _batches(file: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a file, one row group at a time; otherwise Arrow's buffers would grow with the file."""
     for group in range(file.num_row_groups):
-        yield from file.iter_batches(MOST_ROWS, row_groups=[group], columns=columns, use_threads=False)
+        yield from file.iter_batches(MAX_ROWS, row_groups=[group], columns=columns, use_threads=False)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ from .formats import (
 from .packs import FORMAT_VERSION as PACKS_VERSION
 from .packs import SHARDS, build_packs, inspect_sft_shard, plan_packs, require_fitting
 from .publication import PackedLayout
-from .settings import PackRecipe, SftRecipe, SftSettings
+from .settings import LOSS_FIELDS, PackRecipe, SftRecipe, SftSettings, policy_of
 from .shard import SequenceShard
 
 FORMAT_VERSION = 11
@@ -72,7 +72,6 @@ class SftFound:
 
     @property
     def template(self) -> Template:
-        """The chat template."""
         return self.checked.format.template
 
 
@@ -87,7 +86,11 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
     output_dir, store = places(blend, settings, output_dir, "sft")
     vocabulary = find_vocabulary(settings.tokenizer)
     settings = with_template(settings, vocabulary)
-    packing = _pack_recipe(settings, vocabulary)
+    if settings.pad_seq_to_mult > 1 and vocabulary.eos is None:
+        raise InputError(
+            f"pad_seq_to_mult={settings.pad_seq_to_mult}: sequences are padded with EOS, and {settings.tokenizer.model!r} "
+            "does not name its EOS token; set eos_token in a tokenizer_config.json beside it"
+        )
     checked = checked_format(settings, vocabulary, settings.policy, store.place)
     chats: dict[bytes, Format] = {}
     verdicts: dict[str, Verdict] = {}
@@ -105,32 +108,39 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
     def rows_of(source: DataSource) -> Rows[Any]:
         return chat_of(source).rows(source.messages_field, source.tools_field, given_of(source.named_fields))
 
-    def fields(source: DataSource) -> list[str]:
-        return [*rows_of(source).fields]
-
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[SftRecipe]:
         require_no(source, ["converter", "transforms", "fim"], "SFT")
         rows, literal = rows_of(source), settings.special_tokens_in_text != "allow"
         controls = frozenset(chat_of(source).controls.ids)
+        which = orjson.dumps([rows.fields, sorted(controls)]).decode()
         guarded = vocabulary.guarding(controls)
-        which = orjson.dumps([rows.fields, sorted(controls)])
-        texts = partial(_texts, rows, fields(source))
-        verdict = Gate(guarded, slices, texts, which.decode(), store.place, literal).verdict()
+        verdict = Gate(guarded, slices, partial(_texts, rows), which, store.place, literal).verdict()
         verdicts[f"{split}/{source.name}"] = verdict
         return [_recipe(source, split, settings, vocabulary, chat_of(source).template, verdict)] * len(slices)
 
+    def fields(source: DataSource) -> list[str]:
+        return [*rows_of(source).fields]
+
     plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes, form="conversations")
+    pad_id = None if settings.pad_seq_to_mult == 1 else vocabulary.eos
+    packing = PackRecipe(
+        settings.pack_size, settings.packing, settings.on_oversize, settings.pad_seq_to_mult, pad_id, settings.seed
+    )
     notes = commit_notes(settings.tokenizer, vocabulary) | gate_notes(verdicts)
     return Planned(blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), notes)
 
 
-def _texts(rows: Rows[Any], fields: Sequence[str], part: Slice) -> Iterator[str]:
+def _texts(rows: Rows[Any], part: Slice) -> Iterator[str]:
     """The texts of the conversations of a slice."""
-    for batch in read_records(part, fields):
+    for batch in read_records(part, [*rows.fields]):
         for record in batch.records:
             found = rows.read(record)
             if not isinstance(found, Rejected):
                 yield from rows.texts(found)
+
+
+COPIED = ("special_tokens_in_text", "split_turns", *LOSS_FIELDS)
+"""The settings that are part of a recipe as they are."""
 
 
 def _recipe(
@@ -150,41 +160,13 @@ def _recipe(
         tokenizer=vocabulary.fingerprint,
         vocabulary_size=vocabulary.size,
         backend=verdict.backend,
-        special_tokens_in_text=settings.special_tokens_in_text,
         template=template.digest,
         template_variables=template.variables,
-        loss_on=settings.loss_on,
-        loss_reasoning=settings.loss_reasoning,
-        loss_empty_reasoning=settings.loss_empty_reasoning,
-        loss_tool_calls=settings.loss_tool_calls,
-        loss_end_of_turn=settings.loss_end_of_turn,
-        split_turns=settings.split_turns,
+        **{name: getattr(settings, name) for name in COPIED},
         holdout_valid=holdout.valid if holdout else 0.0,
         holdout_test=holdout.test if holdout else 0.0,
         holdout_seed=holdout.seed if holdout else None,
     )
-
-
-def _pack_recipe(settings: SftSettings, vocabulary: Vocabulary) -> PackRecipe:
-    return PackRecipe(
-        pack_size=settings.pack_size,
-        packing=settings.packing,
-        oversize=settings.on_oversize,
-        pad_seq_to_mult=settings.pad_seq_to_mult,
-        pad_id=_pad_id(settings, vocabulary),
-        seed=settings.seed,
-    )
-
-
-def _pad_id(settings: SftSettings, vocabulary: Vocabulary) -> int | None:
-    if settings.pad_seq_to_mult == 1:
-        return None
-    if vocabulary.eos is None:
-        raise InputError(
-            f"pad_seq_to_mult={settings.pad_seq_to_mult}: sequences are padded with EOS, and {settings.tokenizer.model!r} "
-            "does not name its EOS token; set eos_token in a tokenizer_config.json beside it"
-        )
-    return vocabulary.eos
 
 
 def worker_arguments(planned: SftPlan) -> dict[str, Any]:
@@ -207,7 +189,9 @@ def build_sft_shard(
     recipe = SftRecipe(**shard.identity["recipe"])
     vocabulary = planned_vocabulary(TokenizerSource.model_validate(tokenizer), recipe.tokenizer)
     variables = orjson.dumps(recipe.template_variables, option=orjson.OPT_SORT_KEYS)
-    chat = _format(template, variables, vocabulary, recipe.policy, recipe.split_turns, recipe.special_tokens_in_text)
+    chat = _format(
+        template, variables, vocabulary, policy_of(recipe), recipe.split_turns, recipe.special_tokens_in_text
+    )
     if chat.template.digest != recipe.template:
         raise RunError(f"chat_template: {chat.template.digest} on this worker but {recipe.template} in the plan")
     encoder = text_encoder(vocabulary, chat.controls, recipe.backend, recipe.special_tokens_in_text)
@@ -310,7 +294,8 @@ def pack_counts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     packed = manifest.get("derived", {}).get("shards", [])
     for entry in packed:
         for name in entry["documents"]:
-            prepared.setdefault(_split(name, entry["split"]), Counter()).update(entry["facts"][name])
+            split = name if name != WHOLE else entry["split"] if entry["split"] in SPLITS else "train"
+            prepared.setdefault(split, Counter()).update(entry["facts"][name])
     for entry in [*manifest["shards"], *packed]:
         counts.update({name: entry["facts"].get(name, 0) for name in EXCLUDED})
     counts["truncated"] = manifest["totals"]["truncated"]
@@ -349,12 +334,6 @@ EXCLUDED = {
     "flagged_messages": "{:,} messages are excluded from training by the data, in whole or in part",
 }
 """The facts of shards about what is not trained on, and their lines."""
-
-
-def _split(part: str, planned: str) -> str:
-    if part != WHOLE:
-        return part
-    return planned if planned in SPLITS else "train"
 
 
 def _sentence(split: str, facts: Mapping[str, int], pack_size: int) -> str:

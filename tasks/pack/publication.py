@@ -75,20 +75,29 @@ class PackedLayout:
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
-        """The files of packs, and their descriptions."""
         return {**{join(FOLDER, split): FILES for split in SPLITS}, FOLDER: PACKING}
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:  # noqa: ARG002 - all are packed
         """Choose the files of each split and put them into its folder. Raises RunError if a file to cut is damaged."""
-        held, store = _held(self.packs), Store(store.place, PACKS)
+        store = Store(store.place, PACKS)
+        held: dict[str, _Held] = {}
+        for item, part, split in parts_with_tokens(self.packs):
+            file = _File(item, part, PackFacts.of(item.receipt.facts[part]))
+            held.setdefault(split, {}).setdefault(item.dataset, []).append(file)
         folders = {split: folder for split in held if (folder := self._choose(store, split, held[split]))}
         written = [output for folder in folders.values() for output in _place(output_dir, store, folder)]
         written += [self._describe(output_dir, split, folder) for split, folder in folders.items()]
-        blend = blend_json(_listed(output_dir, folders), self.weights)
+        listed: list[Listed] = []
+        names: dict[str, dict[str, list[str]]] = {}
+        for split, place, file in [(split, *each) for split, folder in folders.items() for each in folder.items()]:
+            listed.append(Listed(split, file.item.dataset, join(output_dir, place), file.facts.tokens))
+            if not file.leading:  # names of whole files carry the keys of their groups
+                names.setdefault(file.item.shard.place, {}).setdefault(split, []).append(join(output_dir, place))
         facts = {split: PackFacts.total([file.facts for file in folder.values()]) for split, folder in folders.items()}
         places = {f"{split}_folder": join(FOLDER, split) for split in folders}
         sampling = {**self._account(held, folders), "published": {split: asdict(facts[split]) for split in facts}}
-        return Published({}, blend, written, {"sampling": sampling, **places}, self.packs, _names(output_dir, folders))
+        blend = blend_json(listed, self.weights)
+        return Published({}, blend, written, {"sampling": sampling, **places}, self.packs, names)
 
     def _choose(self, store: Store, split: str, held: _Held) -> _Folder:
         chosen: list[_File] = []
@@ -96,8 +105,11 @@ class PackedLayout:
         for dataset, drawn in draw(_numbers(held), self.weights, self.sampling, self.seed, total).items():
             for file, copies in zip(held[dataset], drawn.copies, strict=True):
                 chosen += [file] * copies
-            if drawn.rest:
-                chosen += _cut(store, held[dataset][drawn.cut], drawn.rest)
+            if drawn.rest:  # the leading packs of one more file: none, some or all
+                file = held[dataset][drawn.cut]
+                facts = leading_packs(store.path(file.item.key, file.output), drawn.rest)
+                if facts is not None:
+                    chosen.append(file if facts.packs == file.facts.packs else replace(file, facts=facts, leading=True))
         seen: Counter[str] = Counter()
         numbered: list[_File] = []
         for file in chosen:
@@ -143,36 +155,10 @@ class PackedLayout:
         return {"method": self.sampling, "splits": splits, "warnings": [] if self.sampling == "none" else warned}
 
 
-def _held(finished: Sequence[Finished]) -> dict[str, _Held]:
-    held: dict[str, _Held] = {}
-    for item, part, split in parts_with_tokens(finished):
-        file = _File(item, part, PackFacts.of(item.receipt.facts[part]))
-        held.setdefault(split, {}).setdefault(item.dataset, []).append(file)
-    return held
-
-
 def _numbers(held: _Held) -> dict[DataSet, list[PackedFile]]:
     return {
         dataset: [PackedFile(file.item.key, file.facts.tokens) for file in files] for dataset, files in held.items()
     }
-
-
-def _names(output_dir: str, folders: Mapping[str, _Folder]) -> dict[str, dict[str, list[str]]]:
-    """The names of whole files, which carry the keys of their groups."""
-    names: dict[str, dict[str, list[str]]] = {}
-    for split, folder in folders.items():
-        for place, file in folder.items():
-            if not file.leading:
-                names.setdefault(file.item.shard.place, {}).setdefault(split, []).append(join(output_dir, place))
-    return names
-
-
-def _listed(output_dir: str, folders: Mapping[str, _Folder]) -> list[Listed]:
-    return [
-        Listed(split, file.item.dataset, join(output_dir, place), file.facts.tokens)
-        for split, folder in folders.items()
-        for place, file in folder.items()
-    ]
 
 
 def _place(output_dir: str, store: Store, folder: _Folder) -> list[Output]:
@@ -184,11 +170,3 @@ def _place(output_dir: str, store: Store, folder: _Folder) -> list[Output]:
         for place, file in folder.items()
         if file.leading
     ]
-
-
-def _cut(store: Store, file: _File, tokens: int) -> list[_File]:
-    """The leading packs of a file that come closest to `tokens`: none, some or all."""
-    facts = leading_packs(store.path(file.item.key, file.output), tokens)
-    if facts is None:
-        return []
-    return [file if facts.packs == file.facts.packs else replace(file, facts=facts, leading=True)]

@@ -111,7 +111,6 @@ class SequenceWriter:
             self.write_index()
 
     def write_index(self) -> None:
-        """Write what the index lacks."""
         if self._waiting:
             self.builder.table(index_file(self.part), SCHEMA).write_table(pa.concat_tables(self._waiting))
             self._waiting = []
@@ -178,7 +177,9 @@ def stored_sequences(store: Store, members: Sequence[tuple[Receipt, str]]) -> Ge
     starts = np.cumsum(lengths) - lengths
     firsts = (np.cumsum(counts) - counts).tolist()
     roles = cast("pa.ListArray", index["role"].chunk(0))
-    _allow_open_files()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the default of 1,024 is too low for large groups
+    with suppress(ValueError, OSError):  # macOS reports more than it permits
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with ExitStack() as stack:
         yield StoredSequences(
             opened=[stack.enter_context(_tokens(store, receipt, part)) for receipt, part in members],
@@ -192,13 +193,6 @@ def stored_sequences(store: Store, members: Sequence[tuple[Receipt, str]]) -> Ge
             role_starts=cast("pa.ListArray", index["role_start"].chunk(0)).values.to_numpy(),
             roles=roles.values.to_numpy(),
         )
-
-
-def _allow_open_files() -> None:
-    """Raise the limit of open files to what the system permits: its default of 1,024 is less than some groups have members."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS reports more than it permits
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def read_index(store: Store, receipt: Receipt, part: str, columns: Sequence[str] | None = None) -> pa.Table:

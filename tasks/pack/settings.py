@@ -22,6 +22,15 @@ AUTO = "auto"
 """The chat template that fits the tokenizer."""
 
 
+LOSS_FIELDS = ("loss_on", "loss_reasoning", "loss_tool_calls", "loss_end_of_turn", "loss_empty_reasoning")
+"""The settings that make a loss policy, in the order of its fields."""
+
+
+def policy_of(loss: "LossSettings | SftRecipe") -> LossPolicy:
+    """The loss policy that settings or a recipe describe."""
+    return LossPolicy(*(getattr(loss, name) for name in LOSS_FIELDS))
+
+
 class LossSettings(PreparationSettings, frozen=True):
     """Settings of what is trained on, and so of what is scored."""
 
@@ -35,10 +44,8 @@ class LossSettings(PreparationSettings, frozen=True):
 
     @property
     def policy(self) -> LossPolicy:
-        """The loss policy that these settings describe."""
-        return LossPolicy(
-            self.loss_on, self.loss_reasoning, self.loss_tool_calls, self.loss_end_of_turn, self.loss_empty_reasoning
-        )
+        """Which tokens are trained on."""
+        return policy_of(self)
 
 
 class SftSettings(LossSettings, frozen=True):
@@ -127,13 +134,6 @@ class SftRecipe:
     holdout_valid: float
     holdout_test: float
     holdout_seed: int | None
-
-    @property
-    def policy(self) -> LossPolicy:
-        """The assistant text to train on."""
-        return LossPolicy(
-            self.loss_on, self.loss_reasoning, self.loss_tool_calls, self.loss_end_of_turn, self.loss_empty_reasoning
-        )
 
 
 @dataclass(frozen=True, slots=True)

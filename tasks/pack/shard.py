@@ -135,7 +135,6 @@ class SequenceShard:
         part.seen, part.kept = part.seen - done, part.kept - done
 
     def _store(self, part: _Part, sequences: Sequences, rows: np.ndarray) -> None:
-        """Store the sequences with trained tokens, and note their rows."""
         check_ids(sequences, self.recipe.vocabulary_size)
         kept = np.flatnonzero(_trained_tokens(sequences) > 0)
         part.seen.update(rows.tolist())
