@@ -50,9 +50,18 @@ def load_template(chosen: str, vocabulary: Vocabulary, variables: Mapping[str, A
     """The template named by `chosen`: `tokenizer`, a bundled one, a file, or Jinja text. Raises InputError if there is
     none or it is not valid Jinja.
     """
-    variables = {**_token_names(vocabulary), **variables}
+    names = {number: token for token, number in vocabulary.controls.items()}
+    ids = {"bos_token": vocabulary.bos, "eos_token": vocabulary.eos}
+    own = {variable: names[number] for variable, number in ids.items() if number is not None and number in names}
+    variables = {**own, **variables}
     if chosen == "tokenizer":
-        return compiled(_own_source(vocabulary), variables)
+        if vocabulary.chat_template is None:
+            raise InputError(
+                "chat_template: the tokenizer has no template (neither chat_template.jinja nor an entry in "
+                "tokenizer_config.json); give the path of a .jinja file, or name the format that the model was trained with: "
+                "nano3, lightning35 or harmony"
+            )
+        return compiled(vocabulary.chat_template, variables)
     if "{%" in chosen or "{{" in chosen:
         return compiled(chosen, variables)
     bundled = {path.stem: path for path in sorted(BUNDLED.glob("*.jinja"))}
@@ -66,22 +75,6 @@ def load_template(chosen: str, vocabulary: Vocabulary, variables: Mapping[str, A
         f"chat_template: {chosen!r} is not a known template, a file, or Jinja text; {nearest(chosen, known)}, "
         "or give the path of a .jinja file"
     )
-
-
-def _token_names(vocabulary: Vocabulary) -> dict[str, str]:
-    """`bos_token` and `eos_token`, as templates call the tokenizer's tokens."""
-    names = {number: token for token, number in vocabulary.controls.items()}
-    ids = {"bos_token": vocabulary.bos, "eos_token": vocabulary.eos}
-    return {variable: names[number] for variable, number in ids.items() if number is not None and number in names}
-
-
-def _own_source(vocabulary: Vocabulary) -> str:
-    if vocabulary.chat_template is None:
-        raise InputError(
-            "chat_template: the tokenizer has no template (neither chat_template.jinja nor an entry in tokenizer_config.json); "
-            "give the path of a .jinja file, or name the format that the model was trained with: nano3, lightning35 or harmony"
-        )
-    return vocabulary.chat_template
 
 
 def _read(path: Path) -> str:
@@ -139,7 +132,9 @@ def _probed(
     splits, literal = split_turns == "auto" and found.strips_history, special != "allow"
     unwritten = unwritten_by(template)
     renderer = Renderer(template, found.controls, found.openings, policy, literal, splits, False, unwritten)
-    return replace(renderer, composes=splits and _composes(renderer)), found
+    composing = replace(renderer, composes=True)  # if what it composes of parts is what prefixes are rendered to
+    composes = splits and all(composing.sequences(each) == renderer.sequences(each) for each in PROBES.values())
+    return replace(renderer, composes=composes), found
 
 
 def variant(
@@ -183,7 +178,9 @@ def checked_renderer(
         return refusals(renderer.sequences, found.controls, vocabulary)
 
     refused = remembered_check(question, store, check)
-    return Checked(renderer, refused, _warnings(found.controls))
+    spelled = "none of the template's markers is a control token of this tokenizer: they are encoded as plain text, "
+    warning = f"{spelled}so markers spelled in the data cannot be distinguished from them"
+    return Checked(renderer, refused, [] if found.controls.written.ids else [warning])
 
 
 def remembered_check(question: Sequence[Any], store: str, check: Callable[[], dict[str, str]]) -> dict[str, str]:
@@ -200,7 +197,10 @@ def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabula
         sequences = sequences_of(probe)
         if not isinstance(sequences, Rejected):
             _require_right(name, sequences, controls, guarded)
-        elif name in REQUIRED and not _needs_tools(sequences, sequences_of):
+        elif name in REQUIRED and not (
+            sequences.reason == "template_error"  # some templates need tools
+            and not isinstance(sequences_of(PROBES["one turn with tools"]), Rejected)
+        ):
             raise InputError(
                 f"chat_template: no loss mask for a conversation of {name}: {sequences.detail} ({sequences.reason}); "
                 "fix the template, or choose another template or loss policy"
@@ -208,11 +208,6 @@ def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabula
         else:
             refused[name] = f"{sequences.reason}: {sequences.detail}"
     return refused
-
-
-def _needs_tools(refusal: Rejected, sequences_of: SequencesOf) -> bool:
-    """Whether a template that rejects a conversation accepts one with tools."""
-    return refusal.reason == "template_error" and not isinstance(sequences_of(PROBES["one turn with tools"]), Rejected)
 
 
 def _require_prompted(renderer: Renderer) -> None:
@@ -229,33 +224,14 @@ def _require_prompted(renderer: Renderer) -> None:
         starts = {} if isinstance(found, Rejected) else {number: each.start for number, each in found.items()}
         for number, start in starts.items():
             prompted = renderer.template.render(probe.messages[:number], probe.tools, add_generation_prompt=True)
-            if is_reply(probe.messages, number) and not isinstance(prompted, Rejected):
-                _require_start(
-                    f"in a conversation of {name}, message {number + 1}", rendering.text, start, prompted.text
+            if not is_reply(probe.messages, number) or isinstance(prompted, Rejected):
+                continue
+            end = len(prompted.text)
+            if rendering.text.startswith(prompted.text) and (start < end or rendering.text[end:start].strip()):
+                raise InputError(
+                    f"chat_template: in a conversation of {name}, message {number + 1} would be trained on from character "
+                    f"{start}, but the template's generation prompt ends at {end}; fix the template, or choose another"
                 )
-
-
-def _require_start(what: str, text: str, start: int, prompted: str) -> None:
-    """Require that training starts where the prompt ends, ignoring blanks."""
-    end = len(prompted)
-    if text.startswith(prompted) and (start < end or text[end:start].strip()):
-        raise InputError(
-            f"chat_template: {what} would be trained on from character {start}, but the template's generation prompt "
-            f"ends at {end}; fix the template, or choose another"
-        )
-
-
-def _composes(renderer: Renderer) -> bool:
-    """Whether sequences composed of parts equal those rendered as prefixes, on every probe."""
-    parts = replace(renderer, composes=True)
-    return all(parts.sequences(probe) == renderer.sequences(probe) for probe in PROBES.values())
-
-
-def _warnings(controls: Controls) -> list[str]:
-    if controls.written.ids:
-        return []
-    spelled = "none of the template's markers is a control token of this tokenizer: they are encoded as plain text, "
-    return [f"{spelled}so markers spelled in the data cannot be distinguished from them"]
 
 
 def text_encoder(vocabulary: Vocabulary, controls: Controls, backend: Backend, special: SpecialTokens) -> Encoder:

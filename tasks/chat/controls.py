@@ -54,7 +54,6 @@ class Controls:
         return sorted({token[0] for token in self.ids})
 
     def occur_in(self, text: str) -> bool:
-        """Whether the text contains a control token."""
         for first in self._beginnings:
             if first in text:
                 return self.pattern.search(text) is not None

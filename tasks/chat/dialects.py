@@ -234,7 +234,13 @@ def _atif(step: Step, _made: Sequence[Step], unread: set[str]) -> Iterator[dict[
         if step.get(name):
             message[name] = step[name]
     if "tool_calls" in message:
-        message["tool_calls"] = [_atif_call(call) for call in message["tool_calls"]]
+        message["tool_calls"] = [
+            {
+                "id": call.get("tool_call_id"), "type": "function",
+                "function": {"name": call.get("function_name"), "arguments": call.get("arguments")},
+            }
+            for call in message["tool_calls"]
+        ]  # fmt: skip
     if step.get("is_copied_context") and source == "agent":
         message["train"] = False
     yield message
@@ -247,11 +253,6 @@ def _atif(step: Step, _made: Sequence[Step], unread: set[str]) -> Iterator[dict[
             yield {
                 "role": "tool", "content": result.get("content") or "", "tool_call_id": result.get("source_call_id")
             }  # fmt: skip
-
-
-def _atif_call(call: Step) -> dict[str, Any]:
-    function = {"name": call.get("function_name"), "arguments": call.get("arguments")}
-    return {"id": call.get("tool_call_id"), "type": "function", "function": function}
 
 
 def _adp(step: Step, made: Sequence[Step], _unread: set[str]) -> Iterator[dict[str, Any]]:

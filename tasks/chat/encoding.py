@@ -36,7 +36,6 @@ class TextTable:
     counts: Sequence[int]
 
     def texts(self, values: Sequence[str]) -> list[str]:
-        """The texts of one conversation."""
         parts = iter([values[part] if part >= 0 else self.literals[-1 - part] for part in self.parts])
         return ["".join(itertools.islice(parts, count)) for count in self.counts]
 
@@ -178,7 +177,6 @@ class Filled(NamedTuple):
     values: Sequence[str]
 
     def segments(self) -> Segments:
-        """The same sequence as segments."""
         layout, texts = self.layout, self.table.texts(self.values)
         mixed = {place: list(zip(parts, trained, strict=True)) for place, parts, trained in layout.mixed}
         found: Segments = []
@@ -333,7 +331,6 @@ class Batch:
     _layouts: dict[Layout, int] = field(default_factory=dict[Layout, int])
 
     def add(self, sequence: Segments | Filled | Tokenized) -> None:
-        """Append one sequence."""
         if isinstance(sequence, Filled):
             layout, table, values = sequence
             start = self._layouts.get(layout)
@@ -379,7 +376,6 @@ class Batch:
         return len(self.texts) - 1
 
     def encode(self, encoder: Encoder) -> Sequences:
-        """The arrays of all sequences."""
         texts, firsts = self.columns.joined(self.texts)
         distinct = texts.dictionary_encode()
         encoded, numbers = encoder.encode(distinct.dictionary), distinct.indices.to_numpy()

@@ -24,10 +24,10 @@ from tokenmill.tasks.sources.exact_json import with_placeholders
 from .conversation import Arguments
 from .traced import Traced, caller, joined
 
-MOST_STEPS = 1_000_000
-MOST_SECONDS = 20.0
-MOST_CHARACTERS = 64 << 20
-MOST_BITS = 4096
+MAX_STEPS = 1_000_000
+MAX_SECONDS = 20.0
+MAX_CHARACTERS = 64 << 20
+MAX_BITS = 4096
 """Limits of a rendering: steps and seconds; of any text: characters (a list has at most as many elements as there are steps);
 of a number: bits. A long agentic
 conversation takes some 50,000 steps, 0.1 s and 1 M characters."""
@@ -53,31 +53,30 @@ class Budget:
     """The remaining budget of one rendering."""
 
     def __init__(self) -> None:
-        self.steps = MOST_STEPS
+        self.steps = MAX_STEPS
         self.checked_at = self.steps
-        self.deadline = time.monotonic() + MOST_SECONDS
+        self.deadline = time.monotonic() + MAX_SECONDS
 
     def step(self, count: int = 1) -> None:
-        """Spend steps."""
         self.steps -= count
         if self.steps < 0:
-            raise TemplateLimitError(f"the template takes more than {MOST_STEPS:,} steps")
+            raise TemplateLimitError(f"the template takes more than {MAX_STEPS:,} steps")
         if self.checked_at - self.steps >= STEPS_PER_CLOCK_CHECK:
             self.checked_at = self.steps
             if time.monotonic() > self.deadline:
-                raise TemplateLimitError(f"the template takes more than {MOST_SECONDS:g} seconds")
+                raise TemplateLimitError(f"the template takes more than {MAX_SECONDS:g} seconds")
 
 
 def require_size(size: int) -> None:
-    """Raises TemplateLimitError for a text of more than MOST_CHARACTERS."""
-    if size > MOST_CHARACTERS:
-        raise TemplateLimitError(f"the template makes a text of {size:,} characters; {MOST_CHARACTERS:,} are the most")
+    """Raises TemplateLimitError for a text of more than MAX_CHARACTERS."""
+    if size > MAX_CHARACTERS:
+        raise TemplateLimitError(f"the template makes a text of {size:,} characters; {MAX_CHARACTERS:,} are the most")
 
 
 def require_length(length: int) -> None:
-    """Raises TemplateLimitError for a list of more than MOST_STEPS elements."""
-    if length > MOST_STEPS:
-        raise TemplateLimitError(f"the template makes a list of {length:,} elements; {MOST_STEPS:,} are the most")
+    """Raises TemplateLimitError for a list of more than MAX_STEPS elements."""
+    if length > MAX_STEPS:
+        raise TemplateLimitError(f"the template makes a list of {length:,} elements; {MAX_STEPS:,} are the most")
 
 
 def require_plain(value: object) -> None:
@@ -97,8 +96,8 @@ def parts_of(value: object) -> Iterator[object]:
         each = waiting.pop()
         yield each
         steps += 1
-        if steps > MOST_STEPS:
-            raise TemplateLimitError(f"the template writes or compares a value of more than {MOST_STEPS:,} parts")
+        if steps > MAX_STEPS:
+            raise TemplateLimitError(f"the template writes or compares a value of more than {MAX_STEPS:,} parts")
         if isinstance(each, str):
             size += len(each)
             require_size(size)
@@ -143,7 +142,7 @@ WRITING = ("capitalize", "lower", "title", "trim", "upper")
 """Jinja's filters of text."""
 
 
-MOST_PLACES = 20
+MAX_PLACES = 20
 
 
 def filters(step: Callable[[int], None]) -> dict[str, Filter]:
@@ -212,21 +211,18 @@ def tojson(
         require_plain(value)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     plain, restored = with_placeholders(value)
-    text = restored(encoder.encode(plain) if indent is None else _indented(encoder, plain, indent))
+    if indent is None:
+        text = restored(encoder.encode(plain))
+    else:  # on several lines it may grow, so it is measured while it is written
+        require_size(indent)
+        chunks, size = list[str](), 0
+        for chunk in encoder.iterencode(plain):
+            size += len(chunk)
+            require_size(size)
+            chunks.append(chunk)
+        text = restored("".join(chunks))
     origin = caller(value)
     return text if origin is None else Traced(text, ((0, len(text), origin),))
-
-
-def _indented(encoder: json.JSONEncoder, value: Any, indent: int) -> str:  # noqa: ANN401 - same
-    """JSON on several lines, measured while it is written."""
-    require_size(indent)
-    chunks: list[str] = []
-    size = 0
-    for chunk in encoder.iterencode(value):
-        size += len(chunk)
-        require_size(size)
-        chunks.append(chunk)
-    return "".join(chunks)
 
 
 @pass_environment
@@ -280,8 +276,8 @@ def safe(value: Any) -> str:  # noqa: ANN401 - same
 
 def round_number(value: float, precision: int = 0, method: Any = "common") -> float:  # noqa: ANN401 - same
     """A number rounded to a few places."""
-    if abs(precision) > MOST_PLACES:
-        raise ValueError(f"a number is rounded to at most {MOST_PLACES} places, not {precision}")
+    if abs(precision) > MAX_PLACES:
+        raise ValueError(f"a number is rounded to at most {MAX_PLACES} places, not {precision}")
     return do_round(value, precision, method)
 
 

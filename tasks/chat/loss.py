@@ -61,7 +61,8 @@ class LossPolicy:
         if self.on == "assistant_all":
             return answers
         if self.on == "final_only":
-            return [number for number in answers[-1:] if not _only_calls(messages[number])]
+            last = messages[answers[-1]] if answers else None
+            return answers[-1:] if last and ((last["content"] or "").strip() or not last.get("tool_calls")) else []
         last_user = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
         return [number for number in answers if number > last_user]
 
@@ -87,11 +88,6 @@ class LossPolicy:
                 start = ranges.pop()[0]  # noqa: PLW2901 - grown to the left
             ranges.append((start, stop))
         return ranges
-
-
-def _only_calls(message: Message) -> bool:
-    """Whether a message has tool calls and no answer."""
-    return bool(message.get("tool_calls")) and not (message["content"] or "").strip()
 
 
 class Completion(NamedTuple):
@@ -150,7 +146,6 @@ class Parts:
 
     @property
     def all(self) -> list[Range]:
-        """The parts that the message has."""
         return [part for part in (self.content, self.reasoning, self.call) if part]
 
     def begin(self, start: int, stop: int) -> int:
@@ -199,7 +194,8 @@ def completions(
             end = (end[0], end[0])
         completion = _completion(rendering.text, start, end, written, controls)
         if "reasoning_content" not in messages[number]:
-            completion = _without_reasoning(rendering.text, completion)
+            is_blank = rendering.text[completion.start : completion.answer].isspace()  # a blank belongs to the answer
+            completion = completion._replace(**({"answer": completion.start} if is_blank else {"reasons": False}))
         found[number] = completion
     return found
 
@@ -417,13 +413,6 @@ def _mixed(text: str, start: int, parts: Parts) -> bool:
     return max(start, call[0]) < content[0] < call[1] and bool(text[max(start, call[0]) : content[0]].strip())
 
 
-def _without_reasoning(text: str, completion: Completion) -> Completion:
-    """The completion of a message without reasoning: a blank before the answer belongs to it."""
-    if text[completion.start : completion.answer].isspace():
-        return completion._replace(answer=completion.start)
-    return completion._replace(reasons=False)
-
-
 def _calls_start(text: str, start: int, ending: int, parts: Parts, controls: Controls) -> int:
     """Where tool calls begin, with the template's text before them: after the answer, or, if there is none, after empty
     reasoning tags.
@@ -434,13 +423,7 @@ def _calls_start(text: str, start: int, ending: int, parts: Parts, controls: Con
         return max(start, parts.content[1])
     if parts.reasoning or parts.content:
         return max(start, parts.call[0])
-    return _after_closing_tags(text, start, parts.call[0], controls)
-
-
-def _after_closing_tags(text: str, start: int, stop: int, controls: Controls) -> int:
-    """The end of the last closing tag in `[start, stop)`, or `start`: empty reasoning ends there. A token that is not a closing
-    tag may introduce calls.
-    """
+    stop = parts.call[0]  # empty reasoning ends with its last closing tag; a token that isn't one may introduce calls
     closing = [token for token in controls.ids if "/" in token and token.replace("/", "", 1) in controls.ids]
     places = [(text.rfind(token, start, stop), len(token)) for token in closing]
     return max((place + length for place, length in places if place >= 0), default=start)

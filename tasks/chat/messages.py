@@ -170,13 +170,12 @@ def read_tools(value: object) -> list[dict[str, Any]]:
             raise RejectionError("bad_tools", f"tool {number} of {len(tools)} is no object with the name of a function")
     if tools:
         json_text(tools, "bad_tools", "tools")
-    return [_of_anthropic(tool) if tool.get("input_schema") else tool for tool in tools]
-
-
-def _of_anthropic(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool of Anthropic's API as a function; what it says beyond that is for the API."""
+    # A tool of Anthropic's API is a function under other names; its other fields are for the API.
     names = {"name": "name", "description": "description", "input_schema": "parameters"}
-    return {name: tool[key] for key, name in names.items() if tool.get(key)}
+    return [
+        {name: tool[key] for key, name in names.items() if tool.get(key)} if tool.get("input_schema") else tool
+        for tool in tools
+    ]
 
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -269,17 +268,15 @@ def _of_detail(detail: object) -> list[Range] | None:
         return None
     if not isinstance(detail, list):
         raise _bad(f"says {DETAIL} is {kind(detail)}; make it an array of begin_offset, end_offset and train")
-    entries = [_entry(each, number) for number, each in enumerate(detail, 1)]
-    return [(begin, end) for begin, end, train in entries if train]
-
-
-def _entry(entry: object, number: int) -> tuple[int, int, bool]:
-    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
-    begin, end, train = (fields.get(name) for name in ("begin_offset", "end_offset", "train"))
-    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end or not isinstance(train, bool):
-        shape = '{"begin_offset": 0, "end_offset": 9, "train": true}'
-        raise _bad(f"has a {DETAIL} whose entry {number} is not of the form {shape}")
-    return begin, end + 1, train
+    ranges: list[Range] = []
+    for number, entry in enumerate(detail, 1):
+        fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+        begin, end, train = (fields.get(name) for name in ("begin_offset", "end_offset", "train"))
+        if type(begin) is not int or type(end) is not int or not 0 <= begin <= end or not isinstance(train, bool):
+            shape = '{"begin_offset": 0, "end_offset": 9, "train": true}'
+            raise _bad(f"has a {DETAIL} whose entry {number} is not of the form {shape}")
+        ranges += [(begin, end + 1)] if train else []
+    return ranges
 
 
 def _joined(ranges: list[Range], size: int) -> tuple[Range, ...]:

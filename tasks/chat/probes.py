@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .controls import Controls, controls_of
-from .conversation import CLOSE, OPEN, Arguments, Conversation, Inline, Message, Rejected, ToolCall, asks_nothing
+from .conversation import CLOSE, OPEN, Arguments, Conversation, Inline, Message, ToolCall, asks_nothing
 from .loss import Openings, parts_of
 from .template import ChatTemplate, Rendering
 
@@ -137,7 +137,9 @@ def profile_template(template: ChatTemplate, added_tokens: Mapping[str, int]) ->
     answers = list(_answers(template))
     prompts = {prompt for answer in answers for prompt in answer.prompts}
     controls = controls_of([template.source, *texts, *prompts], added_tokens)
-    written = _reasoned(template, "reasoning in three turns")
+    reasoned = template.render(PROBES["reasoning in three turns"].messages, [])
+    spans = reasoned.spans if isinstance(reasoned, Rendering) else ()
+    written = {number for start, stop, (number, kind) in spans if kind == "reasoning" and start < stop}
     inline = _inline(template, writes_reasoning=bool(written))
     return TemplateProfile(
         openings=_openings(template, answers, controls.written, inline),
@@ -160,14 +162,6 @@ def _inline(template: ChatTemplate, *, writes_reasoning: bool) -> Inline:
     if len(set(texts[:3])) == 1:
         return "split"
     return "opened" if writes_reasoning else "content"
-
-
-def _reasoned(template: ChatTemplate, name: str) -> set[int]:
-    """The messages of a probe whose reasoning is written."""
-    rendering = template.render(PROBES[name].messages, PROBES[name].tools)
-    if isinstance(rendering, Rejected):
-        return set()
-    return {number for start, stop, (number, kind) in rendering.spans if kind == "reasoning" and start < stop}
 
 
 @dataclass(frozen=True, slots=True)

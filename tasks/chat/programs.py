@@ -23,18 +23,18 @@ from tokenmill.tasks.errors import RunError
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from .controls import Controls
-from .conversation import Arguments, Conversation, Inline, Message, Rejected
+from .conversation import Arguments, Conversation, Message, Rejected
 from .encoding import Filled, Layout, Segments, TextTable, runs, text_of_run
 from .sequences import Renderer, begins_with_markup
 from .symbolic import FIRST, LAST, STAND_IN, Hole, SymbolicTemplate, UnprovableError
 
-MOST_CHARACTERS = 1_000_000
+MAX_CHARACTERS = 1_000_000
 """Of the texts of a conversation; far below the limits of a rendering."""
 
-MOST_SHAPES = 50_000
+MAX_SHAPES = 50_000
 """Shapes counted, 100 bytes each."""
 
-MOST_RUNS = 500_000
+MAX_RUNS = 500_000
 """Segments of all programs, which take about 100 bytes each; programs are then learned anew."""
 
 RENDERED_FIRST = 3
@@ -145,11 +145,9 @@ class Program:
 
     @property
     def size(self) -> int:
-        """Segments of all sequences."""
         return sum(len(layout.sources) for layout in self.layouts)
 
     def filled(self, texts: Sequence[str]) -> list[Filled]:
-        """The sequences with these texts."""
         values = [hole.filled(texts[hole.slot]) for hole in self.holes]
         return [Filled(layout, self.table, values) for layout in self.layouts]
 
@@ -180,15 +178,14 @@ class Programs:
         return program.filled(texts)
 
     def _fits(self, program: Program, conversation: Conversation, texts: Sequence[str]) -> bool:
-        """Whether a program holds for these texts."""
         everything = SEPARATOR.join(texts)
-        if len(everything) > MOST_CHARACTERS or program.absent.occur_in(everything):
+        if len(everything) > MAX_CHARACTERS or program.absent.occur_in(everything):
             return False
         return not (self.renderer.splits_turns and "<" in everything and begins_with_markup(conversation.messages))
 
     def _learned(self, key: Shape, conversation: Conversation, texts: Sequence[str]) -> Program | None:
         """The program of a shape, once enough of its conversations were rendered."""
-        if len(self._seen) >= MOST_SHAPES or self._runs >= MOST_RUNS:
+        if len(self._seen) >= MAX_SHAPES or self._runs >= MAX_RUNS:
             self._seen.clear()
             self._programs.clear()
             self._runs = 0
@@ -206,38 +203,23 @@ class Programs:
         self._runs += len(key) if program is None else program.size
         return program
 
-    @property
-    def controls(self) -> Controls:
-        """The control tokens of the template."""
-        return self.renderer.controls
-
-    @property
-    def inline(self) -> Inline:
-        """See Renderer."""
-        return self.renderer.inline
-
-    @property
-    def unwritten(self) -> frozenset[str]:
-        """See Renderer."""
-        return self.renderer.unwritten
-
     @cached_property
     def _symbolic(self) -> SymbolicTemplate | None:
         template = self.renderer.template
         if _has_stand_ins([template.source, template.variables]):
             return None
-        return SymbolicTemplate(template.source, template.variables, self.controls)
+        return SymbolicTemplate(template.source, template.variables, self.renderer.controls)
 
     def _program(self, key: Shape, conversation: Conversation) -> Program | None:
         template, given = self._symbolic, stand_ins(conversation)
-        if template is None or _has_stand_ins([key, conversation.tools]) or self.controls.spelled_in(given):
+        if template is None or _has_stand_ins([key, conversation.tools]) or self.renderer.controls.spelled_in(given):
             return None
         template.begin()
         try:
             found = replace(self.renderer, template=template).sequences(given)
             if isinstance(found, Rejected):
                 return None
-            absent = Controls(dict.fromkeys([*self.controls.ids, *template.tags], 0))
+            absent = Controls(dict.fromkeys([*self.renderer.controls.ids, *template.tags], 0))
             return _program_of(found, template.holes, absent)
         except UnprovableError:
             return None
@@ -269,7 +251,6 @@ class _Texts:
     literals: dict[str, int] = field(default_factory=dict[str, int])
 
     def number(self, pattern: Pattern) -> int:
-        """The number of a pattern."""
         for part in pattern:
             if isinstance(part, Hole):
                 self.holes.setdefault(part, len(self.holes))
@@ -278,7 +259,6 @@ class _Texts:
         return self.patterns.setdefault(pattern, len(self.patterns))
 
     def table(self) -> TextTable:
-        """How they are made."""
         parts = [part for pattern in self.patterns for part in pattern]
         numbers = [self.holes[part] if isinstance(part, Hole) else -1 - self.literals[part] for part in parts]
         return TextTable(list(self.literals), numbers, list(map(len, self.patterns)))

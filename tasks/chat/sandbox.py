@@ -37,7 +37,7 @@ from .filters import (
     CHARACTERS_PER_STEP,
     ELEMENTS_PER_STEP,
     JOINED_PER_STEP,
-    MOST_BITS,
+    MAX_BITS,
     NESTING,
     PARTS_PER_STEP,
     Budget,
@@ -51,7 +51,7 @@ from .filters import (
     together,
     weight,
 )
-from .traced import Kind, MessageRecord, ToolCallRecord, mark
+from .traced import MessageRecord, ToolCallRecord, mark
 
 
 class Generation(Extension):
@@ -205,21 +205,11 @@ def marking(step: Callable[[int], None]) -> Mapping[str, Callable[..., str]]:
     return {
         "__opened__": opened,
         "__stepped__": stepped,
-        "__ended__": _ended,
-        "__marked__": _marked,
+        "__ended__": pass_context(lambda _, loop: mark((loop, "end"))),
+        "__marked__": pass_context(lambda _, kind: mark((0, kind))),
         "__written__": written,
         "__sliced__": sliced,
     }
-
-
-@pass_context
-def _ended(_: Context, loop: int) -> str:
-    return mark((loop, "end"))
-
-
-@pass_context
-def _marked(_: Context, kind: Kind) -> str:
-    return mark((0, kind))
 
 
 TEXT_METHODS = frozenset({
@@ -241,7 +231,7 @@ BACKWARD = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
 
 COMPARISONS_PER_STEP, COMPARED_PER_STEP = 1 << 17, 256
 
-MOST_RANGE_BITS = 60
+MAX_RANGE_BITS = 60
 
 DIRECTIVE = re.compile(r"%-?[aAbBcdDeFgGhHIjklmMnpPrRStTuUVwWxXyYzZ%]")
 """Directives of `strftime` without a width, which could be of any size, and without `%s`, which depends on the machine's time
@@ -278,7 +268,6 @@ class SafeNamespace(Namespace):
     """Jinja's namespace without names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - `self` may be one of the names
-        """See Jinja's."""
         found = dict(*args[1:], **kwargs)
         for name in found:
             _require_public(name)
@@ -294,15 +283,11 @@ def _require_public(name: object) -> None:
         raise SecurityError(f"{name!r}: names in a namespace do not begin with an underscore")
 
 
-def _concatenated(parts: Any) -> str:  # noqa: ANN401 - any value of Jinja's
-    return together(list(parts))
-
-
 class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's immutable sandbox with a budget, and with text that keeps its origin."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%", "//"})
-    concat = staticmethod(_concatenated)
+    concat = staticmethod(lambda parts: together(list(parts)))
     code_generator_class = OutputCode
 
     def __init__(self) -> None:
@@ -401,7 +386,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Disable formatting, because a width can produce a text of any size."""
 
     def getitem(self, obj: Any, argument: Any) -> Any:  # noqa: ANN401 - same
-        """An item; see `key`."""
         return super().getitem(obj, self.key(argument) if isinstance(argument, tuple) else argument)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401 - same
@@ -414,8 +398,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 def _require_number(operator: str, left: int, right: int) -> None:
     bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
-    if operator in {"*", "**", "//", "%"} and bits > MOST_BITS:
-        raise TemplateLimitError(f"the template computes with a number of more than {MOST_BITS:,} bits")
+    if operator in {"*", "**", "//", "%"} and bits > MAX_BITS:
+        raise TemplateLimitError(f"the template computes with a number of more than {MAX_BITS:,} bits")
 
 
 @lru_cache(maxsize=64)
@@ -464,8 +448,8 @@ def clock(date: object) -> Callable[[str], str]:
 
 def _range(*places: Any) -> range:  # noqa: ANN401 - a template may pass anything
     """Jinja's `range`, of numbers below 2^61: multiples of 2^61 - 1 have one hash, so that sets of them take n^2 steps."""
-    if any(isinstance(place, int) and place.bit_length() > MOST_RANGE_BITS for place in places):
-        raise TemplateLimitError(f"the template counts with a number of more than {MOST_RANGE_BITS} bits")
+    if any(isinstance(place, int) and place.bit_length() > MAX_RANGE_BITS for place in places):
+        raise TemplateLimitError(f"the template counts with a number of more than {MAX_RANGE_BITS} bits")
     return safe_range(*places)
 
 

@@ -45,7 +45,6 @@ class Renderer:
 
     @property
     def inline(self) -> Inline:
-        """How the template reads thinking inside of contents."""
         return self.openings.inline
 
     def sequences(self, conversation: Conversation) -> list[Segments] | Rejected:
@@ -70,7 +69,22 @@ class Renderer:
         ]
 
     def _sequences(self, conversation: Conversation) -> list[Segments] | Rejected:
-        found = self._turns(conversation) if self._by_turn(conversation) else self._prefixes(conversation, [(0, None)])
+        messages = conversation.messages
+        if (
+            self.splits_turns
+            and self.policy.on == "assistant_all"
+            and any("reasoning_content" in message for message in messages)
+        ):
+            turns = answered_turns(messages)
+            # A turn may be rendered differently beside others: a template may move a later system message to the front, or not
+            # count a user message of markup (a tool result, say) as a turn.
+            usual = not any(message["role"] in {"system", "developer"} for message in messages[1:])
+            found = None
+            if self.composes and usual and not begins_with_markup(messages):
+                found = self._composed(conversation, turns)
+            found = self._prefixes(conversation, turns) if found is None else found
+        else:
+            found = self._prefixes(conversation, [(0, None)])
         if isinstance(found, Rejected):
             return found
         trained = [sequence for sequence in found if any(segment.trained for segment in sequence)]
@@ -89,22 +103,6 @@ class Renderer:
             if len(set(texts)) > 1:
                 return number
         return None
-
-    def _by_turn(self, conversation: Conversation) -> bool:
-        return (
-            self.splits_turns
-            and self.policy.on == "assistant_all"
-            and any("reasoning_content" in message for message in conversation.messages)
-        )
-
-    def _turns(self, conversation: Conversation) -> list[Segments] | Rejected:
-        """One sequence per user turn that the assistant answers."""
-        turns = answered_turns(conversation.messages)
-        if self.composes and not _unusual(conversation.messages):
-            composed = self._composed(conversation, turns)
-            if composed is not None:
-                return composed
-        return self._prefixes(conversation, turns)
 
     def _prefixes(
         self, conversation: Conversation, turns: Sequence[tuple[int, int | None]]
@@ -168,13 +166,6 @@ def answered_turns(messages: Sequence[Message]) -> list[tuple[int, int]]:
         for start, stop in turns
         if any(message["role"] == "assistant" for message in messages[start:stop])
     ]
-
-
-def _unusual(messages: Sequence[Message]) -> bool:
-    """Whether a turn may be rendered differently beside others: a template may move a later system message to the front, or not
-    count a user message of markup (a tool result, say) as a turn.
-    """
-    return any(message["role"] in {"system", "developer"} for message in messages[1:]) or begins_with_markup(messages)
 
 
 def begins_with_markup(messages: Sequence[Message]) -> bool:

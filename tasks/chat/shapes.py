@@ -50,7 +50,6 @@ class Shape:
 
     @property
     def needed(self) -> list[str]:
-        """The fields that must have a value."""
         return [name for name in (self.messages, self.prompt, self.response, *self.beside) if name is not None]
 
 

@@ -22,7 +22,7 @@ from jinja2.visitor import NodeTransformer
 
 from .controls import Controls
 from .conversation import Arguments, Message
-from .filters import MOST_STEPS, text_of, tojson
+from .filters import MAX_STEPS, text_of, tojson
 from .sandbox import LOCAL_VARIABLES, RECORDS, Sandbox
 from .template import ChatTemplate
 from .traced import Origin, Span, Traced, caller, joined, records
@@ -53,7 +53,6 @@ class Hole(NamedTuple):
         return ("json", None) in self.operations
 
     def filled(self, value: str) -> str:
-        """The text that a value gives."""
         for name, argument in self.operations:
             value = json_string(value) if name == "json" else getattr(value, name)(argument)
         return value
@@ -78,8 +77,7 @@ class Symbol:
         self.tags = tags
 
     def __bool__(self) -> bool:
-        """True: holes are not blank."""
-        return True
+        return True  # holes are not blank
 
     def __eq__(self, other: object) -> bool:
         """Whether it is a known text: never, unless a hole contains that text, which becomes a tag."""
@@ -92,7 +90,6 @@ class Symbol:
         return self._absent(other)
 
     def __ne__(self, other: object) -> bool:
-        """See __eq__."""
         return not self == other
 
     def __contains__(self, tag: object) -> bool:
@@ -102,7 +99,6 @@ class Symbol:
         return any(isinstance(part, str) and tag in part for part in self.parts) or self._absent(tag)
 
     def __getitem__(self, _: object) -> NoReturn:
-        """Characters and slices are unknown."""
         _unprovable("a part of a content is read")
 
     def __repr__(self) -> str:
@@ -112,7 +108,6 @@ class Symbol:
     __str__ = __repr__
 
     def __format__(self, _: str) -> str:
-        """See __repr__."""
         _unprovable("a content is formatted")
 
     def _absent(self, tag: str) -> Literal[False]:
@@ -121,11 +116,9 @@ class Symbol:
         return False
 
     def startswith(self, prefix: str, /) -> bool:
-        """See str."""
         return self._at_end(prefix, 0, str.startswith, lambda text, size: text[size:])
 
     def endswith(self, suffix: str, /) -> bool:
-        """See str."""
         return self._at_end(suffix, -1, str.endswith, lambda text, size: text[: len(text) - size])
 
     def _at_end(
@@ -141,7 +134,6 @@ class Symbol:
         return self._absent(rest(wanted, len(part)))
 
     def lstrip(self, chars: str | None = None, /) -> "Symbol":
-        """See str; `chars` are blanks."""
         _require_blank(chars)
         parts = list(self.parts)
         while isinstance(parts[0], str):
@@ -152,7 +144,6 @@ class Symbol:
         return Symbol((_stripped(parts[0], "lstrip", chars), *parts[1:]), self.tags)
 
     def rstrip(self, chars: str | None = None, /) -> "Symbol":
-        """See str; `chars` are blanks."""
         _require_blank(chars)
         parts = list(self.parts)
         while isinstance(last := parts[-1], str):
@@ -163,11 +154,9 @@ class Symbol:
         return Symbol((*parts[:-1], _stripped(last, "rstrip", chars)), self.tags)
 
     def strip(self, chars: str | None = None, /) -> "Symbol":
-        """See str; `chars` are blanks."""
         return self.lstrip(chars).rstrip(chars)
 
     def split(self, separator: str | None = None, maxsplit: int = -1) -> "list[str | Symbol]":
-        """See str; needs a separator."""
         if not isinstance(separator, str) or not separator:
             _unprovable("a content is split at blanks")
         self._absent(separator)
@@ -182,12 +171,10 @@ class Symbol:
         return [symbol_of(piece, self.tags) for piece in pieces]
 
     def partition(self, separator: str, /) -> "tuple[str | Symbol, ...]":
-        """See str."""
         found = self.split(separator, 1)
         return (found[0], separator, found[1]) if len(found) > 1 else (found[0], "", "")
 
     def replace(self, old: str, new: "str | Symbol", count: int = -1, /) -> "str | Symbol":
-        """See str."""
         return together(self.split(old, count), new)
 
 
@@ -275,38 +262,22 @@ def _behind(before: Part, tag: str, *, first: bool) -> set[str]:
     return {tag[size:] for size in range(1, len(tag)) if before.endswith(tag[:size])}
 
 
+def _known_if(bound: int, known: bool) -> Any:  # noqa: ANN401 - a comparison of any name
+    """A comparison of a length above 0 with `bound`, whose result is `known`; with any other number it isn't."""
+
+    def compared(_: object, other: object) -> bool:
+        return known if type(other) is int and other == bound else _unprovable("the length of a content")
+
+    return compared
+
+
 class Size:
     """The length of a text with a hole: more than 0."""
 
     __hash__ = None  # pyright: ignore[reportAssignmentType] - see Symbol
-
-    def __eq__(self, other: object) -> bool:
-        """Not 0."""
-        return _compared(other, 0, known=False)
-
-    def __ne__(self, other: object) -> bool:
-        """Not 0."""
-        return _compared(other, 0, known=True)
-
-    def __gt__(self, other: object) -> bool:
-        """More than 0."""
-        return _compared(other, 0, known=True)
-
-    def __ge__(self, other: object) -> bool:
-        """At least 1."""
-        return _compared(other, 1, known=True)
-
-    def __lt__(self, other: object) -> bool:
-        """Not less than 1."""
-        return _compared(other, 1, known=False)
-
-    def __le__(self, other: object) -> bool:
-        """Not 0 or less."""
-        return _compared(other, 0, known=False)
-
-
-def _compared(other: object, bound: int, *, known: bool) -> bool:
-    return known if type(other) is int and other == bound else _unprovable("the length of a content")
+    __eq__, __ne__ = _known_if(0, False), _known_if(0, True)
+    __gt__, __le__ = _known_if(0, True), _known_if(0, False)
+    __ge__, __lt__ = _known_if(1, True), _known_if(1, False)
 
 
 # The environment of a symbolic run.
@@ -418,7 +389,6 @@ class SymbolicSandbox(Sandbox):
         self.concat = together  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401 - a template's values
-        """Add texts."""
         left, right = (_added(each) if operator == "+" else each for each in (left, right))
         if not isinstance(left, Symbol) and not isinstance(right, Symbol):
             return super().call_binop(context, operator, left, right)
@@ -435,7 +405,6 @@ class SymbolicSandbox(Sandbox):
         return super().call(context, function, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - same
-        """The methods of a symbol."""
         if not isinstance(obj, Symbol):
             return super().getattr(obj, attribute)
         if attribute not in METHODS:
@@ -498,14 +467,12 @@ class SymbolicTemplate(ChatTemplate):
     sandbox = SymbolicSandbox
 
     def __init__(self, source: str, variables: Mapping[str, Any], controls: Controls) -> None:
-        """Raises as ChatTemplate."""
         super().__init__(source, variables)
         self._controls = controls
         self.holes: list[Hole] = []
         self.tags: set[str] = set()
 
     def begin(self) -> None:
-        """Forget all holes and tags."""
         self.holes, self.tags = [], set()
 
     def _parsed(self, source: str) -> nodes.Template:
@@ -536,7 +503,7 @@ class SymbolicTemplate(ChatTemplate):
         """The text with stand-ins for holes, and its spans."""
         pieces = list(self._template.root_render_func(self._template.new_context(dict(given))))
         written = together(pieces)
-        if self._sandbox.budget.steps < MOST_STEPS // 2:
+        if self._sandbox.budget.steps < MAX_STEPS // 2:
             _unprovable("it takes many steps")
         if not isinstance(written, Symbol):
             return written

@@ -58,7 +58,6 @@ class Rendering:
 
     @property
     def epilogue(self) -> int:
-        """Where the last message ends."""
         return max((stop for _, stop in self.extents.values()), default=len(self.text))
 
 
@@ -117,7 +116,6 @@ class ChatTemplate:
         return records(messages)
 
     def _written(self, given: Variables) -> str:
-        """All that the template writes, joined once."""
         pieces = list(self._template.root_render_func(self._template.new_context(dict(given))))
         return together(pieces)
 

@@ -31,7 +31,6 @@ class Traced(str):
     spans: tuple[Span, ...]
 
     def __new__(cls, text: str, spans: tuple[Span, ...] = ()) -> Self:
-        """`text` with known `spans`."""
         traced = str.__new__(cls, text)
         traced.spans = spans
         return traced
@@ -51,23 +50,18 @@ class Traced(str):
         return Traced(str.__getitem__(self, slice(start, stop)), tuple(kept))
 
     def lstrip(self, chars: str | None = None, /) -> "Traced":
-        """See str."""
         return self._cut(len(self) - len(str.lstrip(self, chars)), len(self))
 
     def rstrip(self, chars: str | None = None, /) -> "Traced":
-        """See str."""
         return self._cut(0, len(str.rstrip(self, chars)))
 
     def strip(self, chars: str | None = None, /) -> "Traced":
-        """See str."""
         return self.lstrip(chars).rstrip(chars)
 
     def removeprefix(self, prefix: str, /) -> "Traced":
-        """See str."""
         return self._cut(len(self) - len(str.removeprefix(self, prefix)), len(self))
 
     def removesuffix(self, suffix: str, /) -> "Traced":
-        """See str."""
         return self._cut(0, len(str.removesuffix(self, suffix)))
 
     def __getitem__(self, key: SupportsIndex | slice, /) -> str:
@@ -87,12 +81,10 @@ class Traced(str):
         return parts if sep is None else list(self._consecutive(parts, len(sep)))
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
-        """See str."""
         head, middle, tail = self._consecutive(str.partition(self, sep), 0)
         return head, middle, tail
 
     def rpartition(self, sep: str, /) -> tuple[str, str, str]:
-        """See str."""
         head, middle, tail = self._consecutive(str.rpartition(self, sep), 0)
         return head, middle, tail
 

@@ -44,12 +44,10 @@ class NightlyBlend:
 
     @property
     def kind(self) -> str:
-        """The kind of preparation: the name of the folder."""
         return self.name.rpartition("/")[0]
 
     @property
     def path(self) -> str:
-        """The path of the JSON file."""
         return join(self.prefix, f"{self.name}.json")
 
 

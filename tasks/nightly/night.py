@@ -41,7 +41,6 @@ class Comparison:
 
     @property
     def path(self) -> str:
-        """The folder of the next version."""
         return join(self.output_dir, self.version)
 
     @property
@@ -142,7 +141,6 @@ class Outcome:
 
     @property
     def row(self) -> dict[str, Any]:
-        """A row of the run's table."""
         return {
             "blend": self.blend.name,
             "result": self.result,

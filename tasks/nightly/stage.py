@@ -21,15 +21,15 @@ from .night import Outcome, claimed, compare_blend, follow_prepared, prune_night
 Happened = Literal["changed", "prepared", "failed"]
 
 
-compare = task(
-    compare_blend, name="compare", task_run_name="compare-{blend.name}", cache_policy=NO_CACHE, persist_result=False
+compare = task(name="compare", task_run_name="compare-{blend.name}", cache_policy=NO_CACHE, persist_result=False)(
+    compare_blend
 )
-claim = task(
-    claimed, name="claim", task_run_name="claim-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False
+claim = task(name="claim", task_run_name="claim-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False)(
+    claimed
 )
 follow_version = task(
-    follow_prepared, name="follow", task_run_name="follow-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False
-)  # fmt: skip
+    name="follow", task_run_name="follow-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False
+)(follow_prepared)
 
 
 @task(name="prune", cache_policy=NO_CACHE, persist_result=False)

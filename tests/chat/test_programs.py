@@ -297,7 +297,7 @@ def test_names_like_stand_ins_are_no_holes(renderer):
 
 
 def test_memory_is_bounded(renderer, monkeypatch):
-    monkeypatch.setattr(programs_module, "MOST_RUNS", 60)
+    monkeypatch.setattr(programs_module, "MAX_RUNS", 60)
     maker, _ = renderer(BUNDLED / "nano3.jinja")
     programs, most = Programs(maker), 0
     for given in Maker(5, odd=0).conversations(200):

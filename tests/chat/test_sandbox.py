@@ -318,9 +318,9 @@ def in_a_child(work):
 @pytest.fixture
 def small(monkeypatch):
     """Limits that are reached sooner."""
-    monkeypatch.setattr(filters, "MOST_STEPS", 20_000)
-    monkeypatch.setattr(filters, "MOST_SECONDS", 0.5)
-    monkeypatch.setattr(filters, "MOST_CHARACTERS", 4_000_000)
+    monkeypatch.setattr(filters, "MAX_STEPS", 20_000)
+    monkeypatch.setattr(filters, "MAX_SECONDS", 0.5)
+    monkeypatch.setattr(filters, "MAX_CHARACTERS", 4_000_000)
 
 
 def attempt(source):
@@ -358,27 +358,27 @@ def test_the_limit_is_named(source, named):
 @pytest.mark.parametrize("seconds", [0.5, 60])
 def test_what_a_template_keeps_is_limited_in_all(small, monkeypatch, seconds):
     """By what it keeps, and not only because keeping takes time."""
-    monkeypatch.setattr(filters, "MOST_SECONDS", seconds)
+    monkeypatch.setattr(filters, "MAX_SECONDS", seconds)
     source = "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = ns.l + ['x' * (3000000 + i)] %}{% endfor %}{{ ns.l | length }}"
     assert in_a_child(lambda: attempt(source))[0] == "template_error"
 
 
 def test_calls_are_steps(small, monkeypatch):
-    monkeypatch.setattr(filters, "MOST_SECONDS", 60)
+    monkeypatch.setattr(filters, "MAX_SECONDS", 60)
     source = "{% macro f(n) %}{{ n }}{% endmacro %}{% for a in range(N) %}" + "{{ f(1) }}" * 200 + "{% endfor %}"
     assert attempt(source.replace("N", "9"))[0] == "text"
     assert "20,000 steps" in attempt(source.replace("N", "150"))[1]
 
 
 def test_the_clock_is_a_limit(monkeypatch):
-    monkeypatch.setattr(filters, "MOST_SECONDS", 0.05)
+    monkeypatch.setattr(filters, "MAX_SECONDS", 0.05)
     reason, detail = attempt("{% for a in range(999) %}{% for b in range(999) %}{{ b }}{% endfor %}{% endfor %}")
     assert reason == "template_error"
     assert "more than 0.05 seconds" in detail
 
 
 def test_every_rendering_has_a_budget_of_its_own(monkeypatch):
-    monkeypatch.setattr(filters, "MOST_STEPS", 100)
+    monkeypatch.setattr(filters, "MAX_STEPS", 100)
     chat = ChatTemplate("{% for a in range(n) %}{% endfor %}x", {})
     for number, stopped in ((90, False), (90, False), (200, True), (90, False)):
         found = chat.render(SIMPLE.messages, [], n=number)

@@ -47,7 +47,7 @@ def written(rows, row):
     found = found if isinstance(found, Rejected) else rows.sequences(found)
     if isinstance(found, Rejected):
         return found.reason
-    names = {number: token for token, number in rows.maker.controls.ids.items()}
+    names = {number: token for token, number in rows.maker.renderer.controls.ids.items()}
     given = [each.segments() if isinstance(each, Filled) else each for each in found]
     return ["".join(names[piece.token] if piece.text is None else piece.text for piece in pieces) for pieces in given]
 
@@ -147,7 +147,10 @@ def test_variables_of_rows(rows_of, name, messages, kwargs, unread):
 
 def trained(rows, row):
     """The characters that are trained on, of each sequence."""
-    found, names = rows.sequences(rows.read(row)), {number: token for token, number in rows.maker.controls.ids.items()}
+    found, names = (
+        rows.sequences(rows.read(row)),
+        {number: token for token, number in rows.maker.renderer.controls.ids.items()},
+    )
     assert not isinstance(found, Rejected), found
     given = [each.segments() if isinstance(each, Filled) else each for each in found]
     texts = [[names[piece.token] if piece.text is None else piece.text for piece in pieces] for pieces in given]
