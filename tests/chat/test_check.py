@@ -60,7 +60,7 @@ def trained(renderer, used, talk):
     batch = Batch()
     for pieces in sequences:
         batch.add(pieces)
-    encoded = batch.encode(text_encoder(used, plain.controls, "reference", "literal"))
+    encoded = batch.encode(text_encoder(used, renderer.controls, "reference", "literal"))
     spans = itertools.pairwise(encoded.offsets.tolist())
     return [used.decode(encoded.ids[start:stop][encoded.trained[start:stop] == 1].tolist()) for start, stop in spans]
 
@@ -277,7 +277,7 @@ def test_tokens_that_only_the_template_makes_control_tokens_are_text_in_data(tmp
     used = found(saved(tokenizer, tmp_path / "tokenizer"))
     renderer = renderer_of(ChatTemplate(GOOD, {}), used, LossPolicy(), "auto", "literal")
     assert set(renderer.controls.ids) == {*IM, "<call>"}
-    encoder = text_encoder(used, plain.controls, "reference", "literal")
+    encoder = text_encoder(used, renderer.controls, "reference", "literal")
     ids = set(_encode(encoder, "<call><other><|im_end|>"))
     assert used.controls["<call>"] not in ids
     assert used.controls["<other>"] in ids, "text to the template is text as the tokenizer sees it"
