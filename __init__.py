@@ -7,11 +7,18 @@ From Python, a kind of preparation is a function, named as in its manifest:
     record = pretrain("blends/tiny.json", "output/pretrain", shard_size="64MB")
 
 It takes a blend (a path, a URI, or the JSON itself as a dict), an iterable of rows or a table (of pandas, polars, pyarrow, DuckDB,
-`datasets`), and returns the artifact record. `dataframe("output/pretrain", "documents")` gives the results back as pandas.
+`datasets`), and returns the artifact record. `open("output/pretrain")` reads an output: splits, documents, packs, rows and the
+source of each. `dataframe("output/pretrain", "documents")` gives the results back as pandas. `__init__.pyi` has the signatures.
 """
 
 from collections.abc import Callable
 from typing import Any
+
+__all__ = ["dataframe", "dedup", "embeddings", "filter", "harmony", "nll", "open", "pretrain", "rl", "sft"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

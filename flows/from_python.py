@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from inspect import Parameter, Signature, signature
 from itertools import chain, islice
 from os import PathLike, fspath
 from typing import Any, Protocol, cast
@@ -10,7 +11,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenmill.tasks.blend.models import Blend
+from pydantic.fields import FieldInfo
+from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.input_checks import check_inputs
 from tokenmill.tasks.shards.kinds import KINDS, preparation
@@ -46,7 +48,23 @@ def function_of(name: str) -> Callable[..., dict[str, Any]]:
         return run_preparation(name, blend, output_dir, settings)
 
     prepare_data.__name__, prepare_data.__doc__ = name, KINDS[name].summary
+    own = [*signature(prepare_data).parameters.values()][:2]
+    keywords = [
+        Parameter(key, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation)
+        for key, field in parameters(name).items()
+    ]
+    prepare_data.__signature__ = Signature(
+        [*own, *keywords], return_annotation=dict[str, Any]
+    )  # for help() and completion
     return prepare_data
+
+
+def parameters(name: str) -> dict[str, FieldInfo]:
+    """The settings of a kind, and after them the keys of a dataset, which apply to rows and tables."""
+    kind = preparation(name)
+    fields = {key: field for key, field in kind.settings.model_fields.items() if key not in kind.hidden}
+    keys = source_keys(kind.settings, DataSource.model_fields)
+    return fields | {key: DataSource.model_fields[key] for key in keys}
 
 
 def _text_of(value: object) -> object:

@@ -1,4 +1,4 @@
-"""What is generated from the models: settings, keys of blends, and their schema; `python -m tests.settings_page` writes it."""
+"""What is generated from the models: settings, keys of blends, their schema, and `__init__.pyi`; `python -m tests.settings_page` writes it."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -17,6 +17,8 @@ from tokenmill.tasks.select.settings import NormalizationSettings
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 from tokenmill.tasks.train.settings import OrderSettings, TrainSettings
+
+from tests import python_api
 
 ROOT = Path(__file__).parents[1]
 
@@ -85,6 +87,7 @@ def generated() -> Mapping[Path, str]:
         ROOT / "docs/settings.md": page(),
         ROOT / "docs/blend.md": blend_page(),
         ROOT / "blends/schema/blend.json": schema(),
+        python_api.STUB: python_api.stub(),
     }
 
 

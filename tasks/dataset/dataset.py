@@ -27,13 +27,13 @@ from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.store import PACKS, PREFIX
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.opening import open_source
-from tokenmill.tasks.storage import absolute, filesystem
+from tokenmill.tasks.storage import absolute, filesystem, join
 from tokenmill.tasks.tokenize.load import recorded_vocabulary
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .fates import FOLLOWED, Fate, fate_of
 from .index import ShardIndex
-from .parts import WINDOW
+from .parts import LEADING, WINDOW
 from .stored import PADDING, Row, StoredDocuments, pack_batches
 
 Format = Literal["documents", "packs", "parquet", "lines", ""]
@@ -48,7 +48,7 @@ ROWS_AT_ONCE = 256
 class Part:
     """A published file: its dataset (`split/name` of a blend with splits), its split, and its number of documents.
 
-    `place` is its path or URI, for a `.bin/.idx` pair without the ending.
+    `place` is its path or URI, for a `.bin/.idx` pair without the ending. Leading packs count the documents of all packs.
     """
 
     dataset: str
@@ -72,17 +72,29 @@ class Dataset(ShardIndex):
     @property
     def splits(self) -> list[str]:
         """The splits with documents: train, valid, test, then others by name."""
-        return in_order({part.split for part in self.files_of_rows})
+        return in_order({part.split for part in self._published})
 
     def parts(self, split: str | None = None, dataset: str | None = None) -> list[Part]:
         """The published files, dataset by dataset, of one split or dataset or of all. Raises InputError for an unknown one."""
         for option, value, known in (
             ("split", split, self.splits),
-            ("dataset", dataset, {part.dataset for part in self.files_of_rows}),
+            ("dataset", dataset, {part.dataset for part in self._published}),
         ):
             if value is not None and value not in known:
                 raise InputError(f"{option}: {value!r} isn't in {self.path}; {nearest(value, known)}")
-        return [part for part in self.files_of_rows if split in {None, part.split} and dataset in {None, part.dataset}]
+        return [part for part in self._published if split in {None, part.split} and dataset in {None, part.dataset}]
+
+    @cached_property
+    def _published(self) -> list[Part]:
+        """The files of rows, and the leading packs of groups that weights read only in part."""
+        found: list[Part] = []
+        for place in (join(self.path, file["path"]) for file in self.manifest["files"]):
+            if LEADING.fullmatch(place):
+                part, _ = self.names.document(place, 0)
+                own = [self.entries[member.shard] for member in part.members]
+                documents = sum(entry["documents"].get(part.name, 0) for entry in own)
+                found.append(Part(dataset_name(own[0]["split"], part.dataset), part.split, place, documents))
+        return [*self.files_of_rows, *found]
 
     @cached_property
     def files_of_rows(self) -> list[Part]:

@@ -1,10 +1,14 @@
 """Preparations from Python: `from tokenmill import pretrain`."""
 
+import ast
+import inspect
 import json
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 import datasets
@@ -16,13 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tokenmill
-from tokenmill.flows.from_python import blend_of_rows
+from tokenmill.flows.from_python import blend_of_rows, parameters
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.kinds import KINDS
 
 from tests.flows.preparation_runs import TOKENMILL
 from tests.preparing import blend_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import EOS, byte_level_bpe, reference
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def test_every_kind_is_a_function():
@@ -31,6 +37,62 @@ def test_every_kind_is_a_function():
         assert (function.__name__, function.__doc__) == (name, kind.summary)
     with pytest.raises(ImportError):
         from tokenmill import pretrian  # noqa: F401, PLC0415
+
+
+def test_signatures_equal_the_models():
+    stub = ast.parse(Path(tokenmill.__file__).with_suffix(".pyi").read_text())
+    written = {each.name: each.args for each in stub.body if isinstance(each, ast.FunctionDef)}
+    for name in KINDS:
+        shown = inspect.signature(getattr(tokenmill, name)).parameters
+        named = [argument.arg for argument in (*written[name].args, *written[name].kwonlyargs)]
+        assert list(shown) == named == ["data", "output_dir", *parameters(name)]
+    assert sorted([*KINDS, "open", "dataframe"]) == tokenmill.__all__ == dir(tokenmill) == sorted(written)
+
+
+def test_importing_is_light():
+    heavy = "{'numpy', 'pandas', 'prefect', 'pyarrow', 'pydantic'}"
+    subprocess.run([sys.executable, "-c", f"import tokenmill, sys; assert not {heavy} & {{*sys.modules}}"], check=True)
+
+
+TYPED = """
+import tokenmill as tm
+
+tm.pretrain("blend.json", "out", shard_size="64MB", holdout={"valid": 0.1}, tokenizer={"model": "gpt2"})
+tm.sft([{"messages": []}], "out", pack_size=1024, messages_field="turns")
+tm.rl("blend.json", "out", target="nemo_gym")
+for part in tm.open("out").parts(split="train"):
+    print(part.dataset, [len(pack.ids) for pack in tm.open("out").packs(part)])
+"""
+WRONG = [
+    'tm.pretrain("blend.json", "out", shardsize=1)', 'tm.sft("blend.json", "out", pack_size="many")',
+    'tm.rl("blend.json", "out", target="nemo")', 'tm.pretrain("blend.json", "out", holdout={"vaild": 0.1})',
+    'tm.open("out").documents("train")',
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_pyright_sees_the_signatures(tmp_path):
+    (tmp_path / "typed.py").write_text(TYPED)
+    (tmp_path / "wrong.py").write_text("import tokenmill as tm\n" + "\n".join(WRONG))
+    found = subprocess.run(
+        [Path(sys.executable).with_name("pyright"), "--outputjson", "--pythonpath", sys.executable, tmp_path],
+        capture_output=True, cwd=REPOSITORY / "build/types", check=False,
+    )  # fmt: skip
+    errors = json.loads(found.stdout)["generalDiagnostics"]
+    places = [(Path(each["file"]).name, each["range"]["start"]["line"]) for each in errors]
+    assert sorted(places) == [("wrong.py", line) for line in range(1, len(WRONG) + 1)], errors
+
+
+@pytest.mark.slow
+def test_the_page_about_python(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page, names = (REPOSITORY / "docs/python.md").read_text(), {"__name__": "__main__"}
+    for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        exec(block, names)
+    shown = capsys.readouterr().out
+    assert "100 documents" in shown
+    assert "pretrain ['train', 'valid']" in shown
+    assert set(re.findall(r"`data\.(\w+)", page)) <= {*dir(names["data"])}
 
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,10 +1,10 @@
 """Keys, receipts, manifests and published bytes of the tiny blends are those recorded in `recorded.json.xz`.
 
-A change that is meant to alter none of them leaves this green. One that is meant to says so in its commit, and records anew:
+A change that is meant to alter none of them leaves this green. Otherwise, say so in the commit and record anew:
 
     .venv/bin/python -m tests.golden.test_golden
 
-Every path begins with /proc/self/cwd, the folder that a process works in, so no record depends on where it was made. Left out:
+Every path begins with /proc/self/cwd, the folder that a process works in, so no record depends on where it was made. Not recorded:
 what receipts and manifests declare volatile, memories of a store (its index and gates), pages and cards, and the bytes of scores,
 whose sums depend on the processor.
 """
@@ -179,7 +179,7 @@ DAMAGES = {
     "a field": lambda record: record["manifest.json"]["totals"].update(more=1),
     "a byte": lambda record: record["train/data.bin"].update(xxh3_128="0" * 32),
     "a file that is gone": lambda record: record.pop("train/data.bin"),
-    "a number of another type": lambda record: record["train/data.bin"].update(size=1.0),
+    "a number with a different type": lambda record: record["train/data.bin"].update(size=1.0),
     "the order of fields": lambda record: record.update({"manifest.json": record.pop("manifest.json")}),
     "a list that is longer": lambda record: record["manifest.json"]["shards"].append({}),
 }
