@@ -14,7 +14,7 @@ source of each. `dataframe("output/pretrain", "documents")` gives the results ba
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["dataframe", "dedup", "embeddings", "filter", "harmony", "nll", "open", "pretrain", "rl", "sft"]  # noqa: F822 # pyright: ignore[reportUnsupportedDunderAll] - see __getattr__
+__all__ = ["dataframe", "dedup", "embeddings", "filter", "harmony", "nll", "open", "pretrain", "rl", "sft"]  # pyright: ignore[reportUnsupportedDunderAll] - see __getattr__
 
 
 def __dir__() -> list[str]:
