@@ -22,12 +22,16 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pyarrow.parquet as pq
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenmill.flows.cli import run
+from tokenmill.tasks.score.models import load_scorer
+from tokenmill.tasks.score.nll import Completions
+from tokenmill.tasks.score.weights import find_model
 from tokenmill.tasks.train.benchmark import LOSS_BOUND, BenchmarkRecord, summarise
 from tokenmill.tasks.train.checkpoints import steps_in
 from tokenmill.tasks.train.history import history_of, recorded_run
@@ -125,7 +129,7 @@ def plain_speed(job: Job, device: str, steps: int) -> float:
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.optimizer.clip)
         optimizer.step()
         optimizer.zero_grad()
-        float(loss)  # waits for the device
+        loss.item()  # waits for the device
         seconds.append(time.perf_counter() - began)
     return settings.global_batch * length / statistics.median(seconds[1:])
 
@@ -157,9 +161,23 @@ def scores(scale: Scale, folder: Path) -> Found:
     yield least(
         f"score nll on {scale.device}", f"{scale.count:,} rows", f"{seconds:.1f} s", scale.count / seconds, "rows/s", 1
     )
+    growth, peak = memory_growth(model, scale.device)
+    yield most(f"memory of score nll on {scale.device}", f"{peak / 1e9:.2f} GB", "after 10 batches", growth, "x", 1.05)
     spoiled = saved_model(scale, folder / "spoiled", spoiled=True)
     code = run(["score", "nll", few, "--output-dir", str(folder / "nan"), f"model={spoiled}", device])
     yield least("NaN ends a run", f"exit code {code}", "1", code, "", 1)
+
+
+def memory_growth(model: str, device: str) -> tuple[float, int]:
+    """How much the memory of a scorer grows from its tenth batch to its fortieth, and its last peak in bytes."""
+    scorer, generator, used = load_scorer(find_model(model), device=device), np.random.default_rng(0), list[int]()
+    for _ in range(40):
+        lengths = generator.integers(2, 200, 64)
+        ids, ones = generator.integers(1, 90, int(lengths.sum())).astype(np.int32), np.ones(int(lengths.sum()), np.int8)
+        scorer.score(Completions(ids, np.cumsum([0, *lengths]), ones, ones))
+        on_gpu = device == "cuda"
+        used.append(torch.cuda.memory_allocated() if on_gpu else psutil.Process().memory_info().rss)
+    return used[-1] / used[9], torch.cuda.max_memory_allocated() if on_gpu else used[-1]
 
 
 def server(scale: Scale, folder: Path) -> Found:
