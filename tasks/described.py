@@ -1,7 +1,7 @@
 """The settings of a model as text: key, type, default and meaning, for `--help` and `docs/settings.md`."""
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -43,9 +43,20 @@ def describe(model: type[BaseModel], without: Collection[str] = (), prefix: str 
         if key in without:
             continue
         if len(inner) == 1 and _is_model(inner[0]):
-            yield from describe(inner[0], without, f"{key}.")
+            group = describe(inner[0], without, f"{key}.")
+            yield from (
+                group if field.is_required() or _default(field) not in {None, "[]"} else _off_unless_set(group, key)
+            )
         else:
             yield Described(key, _default(field), field.is_required(), _values(field), field.description or "")
+
+
+def _off_unless_set(group: Iterable[Described], name: str) -> Iterator[Described]:
+    """The settings of a group that is off until one of them is given: the first says so, none is required without the others."""
+    for number, each in enumerate(group):
+        required = f" Required within {name}." if each.required else ""
+        off = "" if number else f" {name} is off unless set."
+        yield replace(each, required=False, meaning=f"{each.meaning}{required}{off}")
 
 
 def example_of(settings: Iterable[Described]) -> str:

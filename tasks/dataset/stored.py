@@ -266,7 +266,7 @@ def _problem(
         counts = np.diff(borders[one]), np.diff(borders[other])
         if {one, other} <= {*read} and (wrong := np.flatnonzero(counts[0] != counts[1])).size:
             has = counts[0][wrong[0]], counts[1][wrong[0]]
-            return f"row {first + wrong[0]}: {has[0]} values of {one} but {has[1]} of {other}"
+            return f"row {first + wrong[0] + 1}: {has[0]} values of {one} but {has[1]} of {other}"
     for name in {STARTS, ROLE_STARTS} & {*read} if packs[-1] else ():
         own, placed = borders[name], _placed(values[name], borders[name], packs)
         pack = np.repeat(np.arange(len(own) - 1), np.diff(own))
@@ -275,7 +275,7 @@ def _problem(
         if not unstarted.size:
             unstarted = np.flatnonzero(values[name][own[:-1]] != 0)
         if bad := sorted({*wrong.tolist(), *unstarted.tolist()})[:1]:
-            return f"row {first + bad[0]}: {name} does not increase from 0 to below {np.diff(packs)[bad[0]]}"
+            return f"row {first + bad[0] + 1}: {name} does not increase from 0 to below {np.diff(packs)[bad[0]]}"
     if not np.isin(values[ROLE], range(len(ROLES))).all():
         return f"a role is not one of 0 to {len(ROLES) - 1}"
     return ""

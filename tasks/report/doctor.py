@@ -1,4 +1,4 @@
-"""`tokenmill doctor`: what this environment has, what is missing, and what each missing thing is needed for.
+"""`tokenmill doctor`: what this environment has, what is missing or optional, and what needs it.
 
 Nothing is changed, and only the configured Prefect server is asked. A check never fails the command: what a user does not need
 may be missing. CUDA is found by `nvidia-smi`, because importing torch takes seconds.
@@ -27,7 +27,7 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 from .autotokenizer import check_autotokenizer
 
-State = Literal["ok", "missing", "broken"]
+State = Literal["ok", "optional", "missing", "broken"]
 
 LEAST_DISK = 10e9
 """Free bytes below which a disk is too small for all but small blends: an output has 0.5 to 1 bytes per byte of source."""
@@ -107,7 +107,7 @@ def _disk(place: str) -> Check:
 def _prefect(server: str | None) -> Check:
     needed = "deployments, nightly runs and their UI; commands run without a server"
     if server is None:
-        return Check("Prefect server", "missing", "none configured", needed, "make up, or set PREFECT_API_URL")
+        return Check("Prefect server", "optional", "none configured", needed, "make up, or set PREFECT_API_URL")
     try:
         with urllib.request.urlopen(f"{server}/health", timeout=ANSWER_SECONDS):  # noqa: S310 - the user's own server
             return Check("Prefect server", "ok", server, needed)
@@ -125,14 +125,14 @@ def _hub_token() -> Check:
     needed = "tokenmill push, and private or gated datasets and tokenizers"
     if get_token():
         return Check("hub token", "ok", "found; it was not tried", needed)
-    return Check("hub token", "missing", "none", needed, "set HF_TOKEN, or run hf auth login")
+    return Check("hub token", "optional", "none", needed, "set HF_TOKEN, or run hf auth login")
 
 
 def _cuda() -> Check:
     needed = "training and scoring at speed; both also run on the CPU"
     program = shutil.which("nvidia-smi")
     if program is None:
-        return Check("CUDA", "missing", "no nvidia-smi", needed, "use a machine with an NVIDIA GPU and its driver")
+        return Check("CUDA", "optional", "no nvidia-smi", needed, "use a machine with an NVIDIA GPU and its driver")
     try:
         listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603 - the driver's own program
     except (OSError, subprocess.SubprocessError) as error:
@@ -140,7 +140,7 @@ def _cuda() -> Check:
     devices = [line.partition(" (UUID")[0] for line in listed.splitlines() if line.startswith("GPU ")]
     if devices:
         return Check("CUDA", "ok", "; ".join(devices), needed)
-    return Check("CUDA", "missing", "nvidia-smi lists no GPU", needed, "use a machine with an NVIDIA GPU")
+    return Check("CUDA", "optional", "nvidia-smi lists no GPU", needed, "use a machine with an NVIDIA GPU")
 
 
 def _packages() -> Iterator[Check]:
@@ -148,7 +148,7 @@ def _packages() -> Iterator[Check]:
         try:
             yield Check(name, "ok", version(name), needed)
         except PackageNotFoundError:
-            yield Check(name, "missing", "not installed", needed, f"pip install -c constraints.txt '.[{extra}]'")
+            yield Check(name, "optional", "not installed", needed, f"pip install -c constraints.txt '.[{extra}]'")
 
 
 def _tokenizer(model: str) -> Check:

@@ -30,21 +30,21 @@ def server():
         running.shutdown()
 
 
-def test_a_server_is_there_broken_or_missing(tmp_path, server):
+def test_a_server_is_there_broken_or_optional(tmp_path, server):
     assert states(tmp_path, f"{server}/api")["Prefect server"].state == "ok"
     assert states(tmp_path, f"{server}/other")["Prefect server"].state == "broken"
     assert "http://127.0.0.1:9" in states(tmp_path, "http://127.0.0.1:9/api")["Prefect server"].found
-    assert states(tmp_path)["Prefect server"].state == "missing"
+    assert states(tmp_path)["Prefect server"].state == "optional"
 
 
 def test_a_gpu_is_what_the_driver_lists(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert states(tmp_path)["CUDA"].state == "missing"
+    assert states(tmp_path)["CUDA"].state == "optional"
     for script, state, found in [
         ("echo 'GPU 0: H100 (UUID: GPU-1)'; echo 'GPU 1: H100 (UUID: GPU-2)'", "ok", "GPU 0: H100; GPU 1: H100"),
         ("exit 9", "broken", "9"),
-        ("echo No devices found", "missing", "no GPU"),
+        ("echo No devices found", "optional", "no GPU"),
     ]:
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
