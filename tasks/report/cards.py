@@ -238,12 +238,9 @@ def _entities(manifest: Mapping[str, Any], deeper: int) -> list[dict[str, Any]]:
         folder = publisher(sources[name]["path"]) if deeper else None
         above = read_manifest(folder) if folder else None
         entity = {
-            "@type": "prov:Entity",
-            "@id": f"urn:{content}",
-            "prov:label": name,
-            "prov:atLocation": place,
+            "@type": "prov:Entity", "@id": f"urn:{content}", "prov:label": name, "prov:atLocation": place,
             "sc:license": licence,
-        }
+        }  # fmt: skip
         found.append({**entity, "prov:wasDerivedFrom": _entities(above, deeper - 1)} if above else entity)
     return found
 
@@ -305,7 +302,9 @@ def _columns(file: Part, ending: str) -> Iterator[tuple[str, str, bool]]:
             schema = pq.read_schema(stream)
         for each in schema:
             of_list = pa.types.is_list(each.type)
-            yield each.name, _data_type(each.type.value_type if of_list else each.type), of_list
+            stored = each.type.value_type if of_list else each.type
+            kinds = {"Boolean": pa.types.is_boolean, "Integer": pa.types.is_integer, "Float": pa.types.is_floating}
+            yield each.name, next((f"sc:{kind}" for kind, fits in kinds.items() if fits(stored)), "sc:Text"), of_list
     elif ending.startswith("jsonl"):
         row = orjson.loads(next(lines_of(file), b"{}"))
         for name, value in row.items():
@@ -314,14 +313,6 @@ def _columns(file: Part, ending: str) -> Iterator[tuple[str, str, bool]]:
 
 
 JSON_TYPES = {bool: "sc:Boolean", int: "sc:Integer", float: "sc:Float"}
-
-
-def _data_type(type_: pa.DataType) -> str:
-    if pa.types.is_boolean(type_):
-        return "sc:Boolean"
-    if pa.types.is_integer(type_):
-        return "sc:Integer"
-    return "sc:Float" if pa.types.is_floating(type_) else "sc:Text"
 
 
 def training_summary(run: Measured) -> str:

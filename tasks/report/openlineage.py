@@ -48,49 +48,32 @@ def tell(manifest: Mapping[str, Any], output_dir: str) -> None:
 def events(manifest: Mapping[str, Any], output_dir: str) -> list[Any]:
     """The RunEvents of a preparation, START and COMPLETE."""
     from openlineage.client import set_producer
-    from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
+    from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
+    from openlineage.client.generated.input_statistics_input_dataset import InputStatisticsInputDatasetFacet
+    from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
     from openlineage.client.generated.processing_engine_run import ProcessingEngineRunFacet
     from openlineage.client.uuid import generate_new_uuid
 
     set_producer(PRODUCER)
-    volatile = manifest["volatile"]
-    times = {
-        RunState.START: volatile["created_at"] - volatile["seconds"],
-        RunState.COMPLETE: volatile["created_at"],
-    }
-    engine = ProcessingEngineRunFacet(version=version("tokenmill"), name="tokenmill")
-    run = Run(str(generate_new_uuid()), {"processing_engine": engine})
-    job = Job(NAMESPACE, f"{manifest['type']} {absolute(output_dir)}")
-    inputs, outputs = _inputs(manifest), [_output(manifest, output_dir)]
-    return [
-        RunEvent(
-            eventType=state, eventTime=datetime.fromtimestamp(when, UTC).isoformat(), run=run, job=job, inputs=inputs,
-            outputs=outputs,
-        )
-        for state, when in times.items()
-    ]  # fmt: skip
-
-
-def _inputs(manifest: Mapping[str, Any]) -> list[Any]:
-    from openlineage.client.event_v2 import InputDataset
-    from openlineage.client.generated.input_statistics_input_dataset import InputStatisticsInputDatasetFacet
-
-    counted = manifest["totals"]["datasets"]
-    found: list[Any] = []
+    totals, end = manifest["totals"], manifest["volatile"]["created_at"]
+    inputs: list[InputDataset] = []
     for split, sources in listed_sources(manifest["blend"]).items():
         for source in sources:
-            counts = counted.get(f"{split}/{source['name']}", {})
+            counts = totals["datasets"].get(f"{split}/{source['name']}", {})
             size = InputStatisticsInputDatasetFacet(counts.get("rows"), counts.get("source_bytes"))
-            found.append(InputDataset(*named(source["path"]), {"inputStatistics": size}))
-    return found
-
-
-def _output(manifest: Mapping[str, Any], output_dir: str) -> Any:  # noqa: ANN401 - a class of the client
-    from openlineage.client.event_v2 import OutputDataset
-    from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
-
-    size = OutputStatisticsOutputDatasetFacet(manifest["totals"]["documents"])
-    return OutputDataset(*named(output_dir), {"outputStatistics": size})
+            inputs.append(InputDataset(*named(source["path"]), {"inputStatistics": size}))
+    written = OutputStatisticsOutputDatasetFacet(totals["documents"])
+    shared: dict[str, Any] = {
+        "run": Run(str(generate_new_uuid()), {"processing_engine": ProcessingEngineRunFacet(version("tokenmill"), "tokenmill")}),
+        "job": Job(NAMESPACE, f"{manifest['type']} {absolute(output_dir)}"),
+        "inputs": inputs,
+        "outputs": [OutputDataset(*named(output_dir), {"outputStatistics": written})],
+    }  # fmt: skip
+    times = {RunState.START: end - manifest["volatile"]["seconds"], RunState.COMPLETE: end}
+    return [
+        RunEvent(eventType=state, eventTime=datetime.fromtimestamp(when, UTC).isoformat(), **shared)
+        for state, when in times.items()
+    ]
 
 
 def named(place: str) -> tuple[str, str]:

@@ -142,12 +142,8 @@ def lineage(place: str) -> dict[str, Any]:
     """
     artifact = artifact_in(place)
     registered = record_of(place) if place.startswith(ART) else None
-    changed = registered is not None and registered["path"] == artifact.path and not _same(registered, artifact)
+    changed = registered is not None and registered["path"] == artifact.path and registered["digest"] != artifact.digest
     return _traced(artifact, DEEPEST, changed=changed)
-
-
-def _same(registered: Mapping[str, Any], artifact: Artifact) -> bool:
-    return registered["digest"] == artifact.digest
 
 
 def _traced(artifact: Artifact, deeper: int, *, changed: bool) -> dict[str, Any]:
@@ -208,15 +204,11 @@ def _published(folder: str) -> Iterator[str]:
 
 def print_lineage(found: Mapping[str, Any], console: Console) -> None:
     """Print a lineage as a tree."""
-    console.print(_branch(Tree(_label(found)), found))
+    console.print(_tree(found))
 
 
-def _branch(tree: Tree, found: Mapping[str, Any]) -> Tree:
-    for source in found["made_from"]:
-        _branch(tree.add(_label(source)), source)
-    return tree
-
-
-def _label(found: Mapping[str, Any]) -> str:
+def _tree(found: Mapping[str, Any]) -> Tree:
     changed = " [red](changed since)[/]" if "changed" in found else ""
-    return f"[bold]{escape(found['type'])}[/] {escape(found['path'])}{changed}"
+    tree = Tree(f"[bold]{escape(found['type'])}[/] {escape(found['path'])}{changed}")
+    tree.children = [_tree(source) for source in found["made_from"]]
+    return tree

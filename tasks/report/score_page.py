@@ -153,7 +153,7 @@ def _by_correctness(correctness: np.ndarray, nll: np.ndarray) -> list[Block]:
         (f"{step / (STEPS - 1):.3g}", int((steps == step).sum()), f"{np.median(nll[steps == step]):.3f}")
         for step in np.unique(steps)
     ]
-    axes = ("correctness of the problem, at the row's own effort", "mean NLL of the completion")
+    axes = ("correctness of the problem, at its effort", "mean NLL of the completion")
     drawn = cloud("NLL against correctness", {"rows": np.column_stack([correctness, nll])}, axes)
     return [*drawn, Table("Median NLL by correctness", ("correctness, about", "rows", "median NLL"), rows)]
 
@@ -170,8 +170,10 @@ def _map(folder: ScoreFolder, rows: RowsFolder | None) -> Sections:
     parts = {groups[group]: points[owners == group] for group in largest}
     if (others := ~np.isin(owners, largest)).any():
         parts["all others"] = points[others]
-    note = Text(f"{len(points):,} vectors of {found.vectors.shape[1]} dimensions, by their {by}.")
-    axes = (f"first principal component ({share:.0%} of the variance in both)", "second principal component")
+    note = Text(
+        f"{len(points):,} vectors of {found.vectors.shape[1]} dimensions, by their {by}. The map has {share:.0%} of their variance."
+    )
+    axes = ("first principal component", "second principal component")
     return {f"Map of embeddings: {folder.place}": [note, *cloud("Map", parts, axes)]}
 
 

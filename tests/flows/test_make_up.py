@@ -96,7 +96,7 @@ def test_what_it_prints_runs_a_deployment_on_the_dask_cluster(printed, clone, en
     assert run.state.is_completed()
     assert run.parameters["cluster"] == address.partition("=")[2]
     assert (output / "blend.json").exists()
-    dashboard = re.search(r"Dask: +(\S+)", printed)[1]
+    dashboard = re.search(r"^Dask: +(\S+)", printed, re.MULTILINE)[1]
     assert "127.0.0.1" in urlopen(dashboard, timeout=30).read().decode()  # the address of its worker
     with SyncPrefectClient(api=url) as client:
         chosen = ArtifactFilter(
