@@ -3,6 +3,7 @@ a shell that starts them in the background has them, and all that they start, ig
 never fail a test. fsync does nothing: no test needs its files after a power cut.
 """
 
+import json
 import os
 import re
 import shutil
@@ -20,10 +21,11 @@ def pytest_configure(config):
     settings.load_profile("not slow" if config.option.markexpr == "not slow" else "all")
     os.fsync = lambda descriptor: None
     config.own_cache = tempfile.mkdtemp(prefix="tokenmill-cache-")
+    os.environ.setdefault("TOKENMILL_TEST_SHARED", config.own_cache)  # of the process that starts those of pytest-xdist
     if hasattr(
         config, "workerinput"
     ):  # what libraries differ in takes seconds to find, and is found once for all processes
-        found = Path(os.environ["XDG_CACHE_HOME"], "tokenmill/characters")
+        found = Path(os.environ["TOKENMILL_TEST_SHARED"], "tokenmill/characters")
         found.mkdir(mode=0o700, parents=True, exist_ok=True)
         Path(config.own_cache, "tokenmill").mkdir(mode=0o700)
         Path(config.own_cache, "tokenmill/characters").symlink_to(found)
@@ -54,6 +56,11 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_unconfigure(config):
+    if os.environ["TOKENMILL_TEST_SHARED"] == config.own_cache:
+        server = Path(config.own_cache, "prefect/server.json")
+        if server.exists():
+            os.killpg(json.loads(server.read_bytes())["pid"], signal.SIGKILL)
+        del os.environ["TOKENMILL_TEST_SHARED"]
     shutil.rmtree(config.own_cache, ignore_errors=True)
 
 

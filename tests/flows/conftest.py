@@ -1,10 +1,12 @@
 """A real Prefect server for the tests that need one: started once (some 5 s), on a free loopback port, stopped at the end.
 
-Tests that run commands pass `prefect_server.environment` to them. Tests that call a flow in this process ask for
-`prefect_api`, and then a flow run costs about a second instead of a server of its own.
+All processes of pytest-xdist share it, so that tests ask for their own runs, by id or name, and not for all; a file that deploys
+everything has one of its own. Tests that run commands pass `prefect_server.environment` to them. Tests that call
+a flow in this process ask for `prefect_api`, and then a flow run costs about a second instead of a server of its own.
 """
 
 import os
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -12,26 +14,20 @@ from distributed import LocalCluster, Security
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
-from tests.flows.prefect_commands import reporting, serving
+from tests.flows.prefect_commands import reporting, shared_server
 
 
 @pytest.fixture(scope="session")
-def prefect_home(tmp_path_factory):
-    return tmp_path_factory.mktemp("prefect-home")
-
-
-@pytest.fixture(scope="session")
-def prefect_server(prefect_home):
-    with serving(prefect_home) as server:
-        yield server
-        # What flows of this process still have to say is sent while there is somebody to listen.
-        APILogWorker.drain_all()
-        EventsWorker.drain_all()
+def prefect_server():
+    yield shared_server(Path(os.environ["TOKENMILL_TEST_SHARED"], "prefect"))
+    # What flows of this process still have to say is sent while there is somebody to listen.
+    APILogWorker.drain_all()
+    EventsWorker.drain_all()
 
 
 @pytest.fixture
-def prefect_api(prefect_server, prefect_home):
-    with reporting(prefect_server, prefect_home):
+def prefect_api(prefect_server):
+    with reporting(prefect_server):
         yield prefect_server
 
 

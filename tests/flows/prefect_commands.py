@@ -1,5 +1,7 @@
 """Commands of the installed Prefect, started, waited for and stopped as a person at a terminal would."""
 
+import fcntl
+import json
 import os
 import shutil
 import signal
@@ -9,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,17 +69,30 @@ class PrefectServer:
 
     url: str
     environment: dict[str, str]
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def home(self):
+        return Path(self.environment["PREFECT_HOME"])
 
     def client(self):
         return SyncPrefectClient(api=self.url)
 
+    def command(self, *, host="127.0.0.1", **own):
+        """What starts it, with further variables that it alone is given."""
+        return running(
+            [PREFECT, "server", "start", "--host", host], self.environment | own, self.home, self.home / "server.log"
+        )
 
-@contextmanager
-def serving(home, host="127.0.0.1", port=None, **own):
-    """A Prefect server that keeps its data in the folder `home`; `own` are further variables that it alone is given."""
+    def answering(self, process):
+        """The same, once it answers."""
+        wait_until(lambda: process.poll() is None and healthy(self.url), START_SECONDS, self.home / "server.log")
+        return replace(self, process=process)
+
+
+def server_of(home, port, host="127.0.0.1"):
+    """A server to be started that keeps its data in the folder `home`."""
     add_database(home)
-    port = port or free_port()
     url = f"http://{host}:{port}/api"
     environment = clean_environment() | {
         "PREFECT_HOME": str(home),
@@ -86,17 +101,37 @@ def serving(home, host="127.0.0.1", port=None, **own):
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
     }
-    log = home / "server.log"
-    with running([PREFECT, "server", "start", "--host", host], environment | own, home, log) as process:
-        wait_until(lambda: process.poll() is None and healthy(url), START_SECONDS, log)
-        yield PrefectServer(url, environment, process)
+    return PrefectServer(url, environment)
 
 
 @contextmanager
-def reporting(server, home):
+def serving(home, host="127.0.0.1", port=None, **own):
+    """A Prefect server that keeps its data in the folder `home`; `own` are further variables that it alone is given."""
+    server = server_of(home, port or free_port(), host)
+    with server.command(host=host, **own) as process:
+        yield server.answering(process)
+
+
+def shared_server(home):
+    """The server of all processes that name the same folder: the first one starts it, and `tests/conftest.py` ends it."""
+    home.mkdir(exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        place = home / "server.json"
+        if place.exists():
+            return server_of(home, json.loads(place.read_text())["port"])
+        port = free_port()
+        server = server_of(home, port)
+        process = server.command().__enter__()  # it outlives this process
+        place.write_text(json.dumps({"port": port, "pid": process.pid}))
+        return server.answering(process)
+
+
+@contextmanager
+def reporting(server):
     """Flows called in this process report to a server; without heartbeats a flow run ends 0.9 s sooner."""
-    named = {"PREFECT_API_URL": server.url, "PREFECT_HOME": str(home)}
-    settings = {PREFECT_API_URL: server.url, PREFECT_HOME: home, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    named = {"PREFECT_API_URL": server.url, "PREFECT_HOME": str(server.home)}
+    settings = {PREFECT_API_URL: server.url, PREFECT_HOME: server.home, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
     with patch.dict(os.environ, named), temporary_settings(settings):
         yield server
 

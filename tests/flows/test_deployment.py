@@ -52,7 +52,7 @@ from tokenmill.tasks.shards.lock import turn_in
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.flows.cloning import REPOSITORY, clone_into
-from tests.flows.prefect_commands import PREFECT, clean_environment, running, wait_until
+from tests.flows.prefect_commands import PREFECT, clean_environment, running, serving, wait_until
 from tests.preparing import blend_of, prepare, tree, write_lines
 from tests.tokenize.small_vocabularies import word_piece
 
@@ -60,6 +60,13 @@ NAME = "pretrain-data-prep"
 
 CANCEL_SECONDS = 15
 """Within which a cancelled run must leave no process."""
+
+
+@pytest.fixture(scope="module")
+def prefect_server(tmp_path_factory):
+    """One for this file alone, on which everything is deployed."""
+    with serving(tmp_path_factory.mktemp("home")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -81,10 +81,10 @@ def settings(**chosen):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(texts, tmp_path_factory, prefect_server, prefect_home):
+def undisturbed(texts, tmp_path_factory, prefect_server):
     """A training that nothing happened to."""
     out = tmp_path_factory.mktemp("undisturbed") / "model"
-    with reporting(prefect_server, prefect_home):
+    with reporting(prefect_server):
         return out, command("train", texts, *words(checkpoint_every=2), "--output-dir", out)
 
 
