@@ -7,9 +7,9 @@ import pytest
 
 from bench import gpu
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-
+@pytest.mark.weekly
+@pytest.mark.timeout(3600)
 def test_each_part_measures_or_gives_its_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("BENCH_FOLDER", str(tmp_path))
     monkeypatch.setattr(gpu, "DRY", tmp_path / "gpu.json")
@@ -20,5 +20,6 @@ def test_each_part_measures_or_gives_its_reason(tmp_path, monkeypatch):
     assert all(math.isfinite(each["result"]) for part in parts.values() for each in part["measures"])
 
 
+@pytest.mark.slow
 def test_a_part_is_stopped_at_its_limit():
     assert gpu.run_part("server", 0.01, dry=True)["failed"] == "failed: stopped after 0.01 s"

@@ -11,6 +11,8 @@ from tokenmill.tasks.blend.mix import solve
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError
 
+from tests.examples import max_examples
+
 CLOSE = 1e-4
 MARGIN = 2e-3
 
@@ -222,6 +224,7 @@ def check_nearest(message, blend, held, total):
         assert slack(blend, held, nearest + closer) > 1e-9
 
 
+@max_examples(40)
 @given(budgets())
 def test_random_budgets_are_kept_or_refused_as_linear_programming_says(budget):
     sources, keys, held = budget

@@ -105,6 +105,7 @@ def test_workers_that_would_look_for_the_prefect_server_on_their_own_hosts_are_r
     assert not list((tmp_path / "out").rglob("receipt.json"))
 
 
+@pytest.mark.weekly
 def test_workers_that_come_later_and_find_no_prefect_server_are_named_with_the_remedy(
     hosts, blend, tmp_path, prefect_server
 ):

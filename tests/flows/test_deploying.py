@@ -113,7 +113,7 @@ def installed(tmp_path_factory):
     return folder / "venv/bin/python"
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_wheel_deploys_into_an_empty_folder_and_a_worker_runs_it(installed, prefect_server, tmp_path):
     environment = prefect_server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
 

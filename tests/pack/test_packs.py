@@ -339,7 +339,7 @@ def allocated():
     return tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_packs_of_294912_tokens_take_memory_that_does_not_grow_with_the_data_set(tmp_path, monkeypatch):
     recipe = PackRecipe(294_912, "best_fit_decreasing", "drop", 16, 1, 42)
     seen, table = [], vars(PackWriter)["_table"]

@@ -27,7 +27,7 @@ def names_in(folder):
     return sorted(path.relative_to(folder) for path in Path(folder).rglob("*"))
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_two_processes_build_no_index_and_are_proven(tmp_path):
     out, _ = texts(tmp_path, chat_vocabulary(tmp_path), holdout={"valid": 0.2, "test": 0.1})
     make_order(prepared_data(out), OrderSettings(**PLAN), run_here)
