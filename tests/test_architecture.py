@@ -68,6 +68,9 @@ HTML = re.compile(r"</(?:html|head|body|style|section|table|t[hdr]|h[1-6]|p|ul|l
 MODE = r"[rbtU]*[wax+][rbtwax+]*"
 """What a writing mode looks like, to tell it from a name where either may stand."""
 
+READER = "tasks/dataset/stored.py"
+PACK_COLUMNS = {"seq_start_id", "role_start"}
+
 PICKLING = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 BOUNDARIES = {("tasks/shards/stage.py", "_failure"), ("tasks/shards/runner.py", "_starting")}
@@ -249,6 +252,18 @@ def pickles_nothing(module):
                 yield at(call, f"{name}(allow_pickle=True) runs code from data")
 
 
+def reads_published_tokens_in_dataset(module):
+    """Above `pack`, one module opens `.idx` files, decodes packs, and knows that their loss mask is shifted."""
+    if level_of(module.package) in {None, *range(level_of("pack") + 1)} or module.path == READER:
+        return
+    for node, name in module.imports():
+        if name.startswith(("tokenmill.tasks.tokenize.binidx", "tokenmill.tasks.pack.parquet")):
+            yield at(node, f"{name} is imported outside of {READER}")
+    for node in module.nodes:
+        if isinstance(node, ast.Constant) and node.value in PACK_COLUMNS:
+            yield at(node, f"{node.value} is a column of packs; read them with {READER}")
+
+
 def keeps_functions_short(module):
     for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -280,6 +295,7 @@ LAWS = [
     imports_packages_only_downwards,
     catches_only_what_it_names,
     pickles_nothing,
+    reads_published_tokens_in_dataset,
     keeps_functions_short,
     says_what_it_is,
     writes_html_only_in_the_kit,
@@ -370,6 +386,9 @@ BAD = [
     (pickles_nothing, "tasks/shards/a.py", "from cloudpickle import dumps"),
     (pickles_nothing, "tasks/pack/a.py", "import numpy as np\nnp.load('x', allow_pickle=True)"),
     (pickles_nothing, "tasks/pack/a.py", "import pandas as pd\npd.read_pickle('x')"),
+    (reads_published_tokens_in_dataset, "tasks/train/a.py", "from tokenmill.tasks.tokenize.binidx import read_index"),
+    (reads_published_tokens_in_dataset, "tasks/report/a.py", "import tokenmill.tasks.pack.parquet"),
+    (reads_published_tokens_in_dataset, "flows/a.py", "batch.column('seq_start_id')"),
     (keeps_functions_short, "tasks/pack/a.py", LONG),
     (keeps_functions_short, "tasks/pack/a.py", "async " + LONG),
     (says_what_it_is, "tasks/pack/__init__.py", ""),
@@ -415,6 +434,8 @@ GOOD = [
     (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept (OSError, ValueError):\n    pass"),
     (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept BaseException:\n    g()\n    raise"),
     (catches_only_what_it_names, "tasks/shards/stage.py", "def _failure():\n    try:\n        f()\n    except Exception:\n        pass"),
+    (reads_published_tokens_in_dataset, READER, "from tokenmill.tasks.tokenize.binidx import read_index"),
+    (reads_published_tokens_in_dataset, "tasks/pack/a.py", "batch.column('seq_start_id')"),
     (keeps_functions_short, "tasks/pack/a.py", LONG.removesuffix("    x = 1\n")),
     (writes_html_only_in_the_kit, "tasks/kit/html.py", "row = '</tr>'"),
     (writes_html_only_in_the_kit, "tasks/report/a.py", "'name the text <path> or <a>'"),

@@ -13,10 +13,10 @@ from itertools import chain
 
 import numpy as np
 from tokenmill.tasks.blend.models import Split
+from tokenmill.tasks.chat.encoding import ROLE_NUMBERS
 from tokenmill.tasks.dataset.parts import WINDOW
-from tokenmill.tasks.dataset.stored import PACKS_AT_ONCE, TOKENS, StoredDocuments, pack_batches
+from tokenmill.tasks.dataset.stored import PACKS_AT_ONCE, PADDING, TOKENS, StoredDocuments, pack_batches
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.pack.parquet import PADDING
 from tokenmill.tasks.score.nll import Completions
 
 from .job import TrainData
@@ -71,7 +71,7 @@ def _documents(prefix: str) -> Iterator[Completions]:
 def _sequences(path: str) -> Iterator[Completions]:
     """The sequences of packed Parquet without padding, in batches."""
     for batch in pack_batches(path, TOKENS, PACKS_AT_ONCE):
-        is_text = np.repeat(batch.roles != PADDING, np.diff(batch.role_begins, append=len(batch.ids)))
+        is_text = np.repeat(batch.roles != ROLE_NUMBERS[PADDING], np.diff(batch.role_begins, append=len(batch.ids)))
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(is_text)])
         offsets = before[np.append(batch.begins, len(batch.ids))]
         yield Completions(
