@@ -1,5 +1,6 @@
 """Print a plan: how much data there is, how much is already built, why the rest is not, and the cost of building it."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -35,9 +36,20 @@ MOST_REASONS = 8
 COLUMNS = ("dataset", "share", "files", "shards", "cached", "size", "kept", "tokens", "epochs")
 
 
+TOKENIZER_CHANGE = re.compile(r"recipe\.tokenizer changed: '[^']*' -> '[^']*'")
+"""The reason for a shard with fingerprints of tokenizers, which people can't read."""
+
+
 def pending_reasons(planned: Planned[Any, Any]) -> Counter[str]:
-    """Count the reasons why shards are pending, compared with the last published manifest."""
-    return reasons(planned.plan, identities(published_manifest(planned.output_dir)))
+    """Count the reasons why shards are pending, compared with the last published manifest; tokenizers have their names."""
+    manifest = published_manifest(planned.output_dir) or {}
+    chosen = [manifest.get("settings", {}).get("tokenizer"), planned.settings.model_dump().get("tokenizer")]
+    models = [each["model"] for each in chosen if each]
+    found = reasons(planned.plan, identities(manifest or None))
+    if len({*models}) < len(chosen):
+        return found
+    name = f"recipe.tokenizer changed: {models[0]} -> {models[1]}"
+    return Counter({TOKENIZER_CHANGE.sub(lambda _: name, reason): count for reason, count in found.items()})
 
 
 def plan_record(

@@ -91,7 +91,8 @@ def test_another_tokenizer_rebuilds_everything_also_where_its_files_change_in_pl
     planned = plan(blend(prepared / "corpus"), out, **changed)
     ((reason, count),) = pending_reasons(planned).items()
     assert count == len(planned.plan.shards)
-    assert "recipe.tokenizer changed: 'sha256:" in reason
+    named = f"{tmp_path / 'here'} -> {tmp_path / 'there'}" if place == "there" else "'sha256:"
+    assert f"recipe.tokenizer changed: {named}" in reason
     assert "recipe.vocabulary_size changed: 500 -> 501" in reason
 
 
