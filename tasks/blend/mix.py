@@ -91,7 +91,11 @@ def solve(blend: Blend, held: Mapping[str, int], tokens: int | None = None) -> M
     `tokens` replaces the blend's own total; without any, the total is what the datasets hold. Raises InputError for a budget that
     cannot be kept: it names the limits in conflict and the nearest total that fits.
     """
-    sources = [source for source in blend.training() if held.get(source.name, 0) or _required(source)]
+    sources = [
+        source
+        for source in blend.training()
+        if held.get(source.name) or source.share or source.tokens or source.min_epochs
+    ]
     _check_held(sources, held)
     if not sources:
         return Mix([], held)
@@ -123,10 +127,6 @@ def rounded(exact: np.ndarray, most: np.ndarray, total: int) -> np.ndarray:
         nearest_first = np.argsort(step * (found[free] - exact[free]), kind="stable")
         found[free[nearest_first[: abs(left)]]] += step
     return found
-
-
-def _required(source: DataSource) -> bool:
-    return bool(source.share or source.tokens or source.min_epochs)
 
 
 def _check_held(sources: Sequence[DataSource], held: Mapping[str, int]) -> None:
@@ -227,13 +227,11 @@ def _groups(sources: Sequence[DataSource]) -> set[str]:
     return {"/".join(path[:depth]) for path in paths for depth in range(1, len(path) + 1)}
 
 
-def _group(sources: Sequence[DataSource], name: str) -> str:
-    return next((source.group or "" for source in sources if source.name == name), "")
-
-
 def _parent(sources: Sequence[DataSource], name: str) -> str:
     """The group that a dataset or group is in; empty for the whole."""
-    return name.rpartition("/")[0] if name in _groups(sources) else _group(sources, name)
+    if name in _groups(sources):
+        return name.rpartition("/")[0]
+    return next((source.group or "" for source in sources if source.name == name), "")
 
 
 def _inside(sources: Sequence[DataSource], name: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from tokenmill.tasks.errors import InputError, RunError, nearest
 from tokenmill.tasks.storage import absolute, is_local
 from xxhash import xxh3_128
 
-from .settings import Classifier, FilterSettings, Model
+from .settings import FilterSettings, Model
 
 PREFIX = "__label__"
 BLOCK_BYTES = 1 << 20
@@ -35,11 +35,7 @@ class Labelled:
 def models_of(settings: FilterSettings) -> list[tuple[str, Model]]:
     """The reasons that models give, and the models, in their order."""
     language = [("language", settings.language)] if settings.language else []
-    return [*language, *(_named(each) for each in settings.classifiers)]
-
-
-def _named(classifier: Classifier) -> tuple[str, Model]:
-    return classifier.name, classifier
+    return [*language, *((each.name, each) for each in settings.classifiers)]
 
 
 def identified(settings: FilterSettings) -> tuple[list[Labelled], dict[str, str]]:

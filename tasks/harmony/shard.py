@@ -9,10 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from tokenmill.tasks.chat.shapes import given_of
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.manifest import WHOLE
@@ -22,6 +23,7 @@ from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.exact_json import compact
 from tokenmill.tasks.sources.files import RecordBatch, Rejected
+from tokenmill.tasks.storage import filesystem
 from xxhash import xxh3_64_intdigest
 
 from . import grammar, semantics
@@ -29,7 +31,7 @@ from .acceptance import ValidText, accepted, judged
 from .columns import KEPT, SCHEMA, Place, row, table
 from .compose import compose
 from .converters import CONVERTERS, UNNAMED, Converter, Names
-from .grammar import Fault, ParsedMessage
+from .grammar import Fault, ParsedMessage, parse
 from .inventory import bounded, coverage_of, fields_of, licences_of, merged
 from .message import Composed, Policy, Source
 from .render import cross_check
@@ -217,3 +219,37 @@ def token_counts(texts: Sequence[ValidText]) -> tuple[np.ndarray, np.ndarray]:
     spoken = of_messages * np.array([by for text in texts for by in text.spoken], np.int64)
     whole, completion = (np.bincount(owners, each, len(texts)) for each in (of_messages, spoken))
     return whole.astype(np.int64), completion.astype(np.int64)
+
+
+BATCH_ROWS = 256
+"""Rows to parse at a time when a shard is verified."""
+
+
+def inspect_harmony_shard(store: Store, receipt: Receipt) -> list[str]:
+    """Report problems beyond sizes and hashes: columns, texts that aren't strict Harmony, and counts against the receipt."""
+    if not receipt.parts:
+        return []
+    place = store.path(receipt.key, FILE)
+    try:
+        return [f"{place}: {problem}" for problem in _problems_of(place, receipt.documents, receipt.tokens)]
+    except (pa.ArrowException, OSError) as error:
+        return [f"{place}: cannot be read as Parquet: {error}"]
+
+
+def _problems_of(place: str, documents: int, tokens: int) -> list[str]:
+    system, path = filesystem(place)
+    rows = counted = 0
+    with cast("BinaryIO", system.open(path, "rb")) as stream:
+        file = pq.ParquetFile(stream)
+        if not file.schema_arrow.equals(SCHEMA):
+            return [f"its columns are {file.schema_arrow.names}, not those of normalized rows"]
+        for batch in file.iter_batches(BATCH_ROWS, columns=["text", "stats_token_len"], use_threads=False):
+            for text, length in zip(batch["text"].to_pylist(), batch["stats_token_len"].to_pylist(), strict=True):
+                found = parse(text)
+                if isinstance(found, Fault):
+                    return [f"row {rows:,} is not valid Harmony: {found.code} at character {found.offset}"]
+                rows, counted = rows + 1, counted + length
+    agrees = (rows, counted) == (documents, tokens)
+    return (
+        [] if agrees else [f"holds {rows:,} rows and {counted:,} tokens, its receipt says {documents:,} and {tokens:,}"]
+    )

@@ -141,16 +141,12 @@ def assign(table: pa.Table, pools: Pools, known: Collection[str] = ()) -> Assign
 
     Raises InputError for a predicate that names another column or compares unlike types.
     """
-    asked = [predicate for predicate in pools.base if predicate.columns.isdisjoint(_absent(predicate, table, known))]
+    absent = frozenset(known).difference(table.schema.names)
+    asked = [predicate for predicate in pools.base if predicate.columns.isdisjoint(absent)]
     predicates = [*asked, *(pool.predicate for pool in pools.pools)]
     found = masks(table, [expression(predicate, table.schema, known) for predicate in predicates])
     base = np.logical_and.reduce([np.ones(table.num_rows, np.bool_), *found[: len(asked)]])
     return Assignment(tuple(pools.names), base, np.array(found[len(asked) :]) & base)
-
-
-def _absent(predicate: Predicate, table: pa.Table, known: Collection[str]) -> frozenset[str]:
-    """Known columns that the predicate names and the table lacks."""
-    return frozenset(predicate.columns.intersection(known).difference(table.schema.names))
 
 
 TOKENS = "stats_token_len"
@@ -219,7 +215,10 @@ def manifest(pools: Pools, counts: Tally, inputs: Mapping[str, str]) -> dict[str
     """The content of pools.json. `inputs` are the hashes of the files read, by name."""
     return {
         "base": [predicate.text for predicate in pools.base],
-        "inputs": {"files": len(inputs), "sha256": _digest(inputs)},
+        "inputs": {
+            "files": len(inputs),
+            "sha256": hashlib.sha256(orjson.dumps(dict(inputs), option=orjson.OPT_SORT_KEYS)).hexdigest(),
+        },
         "rows": counts.rows,
         "base_rows": counts.base_rows,
         "rows_in_no_pool": counts.base_rows - counts.pooled_rows,
@@ -238,8 +237,3 @@ def manifest(pools: Pools, counts: Tally, inputs: Mapping[str, str]) -> dict[str
             for pool, shared in zip(pools.pools, counts.overlap.tolist(), strict=True)
         },
     }
-
-
-def _digest(inputs: Mapping[str, str]) -> str:
-    """One hash of names and hashes, independent of their order."""
-    return hashlib.sha256(orjson.dumps(dict(inputs), option=orjson.OPT_SORT_KEYS)).hexdigest()

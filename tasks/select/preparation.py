@@ -32,12 +32,11 @@ from tokenmill.tasks.sources.files import Record
 from tokenmill.tasks.storage import absolute, join
 from xxhash import xxh3_128_hexdigest
 
-from .inspect import inspect_normalization_shard
 from .planning import FORMAT_VERSION, KIND, plan_selection, pools_of, require_fitting, require_selectable
 from .publication import beside, require_variety
 from .scores import find_scores
 from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
-from .shard import select_shard
+from .shard import inspect_normalization_shard, select_shard
 
 MAX_POOLS = 8
 """The maximum number of pools in a summary."""

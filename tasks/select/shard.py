@@ -12,9 +12,9 @@ a selection. Lists are the default; `selection.materialize` asks for copies.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import orjson
@@ -23,16 +23,18 @@ import pyarrow.parquet as pq
 from tokenmill.tasks.blend.predicates import Predicate, parse_predicate
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
-from tokenmill.tasks.harmony.shard import FILE
+from tokenmill.tasks.harmony.shard import FILE, inspect_harmony_shard
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.parquet import NOTE
+from tokenmill.tasks.storage import filesystem
 
 from .candidates import CARRIED, Candidates, Read, Sample, candidates, reader, required, sampled
 from .candidates import SCHEMA as CANDIDATES
 from .collapse import Survey
+from .planning import KIND
 from .pools import TOKENS, Pool, Pools, Tally, assign, tally
 from .scores import read_scores, with_scores, without_score
 from .settings import SelectionRecipe
@@ -150,3 +152,36 @@ class _Selected:
         missing = [self.without_score[number] for number in range(len(self.sides))]
         pools = {"tally": self.tally.record()} if self.tally else {}
         return {**pools, "without_score": missing} if self.sides else pools
+
+
+def inspect_normalization_shard(store: Store, receipt: Receipt) -> list[str]:
+    """Report problems beyond sizes and hashes of a shard, either of rows or of a selection."""
+    if receipt.identity["kind"] != KIND:
+        return inspect_harmony_shard(store, receipt)
+    return list(_problems_of(store, receipt))
+
+
+def _problems_of(store: Store, receipt: Receipt) -> Iterator[str]:
+    """Check that the files hold the recorded numbers of rows."""
+    pools = receipt.facts.get("tally", {}).get("pool_rows", [])
+    counts = {PART: receipt.documents, **{pool_part(number): rows for number, rows in enumerate(pools)}}
+    files = {output.path.partition(".")[0] for output in receipt.outputs}
+    for part, count in counts.items():
+        place = store.path(receipt.key, f"{part}.parquet")
+        if part not in files:
+            found = 0
+        else:
+            try:
+                found = _count_rows(place)
+            except (pa.ArrowException, OSError) as error:
+                yield f"{place}: cannot be read as Parquet: {error}"
+                continue
+        if found != count:
+            yield f"{place}: holds {found:,} rows, its receipt says {count:,}"
+
+
+def _count_rows(place: str) -> int:
+    """Read every row of a file."""
+    system, path = filesystem(place)
+    with cast("BinaryIO", system.open(path, "rb")) as stream:
+        return sum(len(batch) for batch in pq.ParquetFile(stream).iter_batches(use_threads=False))

@@ -387,22 +387,19 @@ def _resolved(place: str) -> Location:
 
 
 def _searched(source: str) -> Iterator[tuple[str, str, Location]]:
-    """The searched file or folder, and every linked folder in it: path below the source, glob pattern, location."""
+    """Find the searched file or folder, and every linked folder that a search enters, each once.
+
+    Yields the path below the source, the glob pattern and the location.
+    """
     if source.startswith("hf://") or is_web(source):  # nothing is written there
         return
     source = absolute(source)
     system, path = filesystem(source)
-    folder, pattern = (path, "") if is_local(source) and Path(path).exists() else divided(path)
+    root, pattern = (path, "") if is_local(source) and Path(path).exists() else divided(path)
     pattern = pattern or ANY_DEPTH
     if not is_local(source):
-        yield "", pattern, (system, folder.rstrip("/"))
+        yield "", pattern, (system, root.rstrip("/"))
         return
-    for place, real in _entered(folder, pattern):
-        yield place, pattern, (system, real)
-
-
-def _entered(root: str, pattern: str) -> Iterator[tuple[str, str]]:
-    """`root` and the linked folders that a search enters, each once: the path below `root`, and the real path."""
     waiting, entered = deque([""]), set[str]()
     while waiting:
         place = waiting.popleft()
@@ -410,7 +407,7 @@ def _entered(root: str, pattern: str) -> Iterator[tuple[str, str]]:
         if real in entered:
             continue
         entered.add(real)
-        yield place, real
+        yield place, pattern, (system, real)
         for folder, names, _ in os.walk(real):
             within = Path(place, os.path.relpath(folder, real))
             names[:] = [name for name in names if _may_match(pattern, str(within / name))]

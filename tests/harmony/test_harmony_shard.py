@@ -16,9 +16,9 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony import shard
 from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.harmony.grammar import Fault
-from tokenmill.tasks.harmony.inspect import inspect_harmony_shard
 from tokenmill.tasks.harmony.inventory import strictest
 from tokenmill.tasks.harmony.planning import splits_of
+from tokenmill.tasks.harmony.shard import inspect_harmony_shard
 from tokenmill.tasks.harmony.vocabulary import encoding
 
 from tests.harmony import rows
