@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from bench import (
     dedup_speed,
+    fast_speed,
     filter_speed,
     gpu,
     harmony_speed,
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "scaling": scaling,
     "planning_scale": planning_scale,
     "joining": joining,
+    "fast_speed": fast_speed,
     "pretrain_speed": pretrain_speed,
     "packing": packing,
     "sft_speed": sft_speed,

@@ -15,14 +15,11 @@ from tokenmill.tasks.threads import cores
 from .build import Announce, build_batch, may_pass
 from .plan import PlannedShard
 from .pool import Submitted, building_on
-from .preparation import Needs, Step
+from .preparation import LITTLE_BYTES, Needs, Step
 from .store import Store
 
-LITTLE_BYTES = 4_000_000
-"""Source bytes that this process builds: 0.2 to 1 s of work, compressed files and slow kinds more."""
-
 LITTLE_IN_THREADS = 2_000_000_000
-"""The same for steps in threads: packing so many bytes of tokens takes two cores some 8 s."""
+"""`LITTLE_BYTES` of steps in threads: two cores pack so many bytes of tokens in some 8 s, and tokenize them in some 10."""
 
 MOST_THREADS = 4
 """A sixth of packing is in Python, so more threads would wait for one another."""

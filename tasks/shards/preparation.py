@@ -30,6 +30,9 @@ from .store import Store, unpruned
 
 TRAINABLE = "train on the --output-dir of tokenmill pretrain or tokenmill sft"
 
+LITTLE_BYTES = 4_000_000
+"""Source bytes for which no worker is started: 0.2 to 1 s of work, compressed files and slow kinds more."""
+
 Settings = TypeVar("Settings", bound=PreparationSettings)
 Found = TypeVar("Found")
 

@@ -9,6 +9,7 @@ They are correct by definition and about a hundred times slower.
 """
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -102,13 +103,15 @@ class RenewedEncoder:
     """An encoder that is loaded again whenever the process has grown by `most_growth` bytes since it was loaded.
 
     gigatoken remembers every pre-token that it has ever seen: 350 MB of random words take 2.6 GB. Ordinary text takes 0.1 to
-    0.2 bytes per byte, so a new start, which costs a second, comes after gigabytes.
+    0.2 bytes per byte, so a new start, which costs a second, comes after gigabytes. Threads share it: one loads, and the
+    others go on with what they have.
     """
 
     load: Callable[[], Encoder]
     most_growth: int = 384 << 20
     encoder: Encoder = field(init=False)
     _size: int = field(init=False)
+    _loading: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         """Load the encoder."""
@@ -117,15 +120,17 @@ class RenewedEncoder:
     def encode(self, texts: pa.LargeStringArray) -> Tokens:
         """See Encoder."""
         tokens = self.encoder.encode(texts)
-        if _private_bytes() - self._size > self.most_growth:
-            del self.encoder  # before the next one is loaded
-            return_freed_memory()
-            self._start()
+        if _private_bytes() - self._size > self.most_growth and self._loading.acquire(blocking=False):
+            try:
+                self._start()
+            finally:
+                self._loading.release()
         return tokens
 
     def _start(self) -> None:
-        self._size = _private_bytes()
         self.encoder = self.load()
+        return_freed_memory()  # what the one before remembered
+        self._size = _private_bytes()
 
 
 def return_freed_memory() -> None:

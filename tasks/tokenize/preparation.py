@@ -22,7 +22,16 @@ from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, Fim
 from tokenmill.tasks.shards.manifest import FULL_VALIDATION, SEQUENCES, Finished
 from tokenmill.tasks.shards.plan import Plan, PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
-from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation, Release, Step, proven_shards
+from tokenmill.tasks.shards.preparation import (
+    LITTLE_BYTES,
+    BuildShards,
+    Needs,
+    Planned,
+    Preparation,
+    Release,
+    Step,
+    proven_shards,
+)
 from tokenmill.tasks.shards.publication import (
     Listed,
     Published,
@@ -43,6 +52,7 @@ from tokenmill.tasks.shards.store import PREFIX, Store, read_bytes
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.parquet import require_text
 from tokenmill.tasks.storage import is_local, join
+from tokenmill.tasks.threads import cores
 
 from .binidx import BinIdxError, read_index, token_dtype
 from .document_map import map_problems
@@ -151,6 +161,13 @@ def worker_arguments(planned: PretrainPlan) -> dict[str, Any]:
         "engines": {name: fastest_engine(found.gates[name], size) for name, size in _large_data_sets(planned.plan)},
         "on_bad_row": settings.on_bad_row,
     }
+
+
+def needs_of(planned: PretrainPlan) -> Needs:
+    """Engines work outside Python, so threads of this process scale; the reference doesn't, and is slow enough for workers to pay."""
+    workers = planned.settings.workers
+    slow = any(verdict.backend == "reference" for verdict in planned.found.verdicts.values())
+    return Needs(workers or cores() if slow and planned.plan.pending_bytes > LITTLE_BYTES else workers)
 
 
 def _large_data_sets(plan: Plan) -> list[tuple[str, int]]:
@@ -283,7 +300,7 @@ def _prefixes(planned: PretrainPlan, finished: Sequence[Finished]) -> Plan:
     return plan_prefixes(finished, planned.plan.store, planned.settings.prefix_size, dtype)
 
 
-JOIN = Step("join-prefixes", build_prefix)
+JOIN = Step("join-prefixes", build_prefix, in_threads=True)
 
 
 def release_pretrain(planned: PretrainPlan, finished: Sequence[Finished]) -> Release:
@@ -339,7 +356,8 @@ PRETRAIN = Preparation(
     libraries=("tokenmill", "gigatoken", "fastokens", "tokenizers", "tiktoken", "pyarrow", "numpy"),
     plan=plan_pretrain,
     check=require_tokenizer,
-    step=Step("tokenize-shards", build_pretrain_shard),
+    step=Step("tokenize-shards", build_pretrain_shard, in_threads=True),
+    needs=needs_of,
     reading=read_pretrain_shard,
     shape=lambda source, _: f"documents in {source.text_field!r}",
     arguments=worker_arguments,

@@ -66,6 +66,17 @@ def test_little_work_needs_neither_prefect_nor_dask(blend, expected, tmp_path):
 
 
 @pytest.mark.slow
+def test_engines_encode_in_threads_of_this_process(tmp_path):
+    """Eight shards of 1 MB: more than is built without workers by kinds whose work is in Python."""
+    data = write_lines(tmp_path / "a.jsonl", [f"{number} rye " * 100 for number in range(7_000)])
+    path = tmp_path / "blend.json"
+    path.write_text(json.dumps(blend_of(data)))
+    assert prepared(path, tmp_path / "threads", "shard_size=1MB") == []
+    assert prepared(path, tmp_path / "workers", "--workers", "2", "shard_size=1MB") == ["distributed"]
+    assert tree(tmp_path / "threads") == tree(tmp_path / "workers")
+
+
+@pytest.mark.slow
 def test_workers_need_no_prefect_and_make_the_same_bytes(blend, expected, tmp_path):
     assert prepared(blend, tmp_path / "out", "--workers", "2") == ["distributed"]
     assert tree(tmp_path / "out") == expected

@@ -13,11 +13,12 @@ from tokenizers.normalizers import NFC
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.strict import parse
+from tokenmill.tasks.threads import cores
 from tokenmill.tasks.tokenize import preparation
 from tokenmill.tasks.tokenize.encoders import Encoder, Tokens
 from tokenmill.tasks.tokenize.engines import ENGINES
 from tokenmill.tasks.tokenize.load import load_vocabulary
-from tokenmill.tasks.tokenize.preparation import plan_pretrain
+from tokenmill.tasks.tokenize.preparation import needs_of, plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.peers import vocabularies
@@ -166,6 +167,17 @@ def test_a_tokenizer_that_no_engine_can_run_is_run_by_its_reference(source, tmp_
     [content] = [path.read_bytes() for path in (tmp_path / "out/train").glob("*.bin")]
     expected = [number for ids in ids_of(reference(folder), TEXTS) for number in [*ids, eos]]
     assert np.frombuffer(content, np.uint16).tolist() == expected
+
+
+def test_workers_are_started_for_what_the_reference_encodes(source, model, tmp_path, monkeypatch):
+    """Engines work in threads of the command's own process; the reference would take minutes there."""
+    fast, _ = prepare(blend_of(source), tmp_path / "fast", **settings_of(model))
+    slow, _ = prepare(blend_of(source), tmp_path / "slow", **settings_of(word_piece(tmp_path / "model")))
+    assert needs_of(fast).workers is needs_of(slow).workers is None, "nothing is left to build"
+    for planned, expected in ((fast, None), (slow, cores())):
+        pending = replace(planned, plan=replace(planned.plan, proven={}))
+        monkeypatch.setattr(preparation, "LITTLE_BYTES", 0)
+        assert needs_of(pending).workers == expected
 
 
 @pytest.fixture
