@@ -19,7 +19,7 @@ from .preparation import LITTLE_BYTES, Needs, Step
 from .store import Store
 
 LITTLE_IN_THREADS = 2_000_000_000
-"""`LITTLE_BYTES` of steps in threads: two cores pack so many bytes of tokens in some 8 s, and tokenize them in some 10."""
+"""`LITTLE_BYTES` of steps in threads: two cores pack so many bytes of tokens in about 8 s, and tokenize them in 10."""
 
 MOST_THREADS = 4
 """A sixth of packing is in Python, so more threads would wait for one another."""

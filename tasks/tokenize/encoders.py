@@ -104,7 +104,7 @@ class RenewedEncoder:
 
     gigatoken remembers every pre-token that it has ever seen: 350 MB of random words take 2.6 GB. Ordinary text takes 0.1 to
     0.2 bytes per byte, so a new start, which costs a second, comes after gigabytes. Threads share it: one loads, and the
-    others go on with what they have.
+    others continue with the old one.
     """
 
     load: Callable[[], Encoder]
@@ -129,7 +129,7 @@ class RenewedEncoder:
 
     def _start(self) -> None:
         self.encoder = self.load()
-        return_freed_memory()  # what the one before remembered
+        return_freed_memory()  # that the old one had filled
         self._size = _private_bytes()
 
 

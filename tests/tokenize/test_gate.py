@@ -169,7 +169,7 @@ def test_a_tokenizer_that_no_engine_can_run_is_run_by_its_reference(source, tmp_
     assert np.frombuffer(content, np.uint16).tolist() == expected
 
 
-def test_workers_are_started_for_what_the_reference_encodes(source, model, tmp_path, monkeypatch):
+def test_large_data_for_the_reference_start_workers(source, model, tmp_path, monkeypatch):
     """Engines work in threads of the command's own process; the reference would take minutes there."""
     fast, _ = prepare(blend_of(source), tmp_path / "fast", **settings_of(model))
     slow, _ = prepare(blend_of(source), tmp_path / "slow", **settings_of(word_piece(tmp_path / "model")))
