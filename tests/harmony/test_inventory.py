@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.harmony.inventory import (
-    LONGEST_NAME,
+    MAX_NAME_LENGTH,
     MAX_NAMES,
     OTHER,
     Entry,
@@ -120,7 +120,7 @@ def test_very_many_names_are_bounded_and_none_is_lost():
 
 
 def test_a_name_that_is_a_text_is_among_the_others():
-    found = fields_of([{"messages": [{"role": "user"}, {"role": "x" * (LONGEST_NAME + 1)}, {"role": 7}]}])
+    found = fields_of([{"messages": [{"role": "user"}, {"role": "x" * (MAX_NAME_LENGTH + 1)}, {"role": 7}]}])
     assert bounded(found)["roles"] == {"user": 1, OTHER: 2}
 
 
