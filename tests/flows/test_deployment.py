@@ -176,7 +176,7 @@ def test_the_run_leaves_its_artifacts(prepared, prefect_server):
         "summary": "markdown",
         "report": "markdown",
     }
-    assert artifacts["report"].data == f"[report.html](file://{output}/report.html)"
+    assert artifacts["report"].data == f"[file://{output}/report.html](file://{output}/report.html)"
     assert artifacts["progress"].data == 100
     assert artifacts["progress"].description == "join-prefixes: share of source bytes built"
     assert str(output) in artifacts["summary"].data
