@@ -30,8 +30,8 @@ STOP_SECONDS = 20
 
 
 def clean_environment():
-    """This process's environment without the Prefect settings of whoever runs the tests."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    """This process's environment without settings of Prefect and Dask, which a command in this process may have changed."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "DASK_"))}
 
 
 def add_database(home):

@@ -72,11 +72,13 @@ WRONG = [
 
 @pytest.mark.slow
 def test_pyright_sees_the_signatures(tmp_path):
-    (tmp_path / "typed.py").write_text(TYPED)
-    (tmp_path / "wrong.py").write_text("import tokenmill as tm\n" + "\n".join(WRONG))
+    (tmp_path / "tokenmill").symlink_to(REPOSITORY)  # pyright doesn't see how an editable installation is found
+    programs = {"typed.py": TYPED, "wrong.py": "import tokenmill as tm\n" + "\n".join(WRONG)}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
     found = subprocess.run(
-        [Path(sys.executable).with_name("pyright"), "--outputjson", "--pythonpath", sys.executable, tmp_path],
-        capture_output=True, cwd=REPOSITORY / "build/types", check=False,
+        [Path(sys.executable).with_name("pyright"), "--outputjson", "--pythonpath", sys.executable, *programs],
+        capture_output=True, cwd=tmp_path, check=False,
     )  # fmt: skip
     errors = json.loads(found.stdout)["generalDiagnostics"]
     places = [(Path(each["file"]).name, each["range"]["start"]["line"]) for each in errors]
