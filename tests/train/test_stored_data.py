@@ -71,5 +71,5 @@ def test_packs_are_laid_out_the_same(both, tmp_path):
         lay_out([file for source in data.sources for file in source.files], str(tmp_path / name))
     local, stored = (flat_packs(str(tmp_path / name)) for name in ("local", "stored"))
     assert len(local) > 10
-    for column in ("ids", "loss", "starts", "token_offsets", "sequence_offsets"):
+    for column in ("ids", "trained", "starts", "token_offsets", "sequence_offsets"):
         assert np.array_equal(getattr(local, column), getattr(stored, column))
