@@ -67,8 +67,8 @@ def blends(tmp_path_factory):
     return Blends(tmp_path_factory.mktemp("nightly"))
 
 
-def events(server, since, count):
-    """The first `count` events of blends from `since` on, oldest first: what happened to which, and what is said of it."""
+def events(server, blends, since, count):
+    """The first `count` events of `blends` from `since` on, oldest first, with their payloads. Other tests share the server."""
     wanted = {"event": {"prefix": ["tokenmill.blend."]}, "occurred": {"since": since.isoformat()}, "order": "ASC"}
     body = json.dumps({"filter": wanted}).encode()
     request = Request(f"{server.url}/events/filter", body, {"Content-Type": "application/json"})
@@ -76,7 +76,8 @@ def events(server, since, count):
     def enough():
         with urlopen(request, timeout=10) as response:
             found = json.load(response)["events"]
-        return found if len(found) >= count else None
+        own = [event for event in found if event["payload"]["blend"].startswith(f"{blends.folder}/")]
+        return own if len(own) >= count else None
 
     found = wait_until(enough, 30)
     return [
@@ -95,7 +96,7 @@ def table_of(server, flow_run):
 def test_failures_stop_no_other_blend_and_are_named_in_the_end_and_the_next_night_finds_them_mended(
     blends, prefect_api
 ):
-    began = datetime.now(UTC)  # other tests may have had nights on this server
+    began = datetime.now(UTC)
     state = blends.run()
     assert state.type == StateType.FAILED
     error = str(state.result(raise_on_failure=False))
@@ -137,7 +138,7 @@ def test_failures_stop_no_other_blend_and_are_named_in_the_end_and_the_next_nigh
         ("more", "new")
     }
 
-    told = events(prefect_api, began, 13)
+    told = events(prefect_api, blends, began, 13)
     assert [(what, resource.removeprefix("tokenmill.blend.")) for what, resource, _ in told] == [
         ("changed", "pretrain.bad"), ("failed", "pretrain.bad"),
         ("changed", "pretrain.books"), ("prepared", "pretrain.books"),
