@@ -203,7 +203,7 @@ def read_trace(name: str, steps: Sequence[Any], unread: set[str]) -> list[dict[s
 
 
 def _stalled(messages: Sequence[Step]) -> bool:
-    """Whether a message follows calls of which one has no result."""
+    """Whether a message follows calls that lack a result."""
     open_calls = 0
     for message in messages:
         if message["role"] == "tool":

@@ -147,7 +147,7 @@ def _reason(index: ShardIndex, shard: int, receipt: Receipt, row: int) -> str:
 
 
 def _document_called(index: ShardIndex, name: str) -> str:
-    """The file and line of a document that a decision names, or the name if there is no such document here."""
+    """The file and line of a document that a decision names, or the name if the document isn't here."""
     found = kept_row(index.store, index.manifest, name)
     if found is None:
         return name

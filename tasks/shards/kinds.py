@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Kind:
     """A row of the registry: facts about a kind that are known before its record is imported.
 
-    `command` follows `tokenmill`, `flow` names the flow and its deployment, `summary` describes both in one sentence, `contents` what they publish, `record`
-    locates the record (`module:NAME`), and `nightly` says whether nightly runs prepare blends of this kind.
+    `command` follows `tokenmill`, `flow` names the flow and its deployment, `summary` describes both in one sentence, `contents`
+    names the published data, `record` locates the record (`module:NAME`), and `nightly` says whether nightly runs prepare blends of this kind.
     """
 
     command: str

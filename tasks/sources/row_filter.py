@@ -172,7 +172,7 @@ def filter_of(part: Slice) -> RowFilter:
 
 
 def _of_alike(chosen: RowFilter, records: Sequence[Record]) -> Judged:
-    """Judge records of which none has one of the keys."""
+    """Judge records that have none of the keys."""
     kept = np.fromiter(map(chosen.keeps, records), np.bool_, len(records))
     if not chosen.where:
         return kept, {}
