@@ -144,7 +144,10 @@ BESIDE: Mapping[str, Meaning] = {
     **dict.fromkeys(("image", "images", "audio", "audios", "video", "videos"), "media"),
     "label": "verdict",
     **dict.fromkeys(
-        ("chosen", "rejected", "response_format", "objects", "speakers", "narrative", "input_ids", "loss_mask", *REFERENCES, *REASONING),
+        (
+            "chosen", "rejected", "response_format", "documents", "objects", "speakers", "narrative", "input_ids", "loss_mask",
+            *REFERENCES, *REASONING,
+        ),
         "other",
     ),
 }  # fmt: skip

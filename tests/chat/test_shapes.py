@@ -84,6 +84,7 @@ READ = [
     (HF + "allenai/Dolci-Instruct-SFT", {"messages": [said("system", "s", functions=json.dumps([TOOL]), function_calls=None), said("user", "q", function_calls=None),
                                                       answer(None, function_calls=json.dumps([CALL])), said("environment", "r")]},
      [system(), user(), calls(), result()], ()),
+    ("https://huggingface.co/docs/transformers/chat_extras", {"messages": TALK, "documents": [{"title": "t", "text": "x"}]}, TALK, ("documents",)),
     (HF + "HuggingFaceTB/smoltalk2", {"messages": TALK, "chat_template_kwargs": {}, "source": "x"}, TALK, ()),
     (HF + "nvidia/Nemotron-Post-Training-Dataset-v2", {"uuid": "1", "messages": TALK, "reasoning": "on", "category": "math", "metadata": "{}"}, TALK, ()),
     (HF + "AI-MO/NuminaMath-CoT", {"source": "x", "problem": "q", "solution": "a", "messages": TALK}, TALK, ("problem", "solution")),
