@@ -20,8 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from string import ascii_letters
-from typing import Any
+from typing import Any, Literal
 from unicodedata import combining, decomposition, normalize
+
+import orjson
+from pydantic import BaseModel, Field, ValidationError
 
 SPACES = "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f\x85\u00a0\u1680\u2000\u2007\u2028\u2029\u202f\u205f\u3000\u2581"
 """Characters that some libraries strip; the last is SentencePiece's own space."""
@@ -232,6 +235,65 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 """Keys of a configuration that name special tokens, in the order in which transformers adds them."""
 
 
+class ListedToken(BaseModel, strict=True):
+    """A token in a list, as `AutoTokenizer` takes it: content is optional, but a flag that isn't a boolean is an error."""
+
+    content: str | None = None
+    special: bool = False
+    normalized: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+
+class TypedToken(ListedToken, strict=True):
+    """A token among texts. Its type distinguishes it from other objects."""
+
+    type: Literal["AddedToken"] = Field(alias="__type")
+
+
+class MapTokens(BaseModel, strict=True):
+    """The lists of tokens in special_tokens_map.json, which older versions of transformers wrote without types."""
+
+    extra_special_tokens: list[str | ListedToken] | dict[str, str | ListedToken] | None = None
+    additional_special_tokens: list[str | ListedToken] | dict[str, str | ListedToken] | None = None
+
+
+class ConfigTokens(BaseModel, strict=True):
+    """The lists of tokens in tokenizer_config.json."""
+
+    added_tokens_decoder: dict[int, ListedToken] = {}
+    extra_special_tokens: list[str | TypedToken] | dict[str, str | TypedToken] | None = None
+    additional_special_tokens: list[str | TypedToken] | dict[str, str | TypedToken] | None = None
+
+
+TOKEN_FILES: Mapping[str, type[BaseModel]] = {
+    "special_tokens_map.json": MapTokens,
+    "tokenizer_config.json": ConfigTokens,
+}
+"""Files that name and list tokens, and which lists `AutoTokenizer` reads in each; the last file takes precedence."""
+
+
+def malformed_tokens(file: str, content: bytes) -> tuple[str, str, Any] | None:
+    """The first key in a file on which `AutoTokenizer` fails, with the expected and the given value.
+
+    Without the error, the tokens would be missing, and their text would be encoded as ordinary text.
+    """
+    for name, token in orjson.loads(content).items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if name in NAMED and token is not None and not isinstance(text, str):
+            return name, "the text of one token", token
+    try:
+        TOKEN_FILES[file].model_validate_json(content)  # in JSON, a key such as "700" is an integer
+    except ValidationError as error:
+        key, *inside = error.errors()[0]["loc"]
+        listed = key == "added_tokens_decoder"
+        place = [str(part) for part in inside if listed and part != "[key]"]
+        wanted = "ids, each with a token's content and flags" if listed else "a list of tokens, or names with tokens"
+        return ".".join([str(key), *place]), wanted, error.errors()[0]["input"]
+    return None
+
+
 def folder_tokens(config: Mapping[str, Any], ids: Mapping[str, int]) -> list[dict[str, Any]]:
     """The added tokens that transformers' `AutoTokenizer` makes of a folder without a tokenizer.json, as such a file lists them.
 
@@ -245,8 +307,8 @@ def folder_tokens(config: Mapping[str, Any], ids: Mapping[str, int]) -> list[dic
         *((listed[key], False) for key in sorted(listed, key=int)),
         *((each, True) for each in special),
     ]:
-        if token:
-            flags: dict[str, Any] = token if isinstance(token, dict) else {"content": token}
+        flags: dict[str, Any] = token if isinstance(token, dict) else {"content": token}
+        if flags.get("content"):
             written = tokens.setdefault(flags["content"], {**dict.fromkeys(FLAGS, False), **flags})
             written["special"] = written["special"] or is_special
     numbers = itertools.count(1 + max(ids.values()))

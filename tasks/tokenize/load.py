@@ -27,7 +27,7 @@ from tokenmill.tasks.sources.opening import known_kind
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.strict import parse
 
-from .added import NAMED
+from .added import TOKEN_FILES, malformed_tokens
 from .rank_files import tekken_file, tiktoken_file, tiktoken_ranks
 from .settings import TokenizerSettings, TokenizerSource
 from .vocabulary import (
@@ -60,9 +60,6 @@ Controls = tuple[dict[str, int], int]
 """The control strings of an encoding with their ids, and the size of its vocabulary."""
 
 Stamps = tuple[tuple[str, int, int], ...]
-
-CONFIGS = ("special_tokens_map.json", "tokenizer_config.json")
-"""Files beside a tokenizer.json that name its BOS and EOS tokens; the last one takes precedence."""
 
 TEMPLATES = ("chat_template.jinja", "additional_chat_templates/default.jinja")
 """The chat template of newer models, which comes before an entry in tokenizer_config.json."""
@@ -175,7 +172,7 @@ def _stamps(model: str) -> Stamps:
     if path is None:
         return ()
     folder = path if path.is_dir() else path.parent
-    beside = [folder / name for name in (*CONFIGS, *TEMPLATES, OLD_TEMPLATE, ADDED_TOKENS, "merges.txt")]
+    beside = [folder / name for name in (*TOKEN_FILES, *TEMPLATES, OLD_TEMPLATE, ADDED_TOKENS, "merges.txt")]
     files = [*sorted(path.iterdir()), *beside] if path.is_dir() else [path, *beside]
     return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
 
@@ -337,7 +334,7 @@ def _remembered_facts(definition: Definition, config: Mapping[str, Any]) -> Fact
 def _config(folder: Path) -> dict[str, Any]:
     """The configuration beside a tokenizer.json: its BOS and EOS tokens, and the model's chat template."""
     merged: dict[str, Any] = {}
-    for name in CONFIGS:
+    for name in TOKEN_FILES:
         file = folder / name
         if file.is_file():
             merged |= {key: value for key, value in _object(file).items() if value is not None}
@@ -355,7 +352,7 @@ def _slow_config(folder: Path) -> dict[str, Any]:
     config = _config(folder)
     if config.get("added_tokens_decoder"):
         return config
-    if (file := folder / CONFIGS[0]).is_file():
+    if (file := folder / "special_tokens_map.json").is_file():
         config |= {key: value for key, value in _object(file).items() if value is not None}
     if (file := folder / ADDED_TOKENS).is_file():
         config["added_tokens_decoder"] = {number: {"content": name} for name, number in _object(file).items()}
@@ -364,16 +361,15 @@ def _slow_config(folder: Path) -> dict[str, Any]:
 
 def _object(file: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = dict(orjson.loads(file.read_bytes()))
+        content = file.read_bytes()
+        found: dict[str, Any] = dict(orjson.loads(content))
     except (ValueError, TypeError) as error:
         raise InputError(f"tokenizer.model: {file} is not a JSON object: {error}; fix or remove it") from error
-    for name in NAMED:
-        token = found.get(name)
-        text = token.get("content") if isinstance(token, dict) else token
-        if token is not None and not isinstance(text, str):
-            raise InputError(
-                f"tokenizer.model: {file}: {name} should be the text of one token (got {str(token)[:NAME_CHARACTERS]}); correct it"
-            )
+    if file.name in TOKEN_FILES and (wrong := malformed_tokens(file.name, content)):
+        key, wanted, value = wrong
+        raise InputError(
+            f"tokenizer.model: {file}: {key} should be {wanted} (got {str(value)[:NAME_CHARACTERS]}); correct it"
+        )
     return found
 
 
@@ -413,7 +409,9 @@ def _hub_names(inside: str, names: Sequence[str]) -> list[str]:
         name for name in beside
         if "/" not in name and (MODEL_NAME.fullmatch(name) or TEKKEN_NAME.fullmatch(name) or name in MERGED)
     ]  # fmt: skip
-    more = {*CONFIGS, *TEMPLATES, OLD_TEMPLATE, ADDED_TOKENS, *(MERGED if wanted in MERGED else ())}.difference(main)
+    more = {*TOKEN_FILES, *TEMPLATES, OLD_TEMPLATE, ADDED_TOKENS, *(MERGED if wanted in MERGED else ())}.difference(
+        main
+    )
     more = [name for name in beside if main and name in more]
     return [prefix + name for name in main + more]
 

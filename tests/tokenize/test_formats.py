@@ -224,6 +224,39 @@ def test_an_end_that_only_the_config_of_a_tokenizer_json_lists(tmp_path):
     assert (load(folder).eos, load(folder).size) == (size, size + 1)
 
 
+TOKEN_LISTS = {
+    "added_tokens_decoder": [[], None, "<x>", {"x": {"content": "<x>"}}, {"700": "<x>"}, {"700": None}, {"700": {"content": 5}}, {"700": {"content": "<x>", "special": "yes"}}, {"700": {"content": "<x>", "lstrip": None}}],
+    "extra_special_tokens": ["<x>", 3, [3], [None], [{"content": "<x>"}], [{"__type": "Other", "content": "<x>"}], {"image_token": 3}, {"image_token": ["<x>"]}, {"image_token": {"content": "<x>"}}],
+    "additional_special_tokens": ["<x>", 3, [3]],
+}  # fmt: skip
+READ = [
+    {"added_tokens_decoder": {"700": {"special": True}}},
+    {"added_tokens_decoder": {"700": {"content": None}, "701": {"content": ""}}},
+    {"extra_special_tokens": None},
+    {"extra_special_tokens": [""]},
+    {"extra_special_tokens": {"image_token": "<y>"}, "additional_special_tokens": ["<z>"]},
+    {"extra_special_tokens": [{"__type": "AddedToken", "content": "<y>", "lstrip": True}]},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config", READ + [{key: value} for key, values in TOKEN_LISTS.items() for value in values], ids=str
+)
+def test_token_lists_fail_as_autotokenizer_does(tmp_path, config):
+    from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
+
+    folder = byte_level_bpe(tmp_path)
+    written(folder, tokenizer_config__json={"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<x>", **config})
+    if config in READ:
+        assert load(folder).eos == AutoTokenizer.from_pretrained(folder).eos_token_id
+        return
+    with pytest.raises((AttributeError, TypeError, ValueError)):
+        AutoTokenizer.from_pretrained(folder)
+    with pytest.raises(InputError, match=f"tokenizer_config.json: {next(iter(config))}.* should be .*; correct it"):
+        load(folder)
+
+
 CODE = {"auto_map": {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}}
 REFUSED = {
     "a broken tokenizer.json": ({"tokenizer.json": b"{"}, "tokenizer.json", "is not a tokenizer.json with a model and a vocab"),
@@ -241,6 +274,8 @@ REFUSED = {
     "a packed tokenizer": ({"tokenizer.json.gz": b"\x1f\x8b\x08"}, "tokenizer.json.gz", "holds gzip; unpack it"),
     "an end that is a list": ({"tokenizer.json": b"{}", "tokenizer_config.json": {"eos_token": ["</s>"]}}, "", "eos_token should be the text of one token (got ['</s>'])"),
     "an end that is a number": ({"tokenizer.model": b"", "special_tokens_map.json": {"eos_token": 2}}, "", "eos_token should be the text of one token (got 2)"),
+    "tokens listed by name": ({"tokenizer.json": {"model": {"vocab": {"a": 0}}}, "tokenizer_config.json": {"added_tokens_decoder": {"x": {"content": "<x>"}}}}, "", "tokenizer_config.json: added_tokens_decoder.x should be ids, each with a token's content and flags (got x); correct it"),
+    "a special token that is a number": ({"tokenizer.json": {"model": {"vocab": {"a": 0}}}, "special_tokens_map.json": {"additional_special_tokens": [3]}}, "", "special_tokens_map.json: additional_special_tokens should be a list of tokens, or names with tokens (got 3); correct it"),
     "an adapter": ({"adapter_config.json": {}}, "", "it holds adapter_config.json; name the model that this adapter is for"),
     "two models": ({"one.model": b"1", "two.model": b"2"}, "", "it holds several: one.model, two.model; name one of them"),
     "unknown ranks": ({"tokenizer.model": RANK_LINES}, "", "holds 2,000 tiktoken ranks of no known family (Llama 3, Llama 4, Kimi, Qwen); set pat_str"),
