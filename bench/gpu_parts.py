@@ -37,6 +37,8 @@ from tokenmill.tasks.train.checkpoints import steps_in
 from tokenmill.tasks.train.history import history_of, recorded_run
 from tokenmill.tasks.train.job import Job
 from tokenmill.tasks.train.model import configuration
+from tokenmill.tasks.train.rows import document_rows
+from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bench import child, nll_speed
@@ -209,7 +211,9 @@ def trainers(scale: Scale, folder: Path) -> Found:
 
 
 def loading(scale: Scale, folder: Path) -> Found:
-    """A benchmark against its own baseline, and the share of a step that waits for data: synthetic data would save no more."""
+    """A benchmark against its own baseline, the share of a step that waits for data (synthetic data would save no more), and how fast
+    loaders of 1 and 8 processes, as Megatron-LM starts them, read the same rows.
+    """
     data, kept = prepared(scale), ("--baselines", str(folder / "baselines"))
     steps, device = f"steps={min(20, scale.steps)}", f"device={scale.device}"
     for name, more in (("first", ("--record",)), ("second", ("--compare", "--threshold", "0.9"))):
@@ -221,7 +225,29 @@ def loading(scale: Scale, folder: Path) -> Found:
     yield most(
         f"waiting for data, training on {second.device}", f"{second.waited:.2%}", "0 %", 100 * second.waited, "%", 1
     )
+    job, needed = recorded_run(str(folder / "second"))[0], second.tokens_per_second
+    for processes in (1, 8):
+        read = loader_speed(job, processes, folder / f"loaders-{processes}")
+        yield least(
+            f"reading in {processes} loader processes",
+            f"{read:,.0f} tokens/s",
+            f"{needed:,.0f} (training)",
+            read / needed,
+            "x",
+            1,
+        )
     yield "near-duplicates on a GPU: no library of tokenmill's finds them there"
+
+
+def loader_speed(job: Job, processes: int, folder: Path) -> float:
+    """Tokens per second that `processes` read from the rows of a job, without the first batch."""
+    length, size = job.settings.sequence_length, job.settings.micro_batch
+    rows, _ = document_rows(job.data, length, (64 * size, 0), job.settings.seed, str(folder))
+    assert rows is not None
+    batches = iter(DataLoader(rows.samples, batch_size=size, num_workers=processes))
+    next(batches)
+    rest, seconds = timed(lambda: len(list(batches)))
+    return rest * size * length / seconds
 
 
 def prepared(scale: Scale) -> str:

@@ -1,6 +1,6 @@
 """Real vocabularies as Hugging Face folders, made from packages that ship them, so that nothing is downloaded.
 
-Three families cover what pretraining uses today: DeepSeek's `tokenizer.json` as it stands, OpenAI's o200k_harmony
+Four families cover what pretraining uses: GPT-2's merges, DeepSeek's `tokenizer.json` as it stands, OpenAI's o200k_harmony
 (200,000 byte sequences and 1,089 control strings) and Qwen's (151,643, with NFC before everything else). The last two
 are published as tiktoken ranks and are converted here: every way to join two tokens into a third is a merge, in the
 order of the ranks, which is what tiktoken's "join the pair of the lowest rank" does. That takes 2 to 4 seconds, so each
@@ -76,7 +76,9 @@ def qwen(directory: Path) -> Path:
     return _once(directory / "qwen", lambda folder: _save(qwen_ranks(), "<|endoftext|>", folder))
 
 
-FAMILIES: Mapping[str, Callable[[Path], Path]] = {"deepseek": deepseek, "o200k_harmony": o200k_harmony, "qwen": qwen}
+FAMILIES: Mapping[str, Callable[[Path], Path]] = {
+    "deepseek": deepseek, "gpt2": gpt2, "o200k_harmony": o200k_harmony, "qwen": qwen
+}  # fmt: skip
 
 
 def end_of_document(folder: Path) -> int:
