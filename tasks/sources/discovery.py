@@ -18,13 +18,14 @@ import re
 import stat
 import sys
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from glob import has_magic
 from pathlib import Path
 from typing import Any, cast
 
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 from tokenmill.tasks.blend.load import HUB_HOSTS
 from tokenmill.tasks.blend.models import DataSource
@@ -99,15 +100,35 @@ def find(source: DataSource, wanted: str | None = None) -> Found:
 
 def _local_files(source: DataSource) -> Found:
     path = Path(absolute(source.path))
-    try:
+    with _without_refusals():
         if path.is_file():
             return Found([_local_file(path)], {})
         folder, names, special = _local_names(path)
-        names, older = _of_one_snapshot(folder, _without_blobs(folder, names))
+        # In a cache of the hub, names of known formats are links to blobs, whose own names have no ending.
+        blobs = {os.path.realpath(folder / name) for name in names if describe(name) and (folder / name).is_symlink()}
+        if blobs:
+            names = [name for name in names if describe(name) or os.path.realpath(folder / name) not in blobs]
+        names, older = _of_one_snapshot(folder, names)
         found = select(names, source, lambda name: _size(folder / name))
         files = [_local_file(folder / name) for name in _named_once(folder, found.chosen)]
         skipped = found.skipped + Counter("no regular file" for _ in special) + Counter("older snapshot" for _ in older)
-        return Found(files, skipped, [*found.warnings, *_older_warning(folder, older, names)])
+        # An older snapshot shares the blobs of files that haven't changed, so only the others aren't read.
+        read = {os.path.realpath(folder / name) for name in names} if older else set[str]()
+        lost = [name for name in older if describe(name) and os.path.realpath(folder / name) not in read]
+        if lost:
+            what, size = (
+                f"in snapshots that refs/main doesn't name, such as {lost[0]}",
+                sum(_size(folder / name) for name in lost),
+            )
+            return Found(files, skipped, [*found.warnings, InputWarning("unread_files", what, len(lost), size)])
+        return Found(files, skipped, found.warnings)
+
+
+@contextmanager
+def _without_refusals() -> Generator[None]:
+    """Turn an error of a disk that the user can fix into an InputError; others may be transient."""
+    try:
+        yield
     except OSError as error:
         if error.errno not in REFUSED:
             raise
@@ -115,12 +136,6 @@ def _local_files(source: DataSource) -> Found:
             "is a link that leads back to itself" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
         )
         raise InputError(f"{error.filename}: {reason}; fix or remove it, or name another path") from error
-
-
-def _without_blobs(folder: Path, names: list[str]) -> list[str]:
-    """The names, without files of unknown format that links give a name of a known one, as in a cache of the hub."""
-    real = {os.path.realpath(folder / name) for name in names if describe(name) and (folder / name).is_symlink()}
-    return [name for name in names if describe(name) or os.path.realpath(folder / name) not in real] if real else names
 
 
 def _of_one_snapshot(folder: Path, names: list[str]) -> tuple[list[str], list[str]]:
@@ -145,16 +160,6 @@ def _of_one_snapshot(folder: Path, names: list[str]) -> tuple[list[str], list[st
             )
         older.update(name for commit, listed in snapshots.items() if commit != current for name in listed)
     return [name for name in names if name not in older], sorted(older)
-
-
-def _older_warning(folder: Path, older: Sequence[str], kept: Sequence[str]) -> list[InputWarning]:
-    """What to warn about in older snapshots: files that can be read, and whose content the current one doesn't have."""
-    read = {os.path.realpath(folder / name) for name in kept} if older else set[str]()
-    names = [name for name in older if describe(name) and os.path.realpath(folder / name) not in read]
-    if not names:
-        return []
-    what = f"in snapshots that refs/main doesn't name, such as {names[0]}"
-    return [InputWarning("unread_files", what, len(names), sum(_size(folder / name) for name in names))]
 
 
 def _named_once(folder: Path, names: list[str]) -> list[str]:
@@ -186,8 +191,7 @@ def _local_names(path: Path) -> tuple[Path, list[str], list[str]]:
     if not pattern or not Path(folder).is_dir():
         raise InputError(_why_no_file(path))
     matches = glob_pattern(pattern).match
-    depth = sys.maxsize if "**" in pattern else pattern.count("/") + 1
-    names, special = _listed(Path(folder), depth, pattern)
+    names, special = _listed(Path(folder), pattern)
     return Path(folder), [*filter(matches, names)], [*filter(matches, special)]
 
 
@@ -205,32 +209,41 @@ def _why_no_file(path: Path) -> str:
     return f"{path}: is {kind}, and sources are read more than once; write its output to a file and name that"
 
 
-def _listed(root: Path, depth: int = sys.maxsize, pattern: str = "") -> tuple[list[str], list[str]]:
-    """Relative paths of the files at most `depth` components below `root`, and of the pipes, sockets and devices.
+def _walked(root: Path, pattern: str) -> Iterator[tuple[str, bool, list[os.DirEntry[str]]]]:
+    """The folders that a search of `root` enters: the path below it with a slash, whether it is a link, and the entries.
 
-    Hidden folders that `pattern` doesn't name are listed but not entered. Links to folders are followed last and no folder is entered twice, so cycles
-    end and real names win.
+    Links to folders are followed last and no folder is entered twice, so cycles end and real names win.
     """
-    names: list[str] = []
-    special: list[str] = []
     entered: set[tuple[int, int]] = set()
-    folders = deque([""])
+    folders = deque([("", False)])
     while folders:
-        folder = folders.popleft()
+        folder, is_link = folders.popleft()
         status = (root / folder).stat()
         if (status.st_dev, status.st_ino) in entered:
             continue
         entered.add((status.st_dev, status.st_ino))
         with os.scandir(root / folder) as entries:
             there = sorted(entries, key=lambda entry: entry.name)
+        yield folder, is_link, there
         for entry in there:
             name = f"{folder}{entry.name}"
+            if entry.is_dir() and _may_match(pattern, name):
+                (folders.append if entry.is_symlink() else folders.appendleft)((f"{name}/", entry.is_symlink()))
+
+
+def _listed(root: Path, pattern: str = "") -> tuple[list[str], list[str]]:
+    """Relative paths of the files below `root`, and of the pipes, sockets and devices.
+
+    Hidden folders that `pattern` doesn't name are listed but not entered.
+    """
+    names: list[str] = []
+    special: list[str] = []
+    for folder, _, there in _walked(root, pattern or ANY_DEPTH):
+        for entry in there:
             if is_hidden(entry.name, pattern) or entry.is_file() or (entry.is_symlink() and not entry.is_dir()):
-                names.append(name)
+                names.append(f"{folder}{entry.name}")
             elif not entry.is_dir():
-                special.append(name)
-            elif name.count("/") + 1 < depth:
-                (folders.append if entry.is_symlink() else folders.appendleft)(f"{name}/")
+                special.append(f"{folder}{entry.name}")
     return names, special
 
 
@@ -271,32 +284,25 @@ def _stored_files(source: DataSource) -> Found:
     place = absolute(source.path)
     store, path = filesystem(place)
     with _explained(place):
-        listed = _listing(store, path)
+        # fsspec caches listings; a plan from a stale listing would miss new objects.
+        store.invalidate_cache()
+        if has_magic(path):
+            glob_pattern(path)
+            entries = store.glob(path, detail=True)
+        else:
+            entries = store.find(path, detail=True)
+        if not isinstance(entries, dict):  # adlfs lists the names alone where the path is a file
+            entries = dict.fromkeys(entries)
+        found = {name: entry or store.info(name) for name, entry in cast("dict[str, dict[str, Any]]", entries).items()}
+    # Names that end with a slash are markers of folders.
+    listed = {name: entry for name, entry in found.items() if entry["type"] == "file" and not name.endswith("/")}
     if set(listed) == {path}:
         return Found([_stored_file(place, path, listed[path])], {})
     folder = divided(path)[0].rstrip("/") + "/"
     relative = {name.removeprefix(folder): name for name in listed}
-    found = select([*relative], source, lambda name: int(listed[relative[name]]["size"]))
-    files = [_stored_file(place, relative[name], listed[relative[name]]) for name in found.chosen]
-    return Found(files, found.skipped, found.warnings)
-
-
-def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
-    """The listing entries of the objects at, below or (for a glob) matching `path`, by name.
-
-    Folder markers, whose names end with a slash, are left out.
-    """
-    # fsspec caches listings; a plan from a stale listing would miss new objects.
-    store.invalidate_cache()
-    if has_magic(path):
-        glob_pattern(path)
-        listed = store.glob(path, detail=True)
-    else:
-        listed = store.find(path, detail=True)
-    if not isinstance(listed, dict):  # adlfs lists the names alone where the path is a file
-        listed = dict.fromkeys(listed)
-    entries = {name: entry or store.info(name) for name, entry in cast("dict[str, dict[str, Any]]", listed).items()}
-    return {name: entry for name, entry in entries.items() if entry["type"] == "file" and not name.endswith("/")}
+    chosen = select([*relative], source, lambda name: int(listed[relative[name]]["size"]))
+    files = [_stored_file(place, relative[name], listed[relative[name]]) for name in chosen.chosen]
+    return Found(files, chosen.skipped, chosen.warnings)
 
 
 def _stored_file(place: str, name: str, entry: dict[str, Any]) -> SourceFile:
@@ -332,7 +338,9 @@ def _explained(place: str) -> Generator[None]:
     except FileNotFoundError as error:
         raise InputError(f"{place}: there is no such bucket or path; check the spelling and the region") from error
     except (OSError, *_client_errors()) as error:
-        if not _is_refusal(error):
+        # gcsfs has no exception type for a 403; Google's clients have a code only where a server answered.
+        refused = isinstance(error, PermissionError) or str(error).startswith("Forbidden")
+        if not (refused if isinstance(error, OSError) else getattr(error, "code", UNAUTHORIZED) == UNAUTHORIZED):
             raise
         remedy = "check the bucket name and the credentials in the environment"
         raise InputError(f"{place}: access was refused ({error}); {remedy}") from error
@@ -342,14 +350,6 @@ def _client_errors() -> tuple[type[Exception], ...]:
     """The error types of the cloud clients that are imported; the others cannot have raised anything."""
     loaded = [(sys.modules[module], names) for module, names in CLIENT_ERRORS.items() if module in sys.modules]
     return tuple(getattr(module, name) for module, names in loaded for name in names)
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether a store denied access, as opposed to being unavailable."""
-    if isinstance(error, OSError):
-        # gcsfs has no exception type for a 403.
-        return isinstance(error, PermissionError) or str(error).startswith("Forbidden")
-    return getattr(error, "code", UNAUTHORIZED) == UNAUTHORIZED
 
 
 ANY_DEPTH = "**"
@@ -364,8 +364,12 @@ def require_no_overlap(name: str, source: str, written: Mapping[str, str], publi
     `name` is the source's name in messages; `written` maps names of output folders to their places. Hidden folders and folders
     that a glob does not match are never searched, so outputs may be there. Lists every local folder once.
     """
-    outputs = {what: _resolved(folder) for what, folder in written.items()}
-    replaced = None if published is None else _resolved(published)
+    places = {what: filesystem(folder) for what, folder in [*written.items(), ("", published)] if folder is not None}
+    outputs = {
+        what: (system, os.path.realpath(path) if isinstance(system, LocalFileSystem) else path)
+        for what, (system, path) in places.items()
+    }
+    replaced = outputs.pop("", None)
     for place, pattern, location in _searched(source):
         for what, folder in outputs.items():
             below = _below(location, folder)
@@ -379,11 +383,6 @@ def require_no_overlap(name: str, source: str, written: Mapping[str, str], publi
                 f"{name}: {source} is inside the output folder {published}, where publishing replaces and removes files; "
                 "choose another output folder"
             )
-
-
-def _resolved(place: str) -> Location:
-    system, path = filesystem(place)
-    return system, os.path.realpath(path) if is_local(place) else path
 
 
 def _searched(source: str) -> Iterator[tuple[str, str, Location]]:
@@ -400,18 +399,11 @@ def _searched(source: str) -> Iterator[tuple[str, str, Location]]:
     if not is_local(source):
         yield "", pattern, (system, root.rstrip("/"))
         return
-    waiting, entered = deque([""]), set[str]()
-    while waiting:
-        place = waiting.popleft()
-        real = os.path.realpath(Path(root, place))
-        if real in entered:
-            continue
-        entered.add(real)
-        yield place, pattern, (system, real)
-        for folder, names, _ in os.walk(real):
-            within = Path(place, os.path.relpath(folder, real))
-            names[:] = [name for name in names if _may_match(pattern, str(within / name))]
-            waiting += [str(within / name) for name in names if Path(folder, name).is_symlink()]
+    yield "", pattern, (system, os.path.realpath(root))
+    if Path(root).is_dir():
+        with _without_refusals():
+            links = [folder for folder, is_link, _ in _walked(Path(root), pattern) if is_link]
+        yield from ((folder, pattern, (system, os.path.realpath(Path(root, folder)))) for folder in links)
 
 
 def _below(folder: Location, place: Location) -> str | None:
