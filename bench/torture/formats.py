@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from tokenmill.tasks.tokenize.encoders import Encoder, Tokens
-from tokenmill.tasks.tokenize.engines import ENGINES
+from tokenmill.tasks.tokenize.encoders import ENGINES, Encoder, Tokens
 from tokenmill.tasks.tokenize.exact import exact_encoder
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings

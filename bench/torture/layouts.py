@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from tokenmill.tasks.tokenize.encoders import Tokens
-from tokenmill.tasks.tokenize.engines import ENGINES
+from tokenmill.tasks.tokenize.encoders import ENGINES, Tokens
 from tokenmill.tasks.tokenize.exact import exact_encoder, forget_encoders
 from tokenmill.tasks.tokenize.gate import NASTY, compare, nasty_strings
 from tokenmill.tasks.tokenize.load import find_vocabulary

@@ -45,9 +45,7 @@ class BinIdxError(ValueError):
 class Stream(Protocol):
     """A destination of tokens, such as a publication."""
 
-    def write(self, buffer: memoryview, /) -> object:
-        """Write all bytes of `buffer`."""
-        ...
+    def write(self, buffer: memoryview, /) -> object: ...
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype[np.integer]:

@@ -51,7 +51,6 @@ class ExactEncoder:
     tangles: Sequence[str] = field(default=())
 
     def encode(self, texts: pa.LargeStringArray) -> Tokens:
-        """See Encoder."""
         try:
             tokens = self.fast.encode(texts)
         except ValueError:  # fastokens gives up on a text for which a regular expression takes too many steps
@@ -59,14 +58,10 @@ class ExactEncoder:
                 return replace(self.reference().encode(texts), by_reference=1)
             middle = len(texts) // 2
             return _joined(self.encode(texts[:middle]), self.encode(texts[middle:]))
-        rows = np.union1d(self._suspicious(texts), self._tangled(texts))
+        rows = self._suspicious(texts)
+        if self.tangles:
+            rows = np.union1d(rows, np.flatnonzero(_matches(texts, self._any_tangle)))
         return replaced(tokens, rows, self.reference().encode(texts.take(pa.array(rows)))) if rows.size else tokens
-
-    def _tangled(self, texts: pa.LargeStringArray) -> np.ndarray:
-        """The numbers of the texts that contain a tangle, int64, ascending."""
-        if not self.tangles:
-            return np.empty(0, np.int64)
-        return np.flatnonzero(_matches(texts, self._any_tangle))
 
     def _suspicious(self, texts: pa.LargeStringArray) -> np.ndarray:
         """The numbers of the texts that contain a suspect, int64, ascending."""

@@ -190,9 +190,14 @@ class FimEncoder:
         """The ids of each text, rearranged only where `eligible` (bool [texts]); `by_reference` counts pieces."""
         bounds, content = _bytes_of(texts)
         digests = digests_of(texts, self.recipe.seed)
-        chosen = eligible & ~self._reserved(texts) & (_uniform(digests, np.zeros(1, np.int64)) < self.recipe.rate)
+        chosen = eligible & (_uniform(digests, np.zeros(1, np.int64)) < self.recipe.rate)
+        if self.reserved:
+            options = compute.MatchSubstringOptions("|".join(map(re.escape, self.reserved)))
+            matches = compute.call_function("match_substring_regex", [texts], options)
+            chosen &= ~matches.to_numpy(zero_copy_only=False)
         fragments = self._fragments(content, bounds, np.flatnonzero(chosen))
-        first, layout, *cuts = _drawn(digests, fragments)
+        own, numbers = digests[fragments.owners], 1 + DRAWS * fragments.numbers
+        first, layout, *cuts = (_uniform(own, numbers + draw) for draw in range(DRAWS))
         wanted = fragments.alone | (first < (self.recipe.fragment_rate or 0))
         wanted &= (fragments.stops > fragments.starts) & ~self._excluded(content, fragments)
         fragments, spm = fragments.where(wanted), layout[wanted] < self.recipe.spm_rate
@@ -200,12 +205,6 @@ class FimEncoder:
         return self._shortened(
             texts, Filled(self._arranged(content, bounds, edges, fragments, spm), fragments.owners, spm)
         )
-
-    def _reserved(self, texts: pa.LargeStringArray) -> np.ndarray:
-        if not self.reserved:
-            return np.zeros(len(texts), np.bool_)
-        options = compute.MatchSubstringOptions("|".join(map(re.escape, self.reserved)))
-        return compute.call_function("match_substring_regex", [texts], options).to_numpy(zero_copy_only=False)
 
     def _fragments(self, content: np.ndarray, bounds: np.ndarray, rows: np.ndarray) -> _Fragments:
         """The fragments of the documents `rows`."""
@@ -272,12 +271,6 @@ def _bytes_of(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
 def _uniform(digests: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Uniform float64 in [0, 1): number `numbers` of the stream of SplitMix64 that each hash begins."""
     return (splitmix64(digests + numbers.astype(np.uint64) * GAMMA) >> np.uint64(11)) * 2.0**-53
-
-
-def _drawn(digests: np.ndarray, fragments: _Fragments) -> list[np.ndarray]:
-    """The DRAWS random numbers of each fragment."""
-    own = digests[fragments.owners]
-    return [_uniform(own, 1 + DRAWS * fragments.numbers + draw) for draw in range(DRAWS)]
 
 
 def _edges(content: np.ndarray, fragments: _Fragments, draws: np.ndarray) -> np.ndarray:

@@ -10,11 +10,19 @@ The plan, the manifest and every receipt record this, because the backend is par
 
 The reference takes half a second to load and encodes 3 MB/s, so a verdict is cached in the store, keyed by the texts and the
 versions of the libraries: an unchanged dataset is checked once.
+
+Of the engines that pass, the fastest encodes a large dataset. It depends on the vocabulary, the processor and the size of the
+dataset, because engines take 0.3 to 3 s to load. Speeds are cached per user and machine and are part of no shard's identity: all
+engines that pass the gate give the same ids. A race costs up to 5 s, once, and a good choice saves a third of the encoding. So
+datasets with less than RACE_FROM left to encode use the first engine.
 """
 
 import hashlib
 import itertools
+import platform
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -27,11 +35,10 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_texts
-from tokenmill.tasks.storage import join
+from tokenmill.tasks.storage import join, user_cache
 
 from .added import SPACES
-from .encoders import Encoder
-from .engines import ENGINES
+from .encoders import ENGINES, Encoder
 from .exact import LIBRARIES, exact_encoder
 from .settings import Backend, Engine
 from .sweep import SWEEP_VERSION
@@ -42,6 +49,15 @@ SAMPLED_CHARACTERS = 16_384
 """Per sampled slice; three slices of 16 documents cost the reference at most a quarter of a second."""
 
 ADDED_TOKENS_TRIED = 2_000
+
+RACE_FROM = 256_000_000
+"""Bytes of source left to encode from which a race pays off."""
+
+COURSE = 16_000_000
+"""Characters that each engine encodes, as it would at the beginning of a shard: without a warm cache."""
+
+BATCH = 1_000_000
+"""Characters per call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +79,15 @@ class Comparison:
 def gate_notes(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
     """Human-readable reasons why datasets (by `split/name`) are not encoded by the first engine."""
     return {
-        name: "; ".join([f"{_named(verdict.backend)} is used", *_refusals(verdict.refused)])
+        name: "; ".join(
+            [
+                f"{'the reference tokenizer' if verdict.backend == 'reference' else verdict.backend} is used",
+                *(f"{engine} {reason}" for engine, reason in verdict.refused.items()),
+            ]
+        )
         for name, verdict in verdicts.items()
         if verdict.refused
     }
-
-
-def _named(backend: Backend) -> str:
-    return "the reference tokenizer" if backend == "reference" else backend
-
-
-def _refusals(refused: Mapping[Engine, str]) -> list[str]:
-    return [f"{engine} {reason}" for engine, reason in refused.items()]
 
 
 Documents = Callable[[Slice], Iterator[str]]
@@ -107,7 +120,8 @@ class Gate:
 
     def difference(self, engine: Engine) -> str | None:
         """How an engine differs from the reference; None if it does not."""
-        sampled = _sampled(self.slices)
+        count = len(self.slices)
+        sampled = [self.slices[number] for number in sorted({0, count // 2, count - 1} if count else ())]
         nasty = nasty_strings(self.vocabulary)
         key = [
             engine, self.vocabulary.fingerprint, self.literal, self.which, [_which(part) for part in sampled],
@@ -116,7 +130,8 @@ class Gate:
         place = join(self.store, "gates", f"{hashlib.sha256(orjson.dumps(key)).hexdigest()[:32]}.json")
 
         def compared() -> Comparison:
-            texts = nasty + [text for part in sampled for text in _beginnings(self.documents(part))]
+            documents = (itertools.islice(self.documents(part), SAMPLED_DOCUMENTS) for part in sampled)
+            texts = nasty + [text[:SAMPLED_CHARACTERS] for text in itertools.chain.from_iterable(documents)]
             return compare(self.vocabulary, engine, texts, literal=self.literal)
 
         return remembered(place, Comparison, compared).difference
@@ -144,27 +159,76 @@ def _first_difference(fast: Encoder, reference: Encoder, texts: list[str]) -> st
     raise RunError("the encoders disagree on the number of documents; report this set of texts")
 
 
-def _sampled(slices: Sequence[Slice]) -> list[Slice]:
-    """The first, middle and last slice."""
-    numbers = sorted({0, len(slices) // 2, len(slices) - 1}) if slices else []
-    return [slices[number] for number in numbers]
-
-
 def _which(part: Slice) -> list[Any]:
     """What names the rows of a slice."""
     chosen = [part.filters, part.where] if part.filters or part.where else []
     return [part.content, part.rows, *chosen, *([part.keys] if part.keys else [])]
 
 
-def _beginnings(documents: Iterator[str]) -> list[str]:
-    """The start of each of the first documents of a slice."""
-    return [text[:SAMPLED_CHARACTERS] for text in itertools.islice(documents, SAMPLED_DOCUMENTS)]
-
-
 def texts_of(text_field: str, part: Slice) -> Iterator[str]:
     """The texts of a slice, in order."""
     for batch in read_texts(part, text_field):
         yield from batch.texts.to_pylist()
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """CPU seconds that an engine takes to load a vocabulary, and to encode a byte."""
+
+    load: float
+    encode: float
+
+    def seconds(self, size: int) -> float:
+        """CPU seconds for `size` bytes of source."""
+        return self.load + self.encode * size
+
+
+def fastest_engine(gate: Gate, size: int) -> Engine | None:
+    """The fastest engine for `size` bytes of source, of those that pass the gate; None if none does."""
+    vocabulary, libraries = gate.vocabulary, [(engine, version(engine)) for engine in ENGINES]
+    key = [vocabulary.fingerprint, gate.literal, libraries, platform.node(), platform.machine(), COURSE]
+    place = user_cache("races", f"{hashlib.sha256(orjson.dumps(key)).hexdigest()[:32]}.json")
+    speeds = remembered(place, dict[Engine, Speed], lambda: _race(gate))
+    by_time = sorted(speeds, key=lambda engine: speeds[engine].seconds(size))
+    return next((engine for engine in by_time if gate.difference(engine) is None), None)
+
+
+def _race(gate: Gate) -> dict[Engine, Speed]:
+    """The speeds of the engines that support the vocabulary, on the beginning of the dataset."""
+    course = [pa.array(texts, pa.large_string()) for texts in _course(gate)]
+    speeds: dict[Engine, Speed] = {}
+    for engine in ENGINES:
+        with suppress(ValueError):  # for a vocabulary that the engine does not support
+            speeds[engine] = _speed(gate, engine, course)
+    return speeds
+
+
+def _speed(gate: Gate, engine: Engine, course: list[pa.LargeStringArray]) -> Speed:
+    start = time.process_time()
+    gate.vocabulary.fast(engine, gate.literal)
+    loaded = time.process_time()
+    encoder = exact_encoder(gate.vocabulary, engine, literal=gate.literal)
+    begun = time.process_time()
+    for texts in course:
+        encoder.encode(texts)
+    return Speed(loaded - start, (time.process_time() - begun) / max(sum(texts.nbytes for texts in course), 1))
+
+
+def _course(gate: Gate) -> Iterator[list[str]]:
+    """Batches of the first texts of a dataset."""
+    texts = itertools.chain.from_iterable(map(gate.documents, gate.slices))
+    batch: list[str] = []
+    size = total = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH:
+            yield batch
+            total += size
+            batch, size = [], 0
+        if total >= COURSE:
+            return
+    yield batch
 
 
 def nasty_strings(vocabulary: Vocabulary) -> list[str]:
@@ -181,10 +245,6 @@ def nasty_strings(vocabulary: Vocabulary) -> list[str]:
         *(token[:-1] for token in added),
         *vocabulary.added.neighbors(),
     ]
-
-
-def _repeated(pieces: str, times: Sequence[int]) -> list[str]:
-    return [piece * count for piece in pieces for count in times]
 
 
 NASTY: list[str] = [
@@ -226,7 +286,11 @@ NASTY: list[str] = [
     "x" * 10_000 + " " + "y" * 10_000,
     "<|endoftext|><|im_start|>user<|im_end|></s><s>[INST]<<SYS>><bos><eos><pad><unk>[MASK]",
     "<|endoftext|", "|endoftext|>", "<| endoftext |>", "<|ENDOFTEXT|>",
-    *_repeated("a \n\t=-0.*#_/中あ한ก\u0301😀\u200d\u00a0", (2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129, 513)),
+    *(
+        piece * count
+        for piece in "a \n\t=-0.*#_/中あ한ก\u0301😀\u200d\u00a0"
+        for count in (2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129, 513)
+    ),
     *(" " * count + "word" for count in range(1, 20)),
     *("\n" * count + " word" for count in range(1, 9)),
     *(f"{edge}{word}{edge}" for edge in SPACES for word in ("", "word", " ")),

@@ -70,7 +70,8 @@ def named_model(name: str, revision: str | None, setting: str) -> HubModel:
     Raises InputError, beginning with the setting, for a missing path, a dataset, a revision that conflicts with `revision`,
     and anything that can't be an id.
     """
-    model = _of_page(name, setting) if _host(name) else _of_id(name, setting)
+    is_page = ("://" in name and not name.startswith("hf://")) or name.partition("/")[0] in HOSTS
+    model = _of_page(name, setting) if is_page else _of_id(name, setting)
     try:
         validate_repo_id(model.repository)
     except HFValidationError as error:
@@ -84,11 +85,6 @@ def named_model(name: str, revision: str | None, setting: str) -> HubModel:
             "keep one of the two"
         )
     return HubModel(model.repository, model.revision or revision, model.inside)
-
-
-def _host(name: str) -> bool:
-    """Whether `name` is a web address, with or without its https://."""
-    return ("://" in name and not name.startswith("hf://")) or name.partition("/")[0] in HOSTS
 
 
 def _of_page(name: str, setting: str) -> HubModel:
@@ -137,7 +133,11 @@ def fetched(model: HubModel, choose: Choice, setting: str) -> Path:
     where = f"{setting}: {model.name!r}" + (f" (revision {model.revision})" if model.revision else "")
     cached = _cached(model)
     try:
-        return _known(model, choose, cached) or _downloaded(model, choose, where, waits=() if cached else WAITS)
+        if cached and cached.name == model.revision:
+            names = recalled(_listing(model, cached.name), list[str])
+            if names is not None and all((cached / name).is_file() for name in choose(names)):
+                return cached  # what a commit holds never changes
+        return _downloaded(model, choose, where, waits=() if cached else WAITS)
     except LocalEntryNotFoundError as error:  # the connection was lost between two files
         raise RunError(f"{where}: {' '.join(str(error).split())[:200]}; run the same command again") from error
     except OSError as error:
@@ -160,14 +160,6 @@ def _cached(model: HubModel) -> Path | None:
     return None
 
 
-def _known(model: HubModel, choose: Choice, cached: Path | None) -> Path | None:
-    """The folder of the cache if the model is given by its commit, and every file that is to be chosen is here."""
-    if cached is None or cached.name != model.revision:
-        return None
-    names = recalled(_listing(model, cached.name), list[str])
-    return cached if names is not None and all((cached / name).is_file() for name in choose(names)) else None
-
-
 def _downloaded(model: HubModel, choose: Choice, where: str, waits: Sequence[float]) -> Path:
     """The folder of the model's current commit, after its chosen files were downloaded."""
     found = information("model", model.repository, model.revision, waits=waits, seconds=SECONDS)
@@ -177,7 +169,9 @@ def _downloaded(model: HubModel, choose: Choice, where: str, waits: Sequence[flo
     if not chosen:
         derived = any(name.endswith((".gguf", "adapter_config.json")) for name in names)
         remedy = "; name the model that it was made from" if derived else ""
-        raise InputError(f"{where}: it has none of the files that are needed; it has {_some(names)}{remedy}")
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        held = ", ".join(sorted(names)[:MOST_NAMES]) + more or "no file"
+        raise InputError(f"{where}: it has none of the files that are needed; it has {held}{remedy}")
     folder = model.place / "snapshots" / commit
     missing = [name for name in chosen if not (folder / name).is_file()]
     for _ in in_threads(
@@ -198,11 +192,6 @@ def _download(model: HubModel, commit: str, name: str) -> None:
         if isinstance(error.__cause__, HfHubHTTPError):
             raise error.__cause__ from None
         raise
-
-
-def _some(names: Sequence[str]) -> str:
-    listed = ", ".join(sorted(names)[:MOST_NAMES])
-    return f"{listed} and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else listed or "no file"
 
 
 def _listing(model: HubModel, commit: str) -> str:

@@ -163,7 +163,12 @@ def recorded_vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
 @lru_cache(maxsize=4)
 def load_named(model: str, revision: str | None, _: Stamps) -> Vocabulary:
     """The vocabulary that a name means, kept while its files stay as they are."""
-    return _find(model, revision)
+    path = _path(model)
+    if path:
+        return _from_folder(path) if path.is_dir() else _from_file(path)
+    if model in tiktoken.registry.list_encoding_names():
+        return _from_tiktoken(model)
+    return _from_hub(model, revision)
 
 
 def _stamps(model: str) -> Stamps:
@@ -189,15 +194,6 @@ def _path(model: str) -> Path | None:
         ) from error
 
 
-def _find(model: str, revision: str | None) -> Vocabulary:
-    path = _path(model)
-    if path:
-        return _from_folder(path) if path.is_dir() else _from_file(path)
-    if model in tiktoken.registry.list_encoding_names():
-        return _from_tiktoken(model)
-    return _from_hub(model, revision)
-
-
 def _from_folder(folder: Path) -> Vocabulary:
     """The vocabulary of the file that transformers' `AutoTokenizer` would take, if the folder has several."""
     if (definition := folder / "tokenizer.json").is_file():
@@ -211,16 +207,14 @@ def _from_folder(folder: Path) -> Vocabulary:
     chosen = next((found for found in (usual, tekken, models, merges) if found), [])
     if len(chosen) == 1:
         return _from_file(folder / chosen[0], in_folder=True)
-    found = f"several: {', '.join(chosen)}; name one of them" if chosen else _some([*names, *folders])
+    there = [*names, *folders]
+    held = f"{', '.join(there[:6])}{' …' if len(there) > 6 else ''}" if there else "nothing"  # noqa: PLR2004 - enough to see
+    found = f"several: {', '.join(chosen)}; name one of them" if chosen else held
     adapted = "; name the model that this adapter is for" if "adapter_config.json" in names else ""
     raise InputError(
         f"tokenizer.model: {folder} should hold one tokenizer.json, SentencePiece or tiktoken .model, .tiktoken, tekken.json, or "
         f"vocab.json with merges.txt; it holds {found}{adapted}{_code_of(_config(folder))}"
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:6])}{' …' if len(names) > 6 else ''}" if names else "nothing"  # noqa: PLR2004 - enough to see
 
 
 def _code_of(config: Mapping[str, Any]) -> str:
@@ -246,7 +240,7 @@ def _from_file(path: Path, *, in_folder: bool = False) -> Vocabulary:
             return ranks_vocabulary(ranks, config)
         vocabulary = sentencepiece_vocabulary(content, config)
     except ValueError as error:
-        if _is_rank_line(content):
+        if tiktoken_ranks(content):
             raise InputError(f"tokenizer.model: {path} {error}{_code_of(config)}") from error
         what = "is neither a tokenizer.json, a tekken.json, nor a SentencePiece or tiktoken model"
         raise _not_a_tokenizer(path, content, f"{what}; give the folder or file of a tokenizer") from error
@@ -261,10 +255,6 @@ def _from_file(path: Path, *, in_folder: bool = False) -> Vocabulary:
             f"AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained(…)"
         )
     return vocabulary
-
-
-def _is_rank_line(content: bytes) -> bool:
-    return tiktoken_ranks(content) is not None
 
 
 def _from_json(path: Path) -> Vocabulary:
@@ -418,39 +408,25 @@ def _hub_names(inside: str, names: Sequence[str]) -> list[str]:
 
 def _from_tiktoken(name: str) -> Vocabulary:
     ranks = RANKS.get(name, name)
-    path = _ranks_cache() / hashlib.sha1(RANKS_URL.format(ranks).encode(), usedforsecurity=False).hexdigest()
-    if ranks in SHIPPED:
-        _unpack(ranks, path)
+    cache = os.environ.get("TIKTOKEN_CACHE_DIR") or user_cache("tiktoken")
+    os.environ["TIKTOKEN_CACHE_DIR"] = cache  # where tiktoken looks, too
+    path = Path(cache) / hashlib.sha1(RANKS_URL.format(ranks).encode(), usedforsecurity=False).hexdigest()
+    if ranks in SHIPPED:  # the package isn't imported, because it would parse all of its ranks, in half a second
+        packed = distribution("bpe-openai").locate_file(f"bpe_openai/data/{ranks}.tiktoken.gz")
+        content = gzip.decompress(Path(str(packed)).read_bytes())
+        if not path.is_file() or path.read_bytes() != content:
+            publish_bytes(str(path), content)
     if not path.is_file():
         special, size = _controls(name)  # downloads ranks that are not shipped, into the same cache
         if not path.is_file():
             return tiktoken_vocabulary(name, "", name, None, special, size)
-    special, size = _remembered_controls(
-        name, _sha256(path)
-    )  # if they are not cached, tiktoken replaces a damaged file
-    digest = _sha256(path)
-    return tiktoken_vocabulary(name, str(path), digest, PRETOKENIZERS.get(ranks), special, size)
-
-
-def _unpack(ranks: str, path: Path) -> None:
-    """Put shipped ranks into tiktoken's cache, unless they are there and intact.
-
-    The package is not imported, because that takes half a second: it parses all of its ranks.
-    """
-    packed = distribution("bpe-openai").locate_file(f"bpe_openai/data/{ranks}.tiktoken.gz")
-    content = gzip.decompress(Path(str(packed)).read_bytes())
-    if not path.is_file() or path.read_bytes() != content:
-        publish_bytes(str(path), content)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _remembered_controls(name: str, digest: str) -> Controls:
-    """`_controls`, cached: building an encoding takes 0.3 s, and most commands need only these."""
+    # Building an encoding takes 0.3 s, and most commands need only its control strings. If these aren't cached, tiktoken replaces
+    # a damaged file, so its hash is taken again.
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
     place = user_cache("encodings", f"{name}-{version('tiktoken')}-{digest[:16]}.json")
-    return remembered(place, Controls, lambda: _controls(name))
+    special, size = remembered(place, Controls, lambda: _controls(name))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return tiktoken_vocabulary(name, str(path), digest, PRETOKENIZERS.get(ranks), special, size)
 
 
 def _controls(name: str) -> Controls:
@@ -464,10 +440,3 @@ def _controls(name: str) -> Controls:
         ) from error
     special = {token: encoding.encode_single_token(token) for token in sorted(encoding.special_tokens_set)}
     return special, encoding.max_token_value + 1
-
-
-def _ranks_cache() -> Path:
-    """Tiktoken's cache; a folder of the user's cache unless TIKTOKEN_CACHE_DIR is set."""
-    if not os.environ.get("TIKTOKEN_CACHE_DIR"):
-        os.environ["TIKTOKEN_CACHE_DIR"] = user_cache("tiktoken")
-    return Path(os.environ["TIKTOKEN_CACHE_DIR"])

@@ -60,7 +60,7 @@ class Pair:
 
     @property
     def index(self) -> Index:
-        """Its index."""
+        """Its index. The latest few are kept, because a dataset's phases are cut one by one."""
         return _index(f"{self.path}.idx", self.tokens_file.size)
 
 
@@ -174,18 +174,16 @@ def publish_phases(
         content = orjson.dumps({**orjson.loads(blend), "train": listed}, option=orjson.OPT_INDENT_2)
         publish_bytes(join(output_dir, path), content)
         files += [described(path, content), *(file for _, written in placed for file in written)]
-        pairs = [_record(output_dir, each, name) for each, (name, _) in zip(ranges, placed, strict=True)]
+        pairs = [
+            {
+                "dataset": each.pair.dataset, "key": each.pair.key, "part": each.pair.part, "held": each.pair.tokens,
+                "path": name.removeprefix(f"{output_dir}/"), "of": each.pair.path.removeprefix(f"{output_dir}/"),
+                "first": each.first, "documents": each.documents, "tokens": each.tokens, "drawn": each.drawn,
+            }
+            for each, (name, _) in zip(ranges, placed, strict=True)
+        ]  # fmt: skip
         records.append({"name": phase.name, "drawn": dict(phase.drawn), "blend": path, "pairs": pairs})
     return {"phases": records}, files
-
-
-def _record(output_dir: str, found: Range, name: str) -> dict[str, Any]:
-    pair = found.pair
-    whole = {"dataset": pair.dataset, "key": pair.key, "part": pair.part, "held": pair.tokens}
-    return {
-        **whole, "path": name.removeprefix(f"{output_dir}/"), "of": pair.path.removeprefix(f"{output_dir}/"),
-        "first": found.first, "documents": found.documents, "tokens": found.tokens, "drawn": found.drawn,
-    }  # fmt: skip
 
 
 def _place(output_dir: str, phase: str, number: int, found: Range) -> tuple[str, list[Output]]:

@@ -60,12 +60,11 @@ from .documents import most_ids
 from .encoders import NoEncoder
 from .exact import encoder_of
 from .fim import FimEncoder, FimRecipe, fim_lines, fim_recipe
-from .gate import Gate, Verdict, gate_notes, texts_of
+from .gate import RACE_FROM, Gate, Verdict, fastest_engine, gate_notes, texts_of
 from .load import commit_notes, commit_of, load_vocabulary, pinned, planned_vocabulary
 from .phases import Pair, cut_phases, publish_phases
 from .prefixes import FORMAT_VERSION as PREFIX_VERSION
 from .prefixes import build_prefix, inspect_prefix, plan_prefixes
-from .race import RACE_FROM, fastest_engine
 from .settings import Engine, PretrainRecipe, PretrainSettings, TokenizerSettings
 from .shard import tokenize_shard
 from .vocabulary import Vocabulary

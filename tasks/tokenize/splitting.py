@@ -29,8 +29,7 @@ from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.storage import join
 
 from .added import FLAGS
-from .encoders import Encoder, ReferenceEncoder
-from .engines import Loader, Ranks
+from .encoders import Encoder, Loader, Ranks, ReferenceEncoder
 
 BYTES = {bytes([byte]): byte for byte in range(256)}
 
@@ -71,7 +70,9 @@ def huggingface_splitting(definition: Mapping[str, Any], engine: Loader) -> Spli
 
     def encoders(ranks: Mapping[bytes, int]) -> tuple[Encoder, Encoder]:
         made = _definition(ranks, cutting, None)
-        return engine.from_definition(made), _reference(made)
+        encode = tokenizers.Tokenizer.from_buffer(made).encode_batch_fast
+        reference = ReferenceEncoder(lambda texts: [each.ids for each in encode(texts, add_special_tokens=False)])
+        return engine.from_definition(made), reference
 
     key = [cutting, normalizer if normalizes else None]
     normal_forms = partial(_normal_forms, engine, normalizer) if normalizes else None
@@ -119,7 +120,12 @@ def _normal_forms(engine: Loader, normalizer: Mapping[str, Any]) -> tuple[Normal
     """A normalizer of a tokenizer.json by an engine and by the reference."""
     made = _definition(BYTES, BYTE_LEVEL, normalizer)
     reference: normalizers.Normalizer = tokenizers.Tokenizer.from_buffer(made).normalizer
-    return partial(_decoded, engine.from_definition(made)), reference.normalize_str
+    fast = engine.from_definition(made)  # its tokens are BYTES
+
+    def normalized(text: str) -> str:
+        return fast.encode(pa.array([text], pa.large_string())).ids.astype(np.uint8).tobytes().decode()
+
+    return normalized, reference.normalize_str
 
 
 def _steps(part: Mapping[str, Any], children: str) -> Iterator[Mapping[str, Any]]:
@@ -145,18 +151,6 @@ def _definition(ranks: Mapping[bytes, int], cutting: Mapping[str, Any], normaliz
     """A tokenizer.json with artificial tokens."""
     definition = orjson.loads(byte_level_bpe(ranks).to_str())
     return orjson.dumps({**definition, "pre_tokenizer": cutting, "normalizer": normalizer})
-
-
-def _reference(definition: bytes) -> ReferenceEncoder:
-    tokenizer = tokenizers.Tokenizer.from_buffer(definition)
-    return ReferenceEncoder(
-        lambda texts: [each.ids for each in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-    )
-
-
-def _decoded(encoder: Encoder, text: str) -> str:
-    """The normal form of a text by an encoder whose tokens are BYTES."""
-    return encoder.encode(pa.array([text], pa.large_string())).ids.astype(np.uint8).tobytes().decode()
 
 
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -197,7 +191,13 @@ def byte_level_bpe(ranks: Mapping[bytes, int]) -> tokenizers.Tokenizer:
     def text(token: bytes) -> str:
         return token.decode("latin-1").translate(spelled)
 
-    merges = [(text(left), text(right)) for left, right in _merges(ranks)]
+    merges: list[tuple[str, str]] = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        known = sorted(
+            (ranks[left], ranks[right], left, right) for left, right in pairs if left in ranks and right in ranks
+        )
+        merges += [(text(left), text(right)) for *_, left, right in known]
     vocabulary = {text(token): rank for token, rank in ranks.items()}
     return tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
 
@@ -206,10 +206,3 @@ def byte_letters() -> dict[int, int]:
     """The code point of the letter that a byte-level BPE writes for each byte."""
     moved = [byte for byte in range(256) if byte not in PRINTABLE]
     return {byte: byte for byte in PRINTABLE} | {byte: 256 + place for place, byte in enumerate(moved)}
-
-
-def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    for token in sorted(ranks, key=ranks.__getitem__):
-        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
-        yield from sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))

@@ -191,12 +191,12 @@ def differing(writing: Writing, numbers: Sequence[int], alike: Alike) -> Iterato
         same = alike(["".join(writing(chr(number)) for number in group) for group in groups])
         different = [group for group, each in zip(groups, same, strict=True) if not each]
         yield from (group[0] for group in different if len(group) == 1)
-        groups = [part for group in different if len(group) > 1 for part in _quarters(group)]
-
-
-def _quarters(group: Sequence[int]) -> list[Sequence[int]]:
-    size = max(1, len(group) // 4)
-    return [group[start : start + size] for start in range(0, len(group), size)]
+        groups = [
+            group[start : start + max(1, len(group) // 4)]
+            for group in different
+            if len(group) > 1
+            for start in range(0, len(group), max(1, len(group) // 4))
+        ]
 
 
 def _swept() -> Iterator[int]:
@@ -310,7 +310,8 @@ def contexts(patterns: Iterable[str]) -> list[Context]:
 
 def examples(patterns: Iterable[str]) -> list[str]:
     """A text for each alternative of the regular expressions, with and without optional parts; one character per class."""
-    written = {_example(parts) for pattern in patterns for parts in _alternatives(iter(PIECES.findall(pattern)))}
+    alternatives = (parts for pattern in patterns for parts in _alternatives(iter(PIECES.findall(pattern))))
+    written = {"".join(part if len(part) == 1 else _member(part) for part in parts) for parts in alternatives}
     return sorted(written - {""})
 
 
@@ -339,10 +340,6 @@ def _alternatives(pieces: Iterator[str]) -> list[tuple[str, ...]]:
         elif not NOTHING.match(piece):
             without_last, now = now, [(*one, piece) for one in now]
     return done + now
-
-
-def _example(parts: Sequence[str]) -> str:
-    return "".join(part if len(part) == 1 else _member(part) for part in parts)
 
 
 def _member(part: str) -> str:

@@ -4,14 +4,19 @@ There are three kinds: Hugging Face, tiktoken and SentencePiece. Each has a fing
 shard's identity), a size, control strings, BOS and EOS ids, and encoders: those of the engines, and the reference. With `literal`,
 an encoder treats control strings in text as ordinary text, so that `<|endoftext|>` in a web page does not end a document.
 Control strings are those flagged as special by the tokenizer.
+
+SentencePiece models are Protocol Buffers messages, in which a repeated field may continue anywhere and the last value of any other
+field counts. A symbol is matched in text if its type is `user_defined`, and never if it is `control`. So tokens that a folder adds to its
+model become pieces of one type or the other, behind the model, and types are added behind the piece.
 """
 
 import hashlib
 import itertools
 import os
 import re
+import struct
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -26,9 +31,7 @@ from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json  # pri
 from tokenmill.tasks.errors import InputError
 
 from .added import Added, AddedTokens, folder_tokens
-from .encoders import Encoder, ReferenceEncoder
-from .engines import ENGINES, Ranks
-from .pieces import CONTROL, USER_DEFINED, with_pieces
+from .encoders import ENGINES, Encoder, Ranks, ReferenceEncoder
 from .rank_files import QWEN_PATTERN, RankFile
 from .settings import Engine
 from .splitting import NFC, Splitting, huggingface_splitting, ranks_splitting, tiktoken_definition, tiktoken_splitting
@@ -376,6 +379,16 @@ def ranks_vocabulary(file: RankFile, config: Mapping[str, Any]) -> Vocabulary:
     return vocabulary
 
 
+CONTROL, USER_DEFINED = 3, 4
+"""Types of pieces (sentencepiece_model.proto)."""
+
+PIECES, NAME, SCORE, TYPE = 1, 1, 2, 3
+"""Numbers of fields, of the model and of a piece."""
+
+VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5
+"""How values are written (Protocol Buffers encoding)."""
+
+
 def sentencepiece_vocabulary(
     model: bytes, config: Mapping[str, Any] | None = None, guarded: frozenset[str] = frozenset()
 ) -> Vocabulary:
@@ -414,13 +427,18 @@ def sentencepiece_vocabulary(
     controls = {name: number for name, number in pieces.items() if own.IsControl(number)}
     controls |= {token["content"]: token["id"] for token in matched}
     bos, eos = (named.get(name) if name else None for name in named_tokens(config or {}))
+    own_bos, own_eos = (number if number >= 0 else None for number in (own.bos_id(), own.eos_id()))  # -1: none
     revised = [variant(True)] if variant(True) != variant(False) else []
     vocabulary = Vocabulary(
         fingerprint=_digest(b"sentencepiece", variant(False), *revised),
         size=len(pieces) + len([token for token in tokens if token["id"] >= len(pieces)]),
-        special_tokens=[name for name, number in controls.items() if name in special or _is_control(own, number)],
-        bos=_existing(own.bos_id()) if bos is None else bos,
-        eos=_existing(own.eos_id()) if eos is None else eos,
+        special_tokens=[
+            name
+            for name, number in controls.items()
+            if name in special or (number < len(pieces) and own.IsControl(number))
+        ],
+        bos=own_bos if bos is None else bos,
+        eos=own_eos if eos is None else eos,
         fast=lambda engine, literal: ENGINES[engine].from_definition(_without_special(definition(literal))),
         reference=lambda literal: ReferenceEncoder(lambda texts: processors(literal).Encode(texts, out_type=int)),
         splitting=lambda _: None,
@@ -442,10 +460,6 @@ def _processor(model: bytes) -> Any:  # noqa: ANN401 - ships no types
     return processor
 
 
-def _is_control(processor: Any, number: int) -> bool:  # noqa: ANN401
-    return number < processor.GetPieceSize() and processor.IsControl(number)
-
-
 def _is_fixed(processor: Any, number: int) -> bool:  # noqa: ANN401
     """Whether a piece never matches text as it is."""
     return number < processor.GetPieceSize() and any(
@@ -462,6 +476,68 @@ def _spelled(processor: Any, controls: Mapping[str, int], ids: Sequence[int]) ->
     )
 
 
-def _existing(identifier: int) -> int | None:
-    """The id, or None for -1, SentencePiece's value for a missing one."""
-    return identifier if identifier >= 0 else None
+def with_pieces(model: bytes, kinds: Mapping[str, int], added: Sequence[tuple[str, int]]) -> bytes:
+    """The model whose pieces named in `kinds` have these types, with more pieces of the types in `added` at the end.
+
+    Raises ValueError for what is no model.
+    """
+    parts: list[bytes] = []
+    for field, start, content, end in _fields(model):
+        piece = (
+            {key: model[content + a : content + b] for key, _, a, b in _fields(model[content:end])}
+            if field == PIECES
+            else {}
+        )
+        kind = kinds.get(piece.get(NAME, b"").decode())
+        if kind is None or piece.get(TYPE) == bytes([kind]):
+            parts.append(model[start:end])
+        else:
+            parts.append(_counted(PIECES, model[content:end] + _typed(kind)))
+    new = (
+        _counted(
+            PIECES,
+            _counted(NAME, name.encode()) + bytes([SCORE << 3 | FOUR_BYTES]) + struct.pack("<f", 0) + _typed(kind),
+        )
+        for name, kind in added
+    )
+    return b"".join([*parts, *new])
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """The fields of a message: number, beginning, beginning of its content, and end."""
+    place = 0
+    while place < len(message):
+        start = place
+        key, place = _varint(message, place)
+        size = {EIGHT_BYTES: 8, FOUR_BYTES: 4}.get(key & 7, 0)
+        content = place
+        if key & 7 == VARINT:
+            _, place = _varint(message, place)
+        elif key & 7 == COUNTED:
+            size, content = _varint(message, place)
+            place = content
+        elif not size:
+            raise ValueError("isn't a SentencePiece model")
+        place += size
+        yield key >> 3, start, content, place
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while message[place] & 0x80:
+        value |= (message[place] & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+    return value | message[place] << shift, place + 1
+
+
+def _counted(field: int, content: bytes) -> bytes:
+    size = len(content)
+    written = bytearray([field << 3 | COUNTED])
+    while size > 0x7F:  # noqa: PLR2004 - seven bits to a byte
+        written.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([*written, size]) + content
+
+
+def _typed(kind: int) -> bytes:
+    return bytes([TYPE << 3 | VARINT, kind])

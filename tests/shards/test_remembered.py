@@ -6,7 +6,7 @@ import pytest
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.tokenize import load
-from tokenmill.tasks.tokenize.engines import ENGINES
+from tokenmill.tasks.tokenize.encoders import ENGINES
 from tokenmill.tasks.tokenize.exact import exact_encoder
 from tokenmill.tasks.tokenize.gate import Comparison
 from tokenmill.tasks.tokenize.load import Controls, load_vocabulary

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers
 from tokenmill.tasks.tokenize import exact
 from tokenmill.tasks.tokenize.added import AddedTokens
-from tokenmill.tasks.tokenize.engines import ENGINES
+from tokenmill.tasks.tokenize.encoders import ENGINES
 from tokenmill.tasks.tokenize.exact import exact_encoder
 from tokenmill.tasks.tokenize.gate import compare, nasty_strings
 from tokenmill.tasks.tokenize.load import find_vocabulary

@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.tokenize import exact
-from tokenmill.tasks.tokenize.engines import ENGINES
+from tokenmill.tasks.tokenize.encoders import ENGINES
 from tokenmill.tasks.tokenize.exact import ExactEncoder, encoder_of, exact_encoder
 from tokenmill.tasks.tokenize.gate import compare
 from tokenmill.tasks.tokenize.load import load_vocabulary

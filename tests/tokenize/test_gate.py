@@ -15,8 +15,7 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.threads import cores
 from tokenmill.tasks.tokenize import preparation
-from tokenmill.tasks.tokenize.encoders import Encoder, Tokens
-from tokenmill.tasks.tokenize.engines import ENGINES
+from tokenmill.tasks.tokenize.encoders import ENGINES, Encoder, Tokens
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.preparation import needs_of, plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings

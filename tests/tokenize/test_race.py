@@ -5,9 +5,9 @@ from itertools import chain
 
 import pytest
 from tokenmill.tasks.sources.files import Slice, SourceFile
-from tokenmill.tasks.tokenize import preparation, race
-from tokenmill.tasks.tokenize.encoders import FastokensEncoder, GigatokenEncoder
-from tokenmill.tasks.tokenize.engines import ENGINES
+from tokenmill.tasks.tokenize import gate as race
+from tokenmill.tasks.tokenize import preparation
+from tokenmill.tasks.tokenize.encoders import ENGINES, FastokensEncoder, GigatokenEncoder
 from tokenmill.tasks.tokenize.exact import exact_encoder
 from tokenmill.tasks.tokenize.gate import Comparison, Gate
 from tokenmill.tasks.tokenize.load import load_vocabulary

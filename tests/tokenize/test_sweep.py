@@ -7,8 +7,7 @@ import pytest
 import tokenizers
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenmill.tasks.tokenize import sweep
-from tokenmill.tasks.tokenize.encoders import ReferenceEncoder
-from tokenmill.tasks.tokenize.engines import ENGINES
+from tokenmill.tasks.tokenize.encoders import ENGINES, ReferenceEncoder
 from tokenmill.tasks.tokenize.splitting import BYTE_LEVEL_PATTERN, Splitting, byte_level_bpe, huggingface_splitting
 from tokenmill.tasks.tokenize.sweep import (
     Context,
