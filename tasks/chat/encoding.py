@@ -399,17 +399,14 @@ class Batch:
             whole, *split = [encoded.ids[encoded.offsets[each] : encoded.offsets[each + 1]] for each in texts]
             trained[starts[run] : starts[run + 1]], doubtful = _trained_tokens(whole, split, wanted)
             straddled[number] += doubtful
-        by_role = _role_runs(starts, roles, np.repeat(np.arange(len(counts)), counts))
+        # an author's tokens begin where the author or the sequence changes; runs without tokens begin none
+        owners = np.repeat(np.arange(len(counts)), counts)
+        filled = np.diff(starts) > 0
+        owners, roles, places = owners[filled], roles[filled], starts[:-1][filled]
+        first = np.ones(len(roles), np.bool_)
+        first[1:] = (roles[1:] != roles[:-1]) | (owners[1:] != owners[:-1])
+        by_role = places[first], roles[first]
         return Sequences(_ids(encoded, sources), trained, starts[ends], *by_role, straddled)
-
-
-def _role_runs(starts: np.ndarray, roles: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the author changes, and the new author; runs without tokens start none. `owners` are the sequences of runs."""
-    filled = np.diff(starts) > 0
-    owners, roles, places = owners[filled], roles[filled], starts[:-1][filled]
-    first = np.ones(len(roles), np.bool_)
-    first[1:] = (roles[1:] != roles[:-1]) | (owners[1:] != owners[:-1])
-    return places[first], roles[first]
 
 
 def _ids(encoded: Tokens, sources: np.ndarray) -> np.ndarray:

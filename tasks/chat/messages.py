@@ -232,7 +232,15 @@ def trained_characters(fields: Mapping[str, Any], role: Role, content: str | Non
         return NOTHING
     if detail is None:
         return None
-    return _joined(detail, len(content or ""))
+    # in order, within the content, and adjacent ones merged, because a range is a run of tokens
+    size = len(content or "")
+    made: list[Range] = []
+    for start, stop in sorted((start, min(stop, size)) for start, stop in detail if start < size):
+        if made and start <= made[-1][1]:
+            start, stop = made[-1][0], max(made.pop()[1], stop)  # noqa: PLW2901 - grown to the left
+        if start < stop:
+            made.append((start, stop))
+    return tuple(made)
 
 
 def _flag(fields: Mapping[str, Any], name: str) -> bool | None:
@@ -277,17 +285,6 @@ def _of_detail(detail: object) -> list[Range] | None:
             raise _bad(f"has a {DETAIL} whose entry {number} is not of the form {shape}")
         ranges += [(begin, end + 1)] if train else []
     return ranges
-
-
-def _joined(ranges: list[Range], size: int) -> tuple[Range, ...]:
-    """Ranges in order, within `size` characters, adjacent ranges merged."""
-    made: list[Range] = []
-    for start, stop in sorted((start, min(stop, size)) for start, stop in ranges if start < size):
-        if made and start <= made[-1][1]:
-            start, stop = made[-1][0], max(made.pop()[1], stop)  # noqa: PLW2901 - grown to the left
-        if start < stop:
-            made.append((start, stop))
-    return tuple(made)
 
 
 def _bad(what: str) -> RejectionError:
@@ -436,7 +433,14 @@ def _read_any(value: object) -> Message:
     require_single_keys(fields, "bad_message", "it")
     if fields.get("role") is None and fields.get("from") is not None:
         fields = {**fields, "role": fields["from"], "content": fields.get("value", fields.get("content"))}
-    role = _role(fields.get("role"), fields)
+    name = fields.get("role")
+    if name is None:
+        raise RejectionError("unknown_role", f"it has neither role nor from; its keys: {listed(fields)}")
+    if not isinstance(name, str):
+        raise RejectionError("unknown_role", f"its role is {kind(name)}; make it a string")
+    role = role_of(name)
+    if role is None:
+        raise RejectionError("unknown_role", f"its role is {quoted(name)}; {nearest(name[:40], SPEAKERS)}")
     if fields.get("content") is None and (other := fields.get("value", fields.get("text"))):
         fields = {**fields, "content": other}
     fields = _without_thoughts(fields)
@@ -486,17 +490,6 @@ def _message(role: Role, content: str | None, reasoning: str | None, fields: dic
     if role == "assistant" and is_cut(fields):
         message["cut"] = True
     return message
-
-
-def _role(name: object, fields: dict[str, Any]) -> Role:
-    if name is None:
-        raise RejectionError("unknown_role", f"it has neither role nor from; its keys: {listed(fields)}")
-    if not isinstance(name, str):
-        raise RejectionError("unknown_role", f"its role is {kind(name)}; make it a string")
-    role = role_of(name)
-    if role is None:
-        raise RejectionError("unknown_role", f"its role is {quoted(name)}; {nearest(name[:40], SPEAKERS)}")
-    return role
 
 
 def _text(value: object, role: Role) -> str | None:

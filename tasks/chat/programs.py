@@ -220,7 +220,9 @@ class Programs:
             if isinstance(found, Rejected):
                 return None
             absent = Controls(dict.fromkeys([*self.renderer.controls.ids, *template.tags], 0))
-            return _program_of(found, template.holes, absent)
+            texts = _Texts()
+            layouts = [_layout(segments, template.holes, texts) for segments in found]
+            return Program(list(texts.holes), texts.table(), layouts, absent)
         except UnprovableError:
             return None
 
@@ -264,18 +266,15 @@ class _Texts:
         return TextTable(list(self.literals), numbers, list(map(len, self.patterns)))
 
 
-def _program_of(sequences: Sequence[Segments], holes: Sequence[Hole], absent: Controls) -> Program:
-    """The program of sequences with stand-ins for holes."""
-    texts = _Texts()
-    layouts = [_layout(segments, holes, texts) for segments in sequences]
-    return Program(list(texts.holes), texts.table(), layouts, absent)
-
-
 def _layout(segments: Segments, holes: Sequence[Hole], texts: _Texts) -> Layout:
     used: dict[Pattern, int] = {}
 
     def place(text: str) -> int:
-        pattern = _pattern(text, holes)
+        parts = STAND_IN.split(text)
+        if any(FIRST in part or LAST in part for part in parts[::2]):
+            raise UnprovableError("a boundary lies inside of a content")
+        found = [holes[int(part)]._replace(origin=None) if number % 2 else part for number, part in enumerate(parts)]
+        pattern = tuple(part for part in found if part)
         return used.setdefault(pattern, texts.number(pattern))
 
     found = runs(segments)
@@ -290,11 +289,3 @@ def _layout(segments: Segments, holes: Sequence[Hole], texts: _Texts) -> Layout:
     literal = sum(len(part) for part in parts if isinstance(part, str))
     values = [texts.holes[part] for part in parts if isinstance(part, Hole)]
     return Layout(sources, trained, roles, breaks, mixed, literal, values)
-
-
-def _pattern(text: str, holes: Sequence[Hole]) -> Pattern:
-    parts = STAND_IN.split(text)
-    if any(FIRST in part or LAST in part for part in parts[::2]):
-        raise UnprovableError("a boundary lies inside of a content")
-    found = [holes[int(part)]._replace(origin=None) if number % 2 else part for number, part in enumerate(parts)]
-    return tuple(part for part in found if part)

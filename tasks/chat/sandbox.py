@@ -316,9 +316,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, str):
             raise SecurityError("text is not formatted with %; write texts side by side")
         if isinstance(left, int) and isinstance(right, int):
-            _require_number(operator, left, right)
+            bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
+            if operator in {"*", "**", "//", "%"} and bits > MAX_BITS:
+                raise TemplateLimitError(f"the template computes with a number of more than {MAX_BITS:,} bits")
         elif operator in {"+", "*"}:
-            size = _size(operator, left, right)
+            # of the list or text that is made; 0 for numbers
+            sizes = [len(each) for each in (left, right) if isinstance(each, Sized)]
+            counts = [each for each in (left, right) if isinstance(each, int)]
+            size = sum(sizes) if operator == "+" else max(sizes, default=0) * max(counts, default=0)
             text = isinstance(left, str) or isinstance(right, str)
             (require_size if text else require_length)(size)
             self.budget.step(size // (CHARACTERS_PER_STEP if text else ELEMENTS_PER_STEP))
@@ -396,12 +401,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return attr in allowed and super().is_safe_attribute(obj, attr, value)
 
 
-def _require_number(operator: str, left: int, right: int) -> None:
-    bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
-    if operator in {"*", "**", "//", "%"} and bits > MAX_BITS:
-        raise TemplateLimitError(f"the template computes with a number of more than {MAX_BITS:,} bits")
-
-
 @lru_cache(maxsize=64)
 def _absent(name: str) -> Undefined:
     """The value of an absent field; cached, because half of the fields are absent."""
@@ -418,13 +417,6 @@ def _text(value: object) -> str:
 def _escaped(value: object) -> str:
     """A text beside one marked safe."""
     return str(value) if isinstance(value, Markup) else escape(_text(value))
-
-
-def _size(operator: str, left: object, right: object) -> int:
-    """The size of a list or text after adding or multiplying; 0 for numbers."""
-    sizes = [len(each) for each in (left, right) if isinstance(each, Sized)]
-    counts = [each for each in (left, right) if isinstance(each, int)]
-    return sum(sizes) if operator == "+" else max(sizes, default=0) * max(counts, default=0)
 
 
 def clock(date: object) -> Callable[[str], str]:

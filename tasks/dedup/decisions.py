@@ -199,7 +199,12 @@ def write_decisions(findings: Findings, folder: str) -> tuple[list[Output], dict
     made_of = _made_of(edges, findings.store, receipts)
     outputs = [_write_parquet(f"{folder}/{EDGES_FILE}", _named_edges(edges, made_of, names))]
     if hits is not None:
-        outputs.append(_write_parquet(f"{folder}/{HITS_FILE}", _named_hits(hits, names)))
+        outputs.append(
+            _write_parquet(
+                f"{folder}/{HITS_FILE}",
+                pa.Table.from_arrays([names.of(hits["number"]), *hits.columns[1:]], schema=NAMED_HITS),
+            )
+        )
     outcomes, digests = _write_outcomes(f"{folder}/{OUTCOMES_FILE}", table, names, len(receipts))
     tally = Counter(table["outcome"].to_pylist())
     tally[KEPT] = sum(receipt.documents for receipt in receipts) - table.num_rows
@@ -298,10 +303,6 @@ def _made_of(edges: pa.Table, store: Store, receipts: Sequence[Receipt]) -> list
 def _named_edges(edges: pa.Table, made_of: list[pa.Array], names: _Names) -> pa.Table:
     columns = [names.of(edges["dropped"]), names.of(edges["kept"]), edges["jaccard"], edges["reason"]]
     return pa.Table.from_arrays([*columns, names.of(edges["group"]), *made_of], schema=NAMED_EDGES)
-
-
-def _named_hits(hits: pa.Table, names: _Names) -> pa.Table:
-    return pa.Table.from_arrays([names.of(hits["number"]), *hits.columns[1:]], schema=NAMED_HITS)
 
 
 def _write_parquet(place: str, table: pa.Table) -> Output:

@@ -123,7 +123,12 @@ def treat(texts: pa.LargeStringArray, settings: PersonalData) -> Treated:
             numbers = np.array([number for number in spans if not reasons[number]], np.int64)
             reasons[numbers] = kind.reason
         if kind.treatment == "mask" and spans:
-            texts = _masked(texts, spans, kind.mask)
+            masked = pa.array(
+                [_replaced(texts[number].as_py(), each, kind.mask) for number, each in spans.items()], pa.large_string()
+            )
+            changed = np.zeros(len(texts), np.bool_)
+            changed[list(spans)] = True
+            texts = compute.call_function("replace_with_mask", [texts, pa.array(changed), masked])
     return Treated(reasons, texts, found)
 
 
@@ -143,15 +148,6 @@ def _find(texts: pa.LargeStringArray, kind: _Kind) -> dict[int, list[Span]]:
     )
     spans = {number: list(kind.find(texts[number].as_py())) for number in likely.tolist()}
     return {number: each for number, each in spans.items() if each}
-
-
-def _masked(texts: pa.LargeStringArray, spans: Mapping[int, Sequence[Span]], mask: str) -> pa.LargeStringArray:
-    masked = pa.array(
-        [_replaced(texts[number].as_py(), each, mask) for number, each in spans.items()], pa.large_string()
-    )
-    changed = np.zeros(len(texts), np.bool_)
-    changed[list(spans)] = True
-    return compute.call_function("replace_with_mask", [texts, pa.array(changed), masked])
 
 
 def _replaced(text: str, spans: Sequence[Span], mask: str) -> str:

@@ -53,12 +53,18 @@ def _attempted(source: Source, policy: Policy, special_strings: SpecialStrings |
 def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | None) -> Composed:
     _require_no_names(source.messages)
     recipients = _recipients(source)
-    functions = _functions(source, recipients)
+    named = [(tool, recipients[function_of(tool)["name"]]) for tool in source.tools]
+    functions = [_named(tool, recipient.removeprefix(FUNCTIONS)) for tool, recipient in named if recipient != PYTHON]
     before, turns = _split(source.messages)
     written = _Turns(turns, len(before), recipients, policy)
     messages = [*_preamble(source, before, functions, policy), *source.written, *written.messages()]
-    messages, trailing = _ending(messages, policy)
-    messages, thoughts = _without_old_thoughts(messages, policy)
+    # what follows the assistant's last message has nothing to learn from
+    trailing = next((place for place, each in enumerate(reversed(messages)) if each.author == "assistant"), None)
+    if trailing is None:
+        raise RejectionError("no_assistant", f"there is nothing to learn: none of {len(messages)} is by the assistant")
+    if trailing and policy.trailing == "reject":
+        raise RejectionError("last_message_not_assistant", f"{trailing} messages follow the last one by the assistant")
+    messages, thoughts = _without_old_thoughts(messages[: len(messages) - trailing], policy)
     tagless = not any("|" in message.body and "<|" in message.body for message in messages)
     messages, escaped = (messages, 0) if tagless else _plain(messages, special_strings)
     if messages[-1].channel == "final":
@@ -115,12 +121,6 @@ def _recipients(source: Source) -> dict[str, str]:
 
 def _recipient(name: str, python: bool) -> str:
     return PYTHON if python and name in PYTHON_TOOLS else FUNCTIONS + UNNAMEABLE.sub("_", name)
-
-
-def _functions(source: Source, recipients: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The functions among the tools, with their names in Harmony."""
-    named = [(tool, recipients[function_of(tool)["name"]]) for tool in source.tools]
-    return [_named(tool, recipient.removeprefix(FUNCTIONS)) for tool, recipient in named if recipient != PYTHON]
 
 
 def _declared(source: Source, functions: Sequence[dict[str, Any]]) -> Schemas | None:
@@ -316,16 +316,6 @@ def _require_answers(made: Sequence[_Exchange], *, last: bool) -> None:
     if any(exchange.result is not None and not exchange.certain for exchange in made):
         found = f"{len(made)} calls have {len(made) - len(waiting)} results without ids"
         raise RejectionError("uncertain_pairing", f"{found}, and which belong together is not known")
-
-
-def _ending(messages: list[HarmonyMessage], policy: Policy) -> tuple[list[HarmonyMessage], int]:
-    """The messages up to the assistant's last one, and the number of messages after it."""
-    trailing = next((place for place, each in enumerate(reversed(messages)) if each.author == "assistant"), None)
-    if trailing is None:
-        raise RejectionError("no_assistant", f"there is nothing to learn: none of {len(messages)} is by the assistant")
-    if trailing and policy.trailing == "reject":
-        raise RejectionError("last_message_not_assistant", f"{trailing} messages follow the last one by the assistant")
-    return messages[: len(messages) - trailing], trailing
 
 
 def _without_old_thoughts(messages: list[HarmonyMessage], policy: Policy) -> tuple[list[HarmonyMessage], int]:

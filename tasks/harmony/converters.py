@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
-from tokenmill.tasks.chat.conversation import Message, Range, RejectionError, apart
+from tokenmill.tasks.chat.conversation import Message, RejectionError, apart
 from tokenmill.tasks.chat.json_values import json_text, kind, parsed
 from tokenmill.tasks.chat.messages import CUT, read_template_kwargs
 from tokenmill.tasks.chat.parse import conversation, unread_beside
@@ -285,7 +285,11 @@ def _turn(number: int, message: Message, arrays: Arrays, *, thinks: bool) -> Tur
     if thinks and "reasoning_content" in message:
         turn["reasoning_content"] = message["reasoning_content"]
     if "trained" in message:
-        turn["trained"] = _is_trained(number, message["trained"])
+        characters = message["trained"]
+        if characters:
+            why = f"message {number + 1} names characters to train on, and Harmony is trained on by whole messages"
+            raise RejectionError("bad_loss_flag", f"{why}; remove train_detail, or set train to false")
+        turn["trained"] = False
     if "name" in message:
         turn["name"] = message["name"]
     if "tool_call_id" in message:
@@ -297,13 +301,6 @@ def _turn(number: int, message: Message, arrays: Arrays, *, thinks: bool) -> Tur
             made: Call = {"name": function["name"], "arguments": arrays.get((number, place), function["arguments"])}
             turn["tool_calls"].append({**made, "id": call["id"]} if "id" in call else made)
     return turn
-
-
-def _is_trained(number: int, characters: Sequence[Range]) -> bool:
-    if characters:
-        why = f"message {number + 1} names characters to train on, and Harmony is trained on by whole messages"
-        raise RejectionError("bad_loss_flag", f"{why}; remove train_detail, or set train to false")
-    return False
 
 
 def _without_arrays(messages: object) -> tuple[object, Arrays]:

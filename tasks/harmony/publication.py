@@ -96,7 +96,16 @@ class DataLayout:
             derived.setdefault(item.shard.place, {})[part] = [name]
         place_files([*pairs, *((stored, join(output_dir, output.path)) for stored, output in files)])
         written += [output for _, output in files]
-        blend = _blend(output_dir, finished)
+        # The output as a blend of its splits, under train, valid and test if the blend listed them
+        recipes = [item.receipt.identity["recipe"] for item in finished if WHOLE in item.receipt.parts]
+        parts: dict[str, set[str]] = {}
+        for recipe in recipes:
+            parts.setdefault(recipe["blend_split"] or "datasets", set()).add(published_split(recipe))
+        sources = {
+            part: [{"name": split, "path": join(output_dir, FOLDER, split)} for split in sorted(splits)]
+            for part, splits in parts.items()
+        }
+        blend = orjson.dumps(sources or {"datasets": []}, option=orjson.OPT_INDENT_2)
         return Published(names, blend, written, facts, self._beside.derived, derived)
 
     def _derived(self, output_dir: str) -> Iterator[tuple[Finished, str, str, str]]:
@@ -167,16 +176,3 @@ def published_split(recipe: Mapping[str, Any]) -> str:
     of_blend = f"{recipe['blend_split']}-" if recipe["blend_split"] else ""
     name = UNSAFE.sub("_", f"{of_blend}{recipe['split']}")
     return name if name[:1].isalnum() else f"rows{name}"
-
-
-def _blend(output_dir: str, finished: Sequence[Finished]) -> bytes:
-    """The output as a blend of its splits, under train, valid and test if the blend listed them."""
-    recipes = [item.receipt.identity["recipe"] for item in finished if WHOLE in item.receipt.parts]
-    parts: dict[str, set[str]] = {}
-    for recipe in recipes:
-        parts.setdefault(recipe["blend_split"] or "datasets", set()).add(published_split(recipe))
-    sources = {
-        part: [{"name": split, "path": join(output_dir, FOLDER, split)} for split in sorted(splits)]
-        for part, splits in parts.items()
-    }
-    return orjson.dumps(sources or {"datasets": []}, option=orjson.OPT_INDENT_2)

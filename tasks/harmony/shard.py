@@ -35,7 +35,6 @@ from .grammar import Fault, ParsedMessage, parse
 from .inventory import bounded, coverage_of, fields_of, licences_of, merged
 from .message import Composed, Policy, Source
 from .render import cross_check
-from .semantics import Quality
 from .settings import HarmonyRecipe
 from .vocabulary import harmony_encoder
 
@@ -105,7 +104,13 @@ class Normalizer:
             return valid
         valid, quality = judged(composed, self.off, least, self._second_parser)
         if valid is None:
-            return _invalid(quality)
+            code = str(quality.quality_error_code)
+            rule = RULES.get(code)
+            reason = f"invalid_harmony_{code}_{rule}" if rule else f"invalid_harmony_{code}"
+            where = f"character {quality.quality_error_offset} of the Harmony text"
+            return Rejected(
+                reason, f"{where}: {quality.error_detail}; fix the row, or turn rule {code} off with disabled_rules"
+            )
         if not quality.quality_completion_nonempty:
             return Rejected("empty_completion", "the last message is neither an answer on channel final nor a call")
         return valid
@@ -120,17 +125,6 @@ class Normalizer:
         if 0 < share < 1:
             share *= min(1, CHECKED_CHARACTERS / len(text))
         return xxh3_64_intdigest(text.encode()) < share * 2**64
-
-
-def _invalid(quality: Quality) -> Rejected:
-    """The rejection for the rule that a text breaks."""
-    code = str(quality.quality_error_code)
-    rule = RULES.get(code)
-    reason = f"invalid_harmony_{code}_{rule}" if rule else f"invalid_harmony_{code}"
-    where = f"character {quality.quality_error_offset} of the Harmony text"
-    return Rejected(
-        reason, f"{where}: {quality.error_detail}; fix the row, or turn rule {code} off with disabled_rules"
-    )
 
 
 def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on_bad_row: OnBadRow) -> Receipt:
@@ -180,7 +174,10 @@ class _Written:
         """Write the waiting rows, if there are any."""
         if not self.waiting:
             return
-        rows = _counted(self.waiting)
+        counts = token_counts([text for text, _ in self.waiting])
+        rows = [made for _, made in self.waiting]
+        for made, whole, completion in zip(rows, *(each.tolist() for each in counts), strict=True):
+            made["stats_token_len"], made["stats_completion_tokens"] = whole, completion
         self.waiting, self.characters = [], 0
         written = table(rows)
         self.builder.table(FILE, SCHEMA).write_table(written)
@@ -192,15 +189,6 @@ class _Written:
 def catalog_bytes(catalog: Mapping[str, bytes]) -> bytes:
     """A catalog of tools as one JSON object, by id."""
     return b"{" + b",\n".join(b'"%s":%s' % (name.encode(), catalog[name]) for name in sorted(catalog)) + b"}"
-
-
-def _counted(found: Collection[Accepted]) -> list[Row]:
-    """The rows with their token counts."""
-    counts = token_counts([text for text, _ in found])
-    rows = [made for _, made in found]
-    for made, whole, completion in zip(rows, *(each.tolist() for each in counts), strict=True):
-        made["stats_token_len"], made["stats_completion_tokens"] = whole, completion
-    return rows
 
 
 def token_counts(texts: Sequence[ValidText]) -> tuple[np.ndarray, np.ndarray]:

@@ -107,7 +107,15 @@ class HarmonyRows:
         """The conversation in a record."""
         field = text_field(record, self.names)
         if field is None:
-            return self._composed(record)
+            # Keeps the reasoning of earlier turns, because it may be trained on in a separate sequence
+            source = chat(record, self.names, field=None)
+            if isinstance(source, Rejected):
+                return source
+            keeping = replace(self.template.policy, thoughts="keep_all", special_strings="reject")
+            composed = (compose if self.special == "reject" else compose_literally)(source, keeping)
+            if isinstance(composed, Rejected):
+                return composed
+            return HarmonyConversation(composed.messages, self.template.policy.thoughts == "last_turn", source.unread)
         found = harmony_text(record, field)
         return found if isinstance(found, Rejected) else HarmonyConversation(found)
 
@@ -132,17 +140,6 @@ class HarmonyRows:
         """What of the row isn't read, and whether it lacks a question."""
         lacks = any(prompt_faults(conversation.messages))
         return [*conversation.unread, NO_QUESTION] if lacks else conversation.unread
-
-    def _composed(self, record: Mapping[str, Any]) -> HarmonyConversation | Rejected:
-        """Keeps the reasoning of earlier turns, because it may be trained on in a separate sequence."""
-        source = chat(record, self.names, field=None)
-        if isinstance(source, Rejected):
-            return source
-        keeping = replace(self.template.policy, thoughts="keep_all", special_strings="reject")
-        composed = (compose if self.special == "reject" else compose_literally)(source, keeping)
-        if isinstance(composed, Rejected):
-            return composed
-        return HarmonyConversation(composed.messages, self.template.policy.thoughts == "last_turn", source.unread)
 
 
 def has_tokens(vocabulary: Vocabulary) -> bool:

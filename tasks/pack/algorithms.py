@@ -45,16 +45,6 @@ def pack(lengths: np.ndarray, content: np.ndarray, capacity: int, packing: Packi
     2**64) chooses the order of the bins, and of the sequences in first_fit_shuffle. Raises ValueError, naming the
     sequence, for a length below 1 or above the capacity, and for arrays of different sizes.
     """
-    _check(lengths, content, capacity)
-    order = _order(lengths, content, packing, seed)
-    place = {"best_fit_decreasing": _best_fit, "concatenative": _next_fit}.get(packing, _first_fit)
-    bins = place(lengths[order], capacity)  # int64 [n], numbered as they are opened
-    bins = _shuffled(bins, _seeded(content, seed)[order])
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(bins))])
-    return Packs(offsets, order[np.argsort(bins, kind="stable")])
-
-
-def _check(lengths: np.ndarray, content: np.ndarray, capacity: int) -> None:
     if lengths.shape != content.shape:
         raise ValueError(f"{lengths.size} lengths but {content.size} hashes; every sequence has one of each")
     unfit = np.flatnonzero((lengths < 1) | (lengths > capacity))
@@ -63,6 +53,12 @@ def _check(lengths: np.ndarray, content: np.ndarray, capacity: int) -> None:
             f"sequence {unfit[0]} has {lengths[unfit[0]]} tokens, but a pack holds 1 to {capacity} "
             f"({unfit.size} such sequences in all); cut or drop them before packing"
         )
+    order = _order(lengths, content, packing, seed)
+    place = {"best_fit_decreasing": _best_fit, "concatenative": _next_fit}.get(packing, _first_fit)
+    bins = place(lengths[order], capacity)  # int64 [n], numbered as they are opened
+    bins = _shuffled(bins, _seeded(content, seed)[order])
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(bins))])
+    return Packs(offsets, order[np.argsort(bins, kind="stable")])
 
 
 def _seeded(content: np.ndarray, seed: int) -> np.ndarray:

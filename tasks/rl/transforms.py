@@ -378,7 +378,9 @@ def to_completions(record: Record) -> Record | Rejected:
         return chosen
     if isinstance(rejected, Rejected):
         return rejected
-    shared = _shared(chosen, rejected)
+    # The number of messages at the start that both share; at least one of each remains
+    most = min(len(chosen), len(rejected)) - 1
+    shared = next((number for number in range(most) if chosen[number] != rejected[number]), most)
     better, worse = chosen[shared:], rejected[shared:]
     if question := _asks("chosen", better) or _asks("rejected", worse):
         return question
@@ -422,12 +424,6 @@ def _answer(record: Record, field: str) -> Messages | Rejected:
     if not isinstance(found, list) or not found:
         return Rejected("bad_field", f"{field} is {_empty_or_kind(found)}; make it text or an array of messages")
     return found
-
-
-def _shared(chosen: Messages, rejected: Messages) -> int:
-    """The number of messages at the start that both share; at least one of each remains."""
-    most = min(len(chosen), len(rejected)) - 1
-    return next((number for number in range(most) if chosen[number] != rejected[number]), most)
 
 
 def _context(record: Record, shared: Messages) -> Messages | Rejected:

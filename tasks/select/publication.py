@@ -50,19 +50,14 @@ def beside(selected: Sequence[Finished], deduplicated: Deduplicated, choices: Se
         "selection": {
             "pools": {name: {"rows": pool["rows"], "tokens": pool["tokens"]} for name, pool in listed["pools"].items()},
             "candidates": sum(item.receipt.documents for item in selected),
-            "without_score": _without_score(selected, choices.scores),
+            "without_score": {
+                place: sum(item.receipt.facts["without_score"][number] for item in selected)
+                for number, place in enumerate(choices.scores)
+            },
             "collapsed": list(found.problems) if choices.limits.structures or choices.limits.calls else [],
         },
     }
     return Beside(selected, {PART: PART, **folders}, deduplicated.files, documents, header)
-
-
-def _without_score(selected: Sequence[Finished], scores: Sequence[str]) -> dict[str, int]:
-    """The number of rows without a score of each folder."""
-    return {
-        place: sum(item.receipt.facts["without_score"][number] for item in selected)
-        for number, place in enumerate(scores)
-    }
 
 
 def surveyed(selected: Sequence[Finished], store: Store) -> Survey:

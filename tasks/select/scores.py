@@ -83,7 +83,8 @@ def with_scores(table: pa.Table, sides: Iterable[pa.Table]) -> pa.Table:
         rows = compute.call_function("index_in", [table[ROW_ID]], compute.SetLookupOptions(side[ROW_ID]))
         for name in side.column_names:
             if name != ROW_ID:
-                _require_new(name, table)
+                if name in table.column_names:
+                    raise InputError(f"there are two columns {name!r}; rename one")
                 table = table.append_column(name, side[name].take(rows))
     return table
 
@@ -110,11 +111,6 @@ def require_joinable(side: pa.Table) -> None:
 def _require_ids(table: pa.Table, what: str) -> None:
     if ROW_ID not in table.column_names:
         raise InputError(f"{what} need the column {ROW_ID!r} to join by, but have only {', '.join(table.column_names)}")
-
-
-def _require_new(name: str, table: pa.Table) -> None:
-    if name in table.column_names:
-        raise InputError(f"there are two columns {name!r}; rename one")
 
 
 CHOICE, CHOSEN = "choice", "chosen.parquet"

@@ -159,7 +159,14 @@ def _tools(calls: Iterable[Call]) -> str:
 def behaviour_of(messages: Sequence[HarmonyMessage]) -> Behaviour:
     """The behavior of a conversation."""
     calls, results = _exchanges(messages)
-    final = next((each.body for each in reversed(messages) if _is_final(each)), "")
+    final = next(
+        (
+            each.body
+            for each in reversed(messages)
+            if (each.author == "assistant" and each.channel in {"final", None} and not is_call(each))
+        ),
+        "",
+    )
     draws = bool(results) and DRAWS_ON_TOOL.search(final) is not None
     found = tuple(_result(result) if result else MISSING for result in results)
     return Behaviour(tuple(map(_call, calls)), found, draws, _answer(final), _plan(messages))
@@ -168,10 +175,6 @@ def behaviour_of(messages: Sequence[HarmonyMessage]) -> Behaviour:
 def is_call(message: HarmonyMessage) -> bool:
     """Whether the assistant calls a tool in `message`."""
     return message.author == "assistant" and (message.recipient is not None or message.terminator == "call")
-
-
-def _is_final(message: HarmonyMessage) -> bool:
-    return message.author == "assistant" and message.channel in {"final", None} and not is_call(message)
 
 
 def _exchanges(messages: Iterable[HarmonyMessage]) -> tuple[list[HarmonyMessage], list[HarmonyMessage | None]]:

@@ -18,7 +18,6 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tests.peers import chat_templates
 from tests.tokenize.small_vocabularies import TRAINING_TEXT, VERBATIM, byte_level_bpe, sentencepiece_model, word_piece
 
 IM = ("<|im_start|>", "<|im_end|>")
@@ -213,11 +212,6 @@ def test_a_tokenizer_that_does_not_give_text_back_is_refused(checked, tmp_path, 
         checked(GOOD, used=found(make(tmp_path / "tokenizer")))
 
 
-def test_a_tokenizer_that_does_is_taken(checked, tmp_path):
-    used = found(saved(trained_bpe(), tmp_path / "tokenizer"))
-    assert trained(checked(GOOD, used=used).renderer, used, TALK) == ["6.<|im_end|>12!<|im_end|>24<|im_end|>"]
-
-
 # Memory.
 
 
@@ -241,34 +235,7 @@ def test_an_outcome_is_remembered(checked, monkeypatch):
         checked(source + " ")
 
 
-def test_a_damaged_memory_is_no_memory(checked, tmp_path):
-    first = checked(GOOD.replace(CALLS, ""))
-    (file,) = (tmp_path / "store" / "gates").iterdir()
-    for damage in ("", "{", "null", "[1]", "7"):
-        file.write_text(damage)
-        assert checked(GOOD.replace(CALLS, "")).refused == first.refused
-
-
-def test_a_refusal_is_not_remembered(checked, tmp_path):
-    for _ in range(2):
-        with pytest.raises(InputError):
-            checked("")
-    assert not (tmp_path / "store").exists()
-
-
 # Text between control tokens.
-
-
-@pytest.mark.parametrize("special", ["literal", "reject"])
-def test_control_strings_in_text_are_text(vocabulary, special):
-    (*ids,) = ids_of(vocabulary, special, "a<|im_end|>b<s>")
-    assert vocabulary.decode(ids) == "a<|im_end|>b<s>"
-    assert not set(ids) & set(vocabulary.controls.values())
-
-
-def test_where_they_are_allowed_they_are_tokens(vocabulary):
-    ids = ids_of(vocabulary, "allow", "a<|im_end|>")
-    assert ids[-1] == vocabulary.controls["<|im_end|>"]
 
 
 def test_tokens_that_only_the_template_makes_control_tokens_are_text_in_data(tmp_path):
@@ -307,23 +274,8 @@ def test_tags_that_users_spell_are_text_and_those_of_answers_are_tokens(tmp_path
             )
 
 
-def ids_of(used, special, words):
-    renderer = renderer_of(ChatTemplate(GOOD, {}), used, LossPolicy(), "auto", special)
-    return _encode(text_encoder(used, renderer.controls, "reference", special), words)
-
-
 def _encode(encoder, words):
     return encoder.encode(pa.array([words], pa.large_string())).ids.tolist()
-
-
-FAMILIES = "qwen3 qwen2_5 llama3 gemma3 phi3 cohere2 lfm2_v2 nemotron_3_nano deepseekv3_training qwen3_training"
-
-
-@pytest.mark.parametrize("name", FAMILIES.split())
-def test_the_templates_of_other_families_are_taken(checked, vocabulary, name):
-    outcome = checked(chat_templates.template(name), bos_token="<s>", eos_token="<|endoftext|>")
-    (written,) = trained(outcome.renderer, vocabulary, TALK)
-    assert [words in written for words in ("6.", "12!", "24", "2 * 3?", "* 2?")] == [True] * 3 + [False] * 2
 
 
 def test_a_mask_that_begins_elsewhere_than_the_prompt_ends_is_refused(checked, monkeypatch):

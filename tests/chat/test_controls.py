@@ -73,16 +73,6 @@ def test_a_control_token_is_found_and_broken_wherever_it_stands(conversation):
     assert everything(conversation) == everything(before), "the conversation itself is left alone"
 
 
-def test_what_is_no_control_token_is_left_alone():
-    conversation = talk(
-        user("<|im_", name="x"),
-        answer("end|> <|im_middle|> im_end", tool_calls=[call(a="<|")]),
-        tools=[{"name": "<|im_end|"}],
-    )
-    assert not IM.spelled_in(conversation)
-    assert everything(escape_controls(conversation, IM, NONCHARACTERS[0])) == everything(conversation)
-
-
 def test_structure_stays_what_it_is():
     conversation = talk(
         answer(None, tool_calls=[call(a=END, b=1, c=None, d=True, e=1.5, text='{"a": 1}')]),
@@ -186,11 +176,6 @@ def test_a_stranger_is_one_that_occurs_nowhere(conversation):
 def test_when_all_strangers_are_there_no_one_is_left():
     assert unused_noncharacter(talk(user(NONCHARACTERS[:4]), answer(NONCHARACTERS[4:]))) is None
     assert unused_noncharacter(talk(user(NONCHARACTERS[:4]), answer(NONCHARACTERS[5:]))) == NONCHARACTERS[4]
-
-
-def test_strangers_are_noncharacters():
-    assert len(set(NONCHARACTERS)) == len(NONCHARACTERS) >= 2
-    assert all(0xFDD0 <= ord(stranger) <= 0xFDEF for stranger in NONCHARACTERS)
 
 
 def test_the_controls_of_a_template_are_the_added_tokens_that_it_writes():

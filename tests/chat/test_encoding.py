@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers
 from tokenmill.tasks.chat.controls import Controls
 from tokenmill.tasks.chat.encoding import Batch, Passage, Segment, connected, cut
 from tokenmill.tasks.chat.encoding import runs as runs_of
@@ -178,7 +178,7 @@ WORDS = st.sampled_from(["", "a", "\n", "Hello, world!", "def f(x):\n    return 
 PIECES = st.lists(
     st.one_of(
         st.builds(text, WORDS, st.integers(0, 5), st.booleans(), st.just(True)),
-        st.builds(token, st.integers(0, 200_000), st.integers(0, 5), st.booleans()),
+        st.builds(token, st.integers(0, 2**31 - 1), st.integers(0, 5), st.booleans()),
     ),
     min_size=1,
     max_size=6,
@@ -249,20 +249,6 @@ def test_a_text_is_encoded_once_however_often_it_occurs(small):
     assert sorted(asked) == sorted({"history", "\n", " again", "history again"})
     assert [lists(found, number) for number in (1, 2)] == [lists(found, 0)] * 2
     assert found.straddled.tolist() == [0] * 4
-
-
-def test_the_same_text_may_be_learned_here_and_not_there(small):
-    found = encoded(
-        small, [text("yes"), text("yes", ASSISTANT, trained=True, breaks=True), *mixed("yes", (1, 2), breaks=True)]
-    )
-    ids, loss = lists(found, 0)
-    size = len(small.encode("yes", add_special_tokens=False).ids)
-    assert ids[:size] == ids[size : 2 * size] == ids[2 * size :]
-    assert loss[: 2 * size] == [0] * size + [1] * size
-
-
-def test_ids_of_the_largest_vocabularies(small):
-    assert encoded(small, [token(2**31 - 1), token(0)]).ids.tolist() == [2**31 - 1, 0]
 
 
 # Cutting a rendering into pieces.
@@ -367,11 +353,3 @@ JOINS = [
 @pytest.mark.parametrize(("left", "right", "whole"), JOINS)
 def test_joining(left, right, whole):
     assert connected([left, right]) == whole
-
-
-def test_tokens_of_a_vocabulary_are_not_looked_for_in_texts():
-    tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "<": 1, "s": 2, ">": 3}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
-    tokenizer.encode_special_tokens = True
-    assert encoded(tokenizer, [text("<s>"), token(4)]).ids.tolist() == [1, 2, 3, 4]

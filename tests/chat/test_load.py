@@ -90,11 +90,6 @@ def test_a_file(vocabulary, tmp_path, monkeypatch):
     assert load_template("~/own.jinja", vocabulary(), {}).source == SOURCE + "é"
 
 
-@pytest.mark.parametrize("source", [SOURCE, "{{ messages[0].content }}", "{% if true %}x{% endif %}"])
-def test_jinja_text(vocabulary, source):
-    assert load_template(source, vocabulary(), {}).source == source
-
-
 @pytest.mark.parametrize(
     ("chosen", "remedy"),
     [

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from tokenmill.tasks.chat.conversation import Arguments
-from tokenmill.tasks.chat.loss import Completion, LossPolicy
+from tokenmill.tasks.chat.loss import LossPolicy
 
 from tests.tokenize.small_vocabularies import EOS
 
@@ -172,11 +172,6 @@ def test_a_user_who_has_the_last_word(marked):
     assert marked(PLAIN, LAST_WORD).count("«a<|im_end|>»") == 1
 
 
-def test_a_result_of_a_tool_does_not_begin_a_turn(marked):
-    found = marked(THINKS, [user("1"), says("", None, "f"), tool("t"), says("a")], LossPolicy("last_turn"))
-    assert found.count("«") == 2
-
-
 def test_system_and_developer_messages_are_never_trained_on(marked):
     system, developer = {"role": "system", "content": "s"}, {"role": "developer", "content": "d"}
     found = marked(PLAIN, [system, user("1"), says("a"), developer, says("b")])
@@ -216,36 +211,6 @@ def test_blank_content_may_be_left_out(marked):
     source = PLAIN.replace("(m.content or '')", "(m.content | upper)")
     assert marked(source, [user("q"), says(" "), user("q"), says("\n")]).count("«") == 2
     assert marked(source, [user("q"), says("a")]) == "content_left_out"
-
-
-COMPLETION = Completion(start=10, answer=20, calls=30, ending=40, stop=50)
-
-
-@pytest.mark.parametrize(
-    ("policy", "ranges"),
-    [
-        (LossPolicy(), [(10, 50)]),
-        (LossPolicy(reasoning=False), [(20, 50)]),
-        (LossPolicy(tool_calls=False), [(10, 30), (40, 50)]),
-        (LossPolicy(end_of_turn=False), [(10, 40)]),
-        (LossPolicy(reasoning=False, tool_calls=False), [(20, 30), (40, 50)]),
-        (LossPolicy(reasoning=False, end_of_turn=False), [(20, 40)]),
-        (LossPolicy(tool_calls=False, end_of_turn=False), [(10, 30)]),
-        (LossPolicy(reasoning=False, tool_calls=False, end_of_turn=False), [(20, 30)]),
-        (LossPolicy("last_turn"), [(10, 50)]),
-        (LossPolicy("final_only"), [(20, 30), (40, 50)]),
-        (LossPolicy("final_only", end_of_turn=False), [(20, 30)]),
-        (LossPolicy("final_only", reasoning=True, tool_calls=True), [(20, 30), (40, 50)]),
-    ],
-)
-def test_ranges_of_a_completion(policy, ranges):
-    assert policy.ranges(COMPLETION) == ranges
-
-
-@pytest.mark.parametrize("policy", FLAGS)
-def test_empty_parts_are_no_ranges(policy):
-    assert all(start < stop for start, stop in policy.ranges(Completion(10, 10, 10, 10, 12)))
-    assert policy.ranges(Completion(10, 10, 15, 15, 15)) == [(10, 15)]
 
 
 # Prompts, ends and orders of other families.

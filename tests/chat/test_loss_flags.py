@@ -183,16 +183,3 @@ def test_a_flag_that_cannot_be_followed_rejects_the_row(learned, message, words)
 def test_flags_of_others_that_only_leave_out_change_nothing(learned):
     quiet = {"weight": 0, "train": False, "step_loss_mask": 0}
     assert learned({**Q, **quiet}, A, {**Q2, "step_loss_mask": 1, "weight": 1}, B) == [(BOTH, PLAIN)]
-
-
-def test_turns_of_sharegpt_carry_flags_too(vocabulary, learned):
-    turns = [
-        {"from": "human", "value": "one?"},
-        {"from": "gpt", "value": "two.", "weight": 0},
-        {"from": "human", "value": "three?"},
-        {"from": "gpt", "value": "four five"},
-    ]
-    found = conversation({"conversations": turns}, None, "tools")
-    template = load_template(CHATML, vocabulary, {})
-    (pieces,) = renderer_of(template, vocabulary, LossPolicy(), "auto", "literal").sequences(found)
-    assert (trained(pieces, vocabulary), text(pieces, vocabulary)) == (SECOND, PLAIN)

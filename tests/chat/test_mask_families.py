@@ -617,28 +617,6 @@ def test_control_tokens_in_data_are_never_control_ids(chat, name):
     assert agreed >= len(injected) - 4
 
 
-HARMLESS = str.maketrans("<>|\uff5c", "()--")
-
-
-@every_family
-def test_an_injection_does_not_move_a_mask(chat, name):
-    """With harmless brackets for the injected ones, the same characters of the same turns are trained on."""
-    compared = 0
-    for title, talk in TALKS.items():
-        if not spelled(chat, talk) or any(tag in json.dumps(talk.messages) for tag in TAGS):
-            continue
-        record = json.loads(json.dumps(CONVERSATIONS[title], ensure_ascii=False).translate(HARMLESS))
-        found, other = chat.sequences([talk, read(record)], LossPolicy())
-        assert isinstance(found, str) == isinstance(other, str), title
-        for one, clean in [] if isinstance(found, str) else zip(found, other, strict=True):
-            trained = [
-                chat.vocabulary.decode(ids[mask == 1].tolist()).translate(HARMLESS) for ids, mask, _ in (one, clean)
-            ]
-            assert trained[0] == trained[1], title
-            compared += 1
-    assert compared >= 3
-
-
 @pytest.mark.parametrize("name", BUNDLED)
 def test_a_bundled_format_whole_is_trained_on_what_its_generation_tags_hold(chat):
     """As transformers finds them: its mask where it encodes alike, else its spans of characters, encoded apart."""

@@ -8,11 +8,9 @@ from datetime import UTC, datetime
 from typing import get_args
 
 import orjson
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import parquet
 from tokenmill.tasks.chat import messages
 from tokenmill.tasks.chat.conversation import Arguments, Conversation, Reason, Rejected, RejectionError, apart
 from tokenmill.tasks.chat.parse import conversation
@@ -681,28 +679,6 @@ def test_nulls_are_the_same_as_nothing(found, data):
     keys += ["function_call", "name", "from", "value"]
     record["messages"] = [nulled(message, keys) for message in record["messages"]]
     assert read(nulled(record, ["conversations", "input", "output", "prompt", "response", "system"])) == found
-
-
-def test_parquet_gives_the_same_conversations_as_json(tmp_path):
-    found = [all_read(record) for record, _ in GOOD.values()]
-    rows = [openai_form(each) for each in found]
-    table = pa.Table.from_pylist(
-        [{"messages": row["messages"], "tools": json.dumps(row["tools"])} for row in rows],
-        pa.schema([("messages", pa.list_(MESSAGE)), ("tools", pa.string())]),
-    )
-    parquet.write_table(table, tmp_path / "chat.parquet")
-    read_back = parquet.read_table(tmp_path / "chat.parquet").to_pylist()
-    assert [read(row) for row in read_back] == [read(orjson.loads(orjson.dumps(row))) for row in rows] == found
-
-
-FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
-MESSAGE = pa.struct(
-    [
-        *((name, pa.string()) for name in ["role", "content", "reasoning_content", "tool_call_id", "name"]),
-        ("function_call", FUNCTION),
-        ("tool_calls", pa.list_(pa.struct([("id", pa.string()), ("type", pa.string()), ("function", FUNCTION)]))),
-    ]
-)
 
 
 lines = st.text(st.sampled_from("ab \n"), max_size=6)

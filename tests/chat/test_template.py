@@ -1,6 +1,5 @@
 """A rendering knows which of its characters each message wrote, and which are the assistant's own words."""
 
-import hashlib
 import json
 from datetime import datetime
 
@@ -183,12 +182,6 @@ def test_variables_of_the_template_and_of_one_rendering():
     assert template.render([user("q")], []).text == "1[2]False"
 
 
-def test_the_digest_is_that_of_the_source():
-    source = "é{{ x }}"
-    assert ChatTemplate(source, {}).digest == f"sha256:{hashlib.sha256(source.encode('utf-8')).hexdigest()}"
-    assert ChatTemplate(source, {"x": 1}).digest == ChatTemplate(source, {}).digest
-
-
 @pytest.mark.parametrize(
     ("source", "named"),
     [
@@ -210,13 +203,6 @@ def test_a_conversation_that_a_template_dies_of_is_rejected(source, named):
     assert isinstance(found, Rejected)
     assert found.reason == "template_error"
     assert named in found.detail
-
-
-def test_a_template_that_died_goes_on_with_the_next():
-    dying = "{% for m in messages %}{{ m.content.strip() + (1 if m.content == 'die' else '') }}{% endfor %}"
-    template = ChatTemplate(dying, {})
-    assert isinstance(template.render([assistant("die")], []), Rejected)
-    assert template.render([assistant(" a ")], []).text == "a"
 
 
 def test_messages_are_left_as_they_were():

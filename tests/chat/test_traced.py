@@ -150,11 +150,6 @@ def test_what_is_joined_from_plain_texts_is_plain():
     assert type(joined(["a", mark((1, "end"))])) is Traced
 
 
-def test_joining_keeps_the_order_of_the_beginnings():
-    found = joined([traced("ab"), "-", traced("c")])
-    assert [first for first, _, _ in found.spans] == [0, 1, 3]
-
-
 @given(TEXTS)
 def test_it_is_a_str_like_any_other(text):
     found = traced(text)
@@ -184,24 +179,6 @@ def test_every_method_of_str_gives_what_it_gives_for_str(name, text):
     for each in found if isinstance(found, (list, tuple)) else [found]:
         if isinstance(each, Traced):
             assert all(place is None or each[at] == text[place] for at, place in enumerate(places(each)))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [str.upper, str.title, str.casefold, str.swapcase, str.capitalize, lambda text: text + "b", lambda text: "b" + text,
-     lambda text: text * 2,  lambda text: text.translate({98: "c"}), lambda text: text.zfill(9)],
-)  # fmt: skip
-def test_what_is_not_carried_along_is_plain(change):
-    assert type(change(traced("abc"))) is str
-
-
-@pytest.mark.parametrize("call", [lambda text: text.split(""), lambda text: text.partition(""), lambda text: text.replace("a"),
-                                  lambda text: text.strip(1), lambda text: text[9], lambda text: text.index("z")])  # fmt: skip
-def test_errors_are_those_of_str(call):
-    with pytest.raises((ValueError, TypeError, IndexError)) as expected:
-        call("abc")
-    with pytest.raises(type(expected.value)):
-        call(traced("abc"))
 
 
 WHOLE = Traced(" \n text \n", ((0, 9, (4, "content")),))

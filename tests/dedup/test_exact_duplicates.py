@@ -5,12 +5,11 @@ import unicodedata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenmill.tasks.dedup.documents import KEYED, exact_duplicates, grouped, keys, ranks_of, write_text_keys
+from tokenmill.tasks.dedup.documents import KEYED, exact_duplicates, grouped, keys, write_text_keys
 from tokenmill.tasks.dedup.partitions import ROWS_PER_SLICE, SliceFile, partitioned
 from xxhash import xxh3_128_intdigest
 
@@ -59,14 +58,6 @@ def test_files_may_lie_in_an_object_store_and_be_read_as_several_slices(tmp_path
     file = signed(documents(["a", "b"]), tmp_path / "keys.arrow", 1)
     table = exact_duplicates([file, SliceFile(file.uri, 5 * ROWS_PER_SLICE)], 0, 1)
     assert edges(table) == {5 * ROWS_PER_SLICE: (0, 1.0), 5 * ROWS_PER_SLICE + 1: (1, 1.0)}
-
-
-def test_the_best_stays_and_the_first_of_the_best(tmp_path):
-    rows = [(0.5, 10), (0.9, 10), (0.9, 11), (0.9, 12), (0.9, 12), (float("nan"), 99)]
-    quality, size = (np.array(column) for column in zip(*rows, strict=True))
-    table = Wiring(tmp_path).exact(documents(["same"] * 6, ranks_of(quality, size)))
-    assert found(table) == dict.fromkeys((0, 1, 2, 4, 5), (3, 0))
-    assert table["dropped"].to_pylist() == [0, 1, 2, 4, 5]
 
 
 @max_examples(40)

@@ -11,28 +11,8 @@ from tests.dedup.deduplication import large
 CODE_POINTS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 
 TROUBLE = st.sampled_from(
-    [
-        " ",
-        "\n",
-        "\t",
-        "\u00a0",
-        "\u3000",
-        "\u2028",
-        "\x1c",
-        "e\u0301",
-        "\u0301",
-        "\ufb01",
-        "\u200b",
-        "й",
-        "\u2019",
-        "中",
-        "😀",
-        "\u0627",
-        "\u0653",
-        "\u304b",
-        "\u3099",
-    ]
-)
+    [" ", "\n", "\t", "\u00a0", "\u3000", "\u2028", "\x1c", "e\u0301", "\u0301", "\ufb01", "\u200b", "й", "\u2019", "中", "😀", "\u0627", "\u0653", "\u304b", "\u3099"]
+)  # fmt: skip
 
 
 def by_python(text):

@@ -47,15 +47,6 @@ def lines(messages):
     ]
 
 
-def strings(row):
-    """Every text that somebody says in a row, and the values of every call."""
-    for message in row["messages"]:
-        yield from (message[key] for key in ("content", "reasoning_content") if message.get(key))
-        for call in message.get("tool_calls") or []:
-            arguments = call["function"]["arguments"]
-            yield from (json.loads(arguments) if isinstance(arguments, str) else arguments or {}).values()
-
-
 @pytest.mark.parametrize(("name", "row", "split"), EVERY_ROW)
 def test_what_comes_out_is_harmony_by_all_parsers_and_all_rules(name, row, split):
     found = composed(name, row, split)
@@ -72,35 +63,6 @@ def test_the_record_stays_as_it_was(name, row, split):
     before = copy.deepcopy(row)
     composed(name, row, split)
     assert row == before
-
-
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("math_v2", rows.MATH),
-        ("math_v2", rows.MATH_PLAIN),
-        ("math_proofs", rows.PROOF),
-        ("science", rows.SCIENCE),
-        ("agentic", rows.AGENTIC),
-        ("instruction_following", rows.CHAT),
-    ],
-)
-def test_everything_that_is_said_is_in_a_body(name, row):
-    messages = composed(name, row, thoughts="keep_all").messages
-    bodies = [message.body for message in messages]
-    values = [json.loads(each.body) for each in messages if each.content_type == "json"]
-    for said in strings(row):
-        text = said if isinstance(said, str) else json.dumps(said)
-        assert any(text in body for body in bodies) or any(said in each.values() for each in values), said
-
-
-@pytest.mark.parametrize("row", [rows.MATH, rows.AGENTIC, rows.INTERACTIVE, rows.CHAT])
-def test_as_many_calls_and_results_come_out_as_go_in(row):
-    messages = composed("openai_messages", row, thoughts="keep_all").messages
-    calls = sum(len(message.get("tool_calls") or []) for message in row["messages"])
-    results = sum(message["role"] == "tool" for message in row["messages"])
-    assert sum(message.terminator == "call" for message in messages) == calls
-    assert sum(message.recipient == "assistant" for message in messages) == results
 
 
 LEAN = "Prove it in Lean 4:\ntheorem two : 1 + 1 = 2 := by sorry"
@@ -249,18 +211,6 @@ def test_arguments_that_are_no_object_reject_the_row(given, reason):
     assert isinstance(found, Rejected)
     assert found.reason == reason
     assert "message 3 of 10" in found.detail
-
-
-def test_every_one_of_372_tools_is_declared_with_its_arguments():
-    tools = [
-        {"type": "function", "function": {"name": f"t{number}", "description": "", "parameters": rows.BARE_PARAMETERS}}
-        for number in range(370)
-    ]
-    found = composed("agentic", {**rows.AGENTIC, "tools": [*tools, *rows.AGENTIC["tools"]]})
-    body = found.messages[1].body
-    assert body.count("= (_: {") == 372
-    assert body.count("id: string") == 372
-    assert len(found.declared) == found.facts["source_tools_count"] == 372
 
 
 OFFICIAL = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "channel": "final", "content": "a"}]}

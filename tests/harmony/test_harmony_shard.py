@@ -12,7 +12,7 @@ import yaml
 from tokenmill.flows.cli import run
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import DataSource
-from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony import shard
 from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.harmony.grammar import Fault
@@ -83,18 +83,6 @@ def test_every_row_of_every_source_is_read_by_the_reference_and_counted(tmp_path
     }
 
 
-def test_bad_rows_are_named_with_file_and_line(tmp_path):
-    messy = source(tmp_path, "messy", "openai_messages", *rows_of_messages(2), *BAD)
-    prepare({"datasets": [messy]}, tmp_path / "out")
-    lines = [json.loads(line) for line in (tmp_path / "out/quarantine/messy.jsonl").read_text().splitlines()]
-    assert [line["line"] for line in lines] == [3, 4, 5, 6]
-    assert {line["file"] for line in lines} == {messy["path"]}
-    assert lines[2]["reason"] == "malformed_json"
-    assert len({line["reason"] for line in lines}) == 4
-    with pytest.raises(RunError, match=r"messy\.jsonl:3: "):
-        prepare({"datasets": [messy]}, tmp_path / "strict", max_bad_row_fraction=0.0, on_bad_row="fail")
-
-
 def test_broken_up_strings_and_other_choices_reach_the_rows(tmp_path):
     messy = source(tmp_path, "messy", "openai_messages", TAGGED, split="train")
     _, manifest = prepare({"datasets": [messy]}, tmp_path / "out", special_strings="escape", messages_json=True)
@@ -103,17 +91,6 @@ def test_broken_up_strings_and_other_choices_reach_the_rows(tmp_path):
     assert row["meta_escaped_strings"] == 1
     assert "<|\u200bend|>" in row["text"]
     assert [each["author"] for each in json.loads(row["messages_json"])][-2:] == ["user", "assistant"]
-
-
-def test_slices_of_a_file_hold_what_the_whole_holds(tmp_path):
-    one = source(tmp_path, "chat", "openai_messages", *rows_of_messages(50))
-    texts = {}
-    for size in ("1MB", 700):
-        prepare({"datasets": [one]}, tmp_path / str(size), shard_size=size)
-        found = published(tmp_path / str(size))["chat"]
-        texts[size] = [row["text"] for row in found]
-        assert len({row["row_id"] for row in found}) == 50
-    assert texts["1MB"] == texts[700]
 
 
 def test_proofs_are_read_in_the_ways_that_are_asked_for(tmp_path):

@@ -95,24 +95,15 @@ def test_rates_of_a_problem():
 @pytest.mark.parametrize(
     ("metadata", "columns"),
     [
-        (
-            {"reason_low_with_tool": block(0.5, 4), "reason_high_no_tool": block(0.5)},
-            ("reason_low_with_tool", 0.5, 4, 2),
-        ),
-        (
-            {"reason_low_no_tool": {"accuracy": 1.0, "count": True, "pass": "8"}},
-            ("reason_low_no_tool", 1.0, None, None),
-        ),
+        ({"reason_low_with_tool": block(0.5, 4), "reason_high_no_tool": block(0.5)}, ("reason_low_with_tool", 0.5, 4, 2)),
+        ({"reason_low_no_tool": {"accuracy": 1.0, "count": True, "pass": "8"}}, ("reason_low_no_tool", 1.0, None, None)),
         ({"reason_high_no_tool": {"accuracy": 0.5, "count": 1 << 63}}, ("reason_high_no_tool", 0.5, None, None)),
         ({"reason_high_no_tool": {"accuracy": 10**400, "count": 8}}, (None, None, None, None)),
         ({"reason_high_no_tool": {"accuracy": Decimal("0.5"), "count": 8}}, (None, None, None, None)),
-        (
-            {"reason_high_no_tool": {"accuracy": 0.5, "count": 8, "seen": b"bytes"}},
-            ("reason_high_no_tool", 0.5, 8, None),
-        ),
+        ({"reason_high_no_tool": {"accuracy": 0.5, "count": 8, "seen": b"bytes"}}, ("reason_high_no_tool", 0.5, 8, None)),
     ],
     ids=["of equal rates the first", "no counts", "a count too large", "a rate too large", "a decimal", "bytes"],
-)
+)  # fmt: skip
 def test_rates_are_the_best_and_what_no_column_holds_is_null(metadata, columns):
     found = evaluation(metadata)
     names = ("meta_eval_best_setting", "meta_correctness", "meta_pass_k", "meta_correct_count")

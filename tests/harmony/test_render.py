@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import chain
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,20 +160,6 @@ def test_a_conversation_is_read_back_and_is_the_references(messages):
     tokens = reference_tokens(messages)
     assert encoding().decode_utf8(tokens) == text
     assert encode(messages).ids.tolist() == tokens
-
-
-@given(conversations())
-@max_examples(50)
-def test_spans_are_those_of_messages_rendered_one_by_one(messages):
-    encoded = encode(messages)
-    for number, message in enumerate(messages):
-        tokens = encoded.ids[encoded.offsets[number] : encoded.offsets[number + 1]].tolist()
-        alone = encoding().render(reference(message))
-        assert tokens[:-1] == alone[:-1]
-        body = encoded.ids[encoded.bodies[number] : encoded.offsets[number + 1] - 1].tolist()
-        assert encoding().decode_utf8(body) == message.body
-    assert encoded.offsets[-1] == len(encoded.ids)
-    assert (encoded.ids.dtype, encoded.offsets.dtype, encoded.bodies.dtype) == (np.int32, np.int64, np.int64)
 
 
 @given(st.lists(any_messages(), min_size=1, max_size=4))

@@ -29,20 +29,7 @@ RETURN = replace(FINAL, terminator="return")
 
 GOOD = {
     "an answer": [USER, FINAL],
-    "everything": [
-        SYSTEM,
-        DEVELOPER,
-        USER,
-        THOUGHT,
-        REMARK,
-        CALL,
-        RESULT,
-        THOUGHT,
-        PYTHON,
-        PYTHON_RESULT,
-        THOUGHT,
-        RETURN,
-    ],
+    "everything": [SYSTEM, DEVELOPER, USER, THOUGHT, REMARK, CALL, RESULT, THOUGHT, PYTHON, PYTHON_RESULT, THOUGHT, RETURN],
     "several turns": [SYSTEM, USER, FINAL, USER, THOUGHT, RETURN],
     "a call is the end": [USER, THOUGHT, CALL],
     "calls side by side": [USER, CALL, OTHER, RESULT, OTHER_RESULT, FINAL],
@@ -52,7 +39,7 @@ GOOD = {
     "a result on no channel": [USER, CALL, replace(RESULT, channel=None), FINAL],
     "no arguments": [USER, replace(CALL, body="{}"), RESULT, FINAL],
     "arguments that are no JSON, of a built-in tool": [USER, replace(PYTHON, body="print(1)"), PYTHON_RESULT, FINAL],
-}
+}  # fmt: skip
 
 BAD = {
     "S01": [([USER, replace(THOUGHT, channel="thinking"), FINAL], [1]), ([USER, CALL, replace(RESULT, channel="x"), FINAL], [2])],
@@ -194,13 +181,9 @@ OBJECT = {
         ({}, {**OBJECT, "required": ["a"]}, "arguments.a is missing"),
         ({"z": 1}, {**OBJECT, "additionalProperties": False}, "arguments.z is not declared"),
         (1.5, {"type": "integer"}, "arguments is not of type integer"),
-        (
-            {"a": None},
-            {"properties": {"a": {"type": ["string", "number"]}}},
-            "arguments.a is not of type string or number",
-        ),
+        ({"a": None}, {"properties": {"a": {"type": ["string", "number"]}}}, "arguments.a is not of type string or number"),
     ],
-)
+)  # fmt: skip
 def test_a_violation_is_named(value, schema, says):
     assert violation(value, schema, "arguments") == says
 

@@ -230,18 +230,12 @@ def test_chat_is_composed_and_every_turn_with_thoughts_is_a_sequence(chats):
     ("settings", "expected"),
     [
         ({"split_turns": "never"}, TRAINED[1:]),
-        (
-            {"split_turns": "auto", "template_variables": {"keep_reasoning": "keep_all"}},
-            [TRAINED[0].removesuffix("<|return|>") + "|" + TRAINED[1], *TRAINED[2:]],
-        ),
+        ({"split_turns": "auto", "template_variables": {"keep_reasoning": "keep_all"}}, [TRAINED[0].removesuffix("<|return|>") + "|" + TRAINED[1], *TRAINED[2:]]),
         ({"loss_on": "last_turn"}, [*TRAINED[1:3], "<|channel|>final<|message|>So long<|return|>"]),
-        (
-            {"loss_on": "assistant_bodies", "loss_reasoning": False, "loss_end_of_turn": False},
-            ["1.", "2.", 'I look.|{"zone":"Oslo"}|Noon.', "Hello|So long"],
-        ),
+        ({"loss_on": "assistant_bodies", "loss_reasoning": False, "loss_end_of_turn": False}, ["1.", "2.", 'I look.|{"zone":"Oslo"}|Noon.', "Hello|So long"]),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_choices_are_those_of_any_template(chats, tmp_path, settings, expected):
     prepare(blend_of(chats / "chat.jsonl"), tmp_path / "out", **settings)
     assert trained(tmp_path / "out") == expected
@@ -291,14 +285,8 @@ def test_columns_beside_the_messages_say_how_much_is_thought(tmp_path):
 FLAGGED = [
     talk(user("Ten?"), {**thinking("Hm.", "10."), "weight": 0}, user("Two?"), assistant("2.")),
     talk(user("One?"), assistant("1."), user("Two?"), {**assistant("2."), "train": False}),
-    talk(
-        user("Six?"),
-        {**assistant("", call("f")), "step_loss_mask": 0},
-        tool("r"),
-        assistant("1."),
-        tools=[{"type": "function", "function": {"name": "f"}}],
-    ),
-]
+    talk(user("Six?"), {**assistant("", call("f")), "step_loss_mask": 0}, tool("r"), assistant("1."), tools=[{"type": "function", "function": {"name": "f"}}]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("normalized", [False, True], ids=["chat", "normalized text"])
@@ -350,33 +338,12 @@ def written(message):
     return render([replace(message, body="\x00")]).replace("\x00", message.body)
 
 
-@pytest.mark.slow
-def test_held_out_are_whole_conversations_and_the_same_ones_from_text_and_chat(tmp_path):
-    said = [talk(user(f"Question {number}?"), assistant(f"Answer {number}.")) for number in range(80)]
-    shares = {"holdout": {"valid": 0.3, "test": 0.2}}
-    chat = write_rows(tmp_path / "a.jsonl", said)
-    text = write_rows(tmp_path / "b.jsonl", [{"text": render(composed(each))} for each in said])
-    found = {}
-    for name, source in (("chat", chat), ("text", text)):
-        prepare(blend_of(source), tmp_path / name, **shares)
-        found[name] = {split: set(texts_of(tmp_path / name, split)) for split in ("train", "valid", "test")}
-    assert found["chat"] == found["text"]
-    assert sum(map(len, found["text"].values())) == 80 == len(set.union(*found["text"].values()))
-    assert 10 < len(found["text"]["valid"]) < 40
-
-
 # Identity, and what is refused.
 
 
-def test_nothing_is_built_twice_and_a_choice_that_changes_bytes_is_named(chats, monkeypatch):
+def test_another_version_of_the_template_builds_everything(chats, monkeypatch):
     blend = blend_of(chats / "chat.jsonl")
     assert not plan(blend, chats / "out").plan.pending
-    for settings, reason in [
-        ({"template_variables": {"effort": "low"}}, "recipe.template_variables.effort changed: 'medium' -> 'low'"),
-        ({"loss_on": "assistant_bodies"}, "recipe.loss_on changed: 'assistant_all' -> 'assistant_bodies'"),
-        ({"special_tokens_in_text": "reject"}, "recipe.special_tokens_in_text changed: 'literal' -> 'reject'"),
-    ]:
-        assert pending_reasons(plan(blend, chats / "out", **settings)) == {reason: 1}
     monkeypatch.setattr("tokenmill.tasks.harmony.training.TEMPLATE_VERSION", "next")
     assert pending_reasons(plan(blend, chats / "out")) == {
         f"recipe.template changed: 'harmony:{message.TEMPLATE_VERSION}' -> 'harmony:next'": 1

@@ -22,7 +22,7 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 
 from tests import preparing, preparing_sft
-from tests.pack.small_packs import MULTIPLE, PACK_SIZE, PADDING, facts_of, packs, shard
+from tests.pack.small_packs import MULTIPLE, PACK_SIZE, PADDING, packs, shard
 from tests.peers.conversations import assistant, talk, user
 
 WEIGHTS = {("datasets", "math"): 3.0, ("datasets", "code"): 1.0, ("datasets", "chat"): 2.0}
@@ -170,23 +170,6 @@ def test_the_tokens_of_the_folder_are_in_proportion_to_the_weights(tmp_path, bui
         by_dataset[dataset_of(path)] += weight
     assert by_dataset == pytest.approx({name: weight for (_, name), weight in weights.items()})
     assert problems(tmp_path) == []
-
-
-def test_no_pack_is_repeated_by_down_and_each_is_repeated_evenly_by_up_and_weight_zero_is_left_out(tmp_path, built):
-    store, finished = built
-    for sampling in ("down", "up"):
-        publish(tmp_path, store, finished, sampling=sampling)
-        seen = defaultdict(Counter)
-        for path in folder(tmp_path):
-            seen[dataset_of(path)].update(row["input_ids"][0] for row in pq.read_table(path).to_pylist())
-        for name, counted in seen.items():
-            times = set(counted.values())
-            assert times == {1} if sampling == "down" else max(times) - min(times) <= 1
-            assert sampling == "down" or len(counted) == sum(COUNTS[name])
-    for sampling in ("none", "down", "up"):
-        publish(tmp_path, store, finished, weights={**WEIGHTS, ("datasets", "chat"): 0.0}, sampling=sampling)
-        assert {dataset_of(path) for path in folder(tmp_path)} == {"math", "code"}
-        assert list(listed(tmp_path)) == folder(tmp_path)
 
 
 def test_copies_are_links_with_names_of_their_own_and_a_cut_file_is_a_file_of_its_own(tmp_path, built):
@@ -392,23 +375,6 @@ def test_on_an_object_store_folders_hold_copies_and_no_stale_ones(tmp_path, memo
     blend = json.loads(system.cat_file(f"{path}/blend.json"))
     assert blend["train"][1::2] == [f"{out}/splits/train/{name}" for name in sorted(expected)]
     assert problems(out) == []
-    for name in sorted(expected):
-        content = system.cat_file(f"{path}/splits/train/{name}")
-        system.rm_file(f"{path}/splits/train/{name}")
-        system.pipe_file(f"{path}/splits/train/{name}", content[:-1] + bytes([content[-1] ^ 1]))
-        (problem,) = problems(out)
-        assert problem.startswith(f"{out}/splits/train/{name}: ")
-        publish(out, store, finished, sampling="down")
-        assert problems(out) == []
-
-
-def test_facts_of_the_receipt_are_of_its_packs():
-    """The stand-in for a packer counts right, or nothing above means anything."""
-    made = [[[2, 4, 6], [4]], [[2, 2, 4, 6, 6]]]
-    assert facts_of(made) == {
-        "sequences": 3, "packs": 2, "tokens": 6, "padding": 3, "loss_tokens": 3, "longest": 5, "most_sequences": 2,
-        "shortest_pack": 4,
-    }  # fmt: skip
 
 
 def test_a_budget_says_how_many_tokens_of_each_data_set_are_published(tmp_path):

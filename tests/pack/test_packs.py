@@ -20,22 +20,14 @@ from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.nightly.prune import leftovers
 from tokenmill.tasks.pack import packs as packs_module
-from tokenmill.tasks.pack.packs import LEFT_OUT, inspect_sft_shard
+from tokenmill.tasks.pack.packs import LEFT_OUT
 from tokenmill.tasks.pack.parquet import PackWriter
 from tokenmill.tasks.pack.preparation import SFT
-from tokenmill.tasks.pack.sequences import RoleRuns, SequenceWriter
-from tokenmill.tasks.pack.settings import PackRecipe
 from tokenmill.tasks.pack.shard import SequenceShard
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.report.view import view_output
 from tokenmill.tasks.report.why import why_row
-from tokenmill.tasks.shards import here
-from tokenmill.tasks.shards.build import building
-from tokenmill.tasks.shards.manifest import Finished
-from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
-from tokenmill.tasks.sources.files import Slice, SourceFile
 
 from tests.building import build_here
 from tests.peers.conversations import assistant, talk, thinking, user
@@ -191,15 +183,6 @@ def published(out):
     return {name: content for name, content in tree(out).items() if name.startswith(("splits/", "blend.json"))}
 
 
-def test_packing_the_same_again_packs_nothing(tmp_path, source, chosen, monkeypatch):
-    prepare(blend_of(source), tmp_path / "out", **chosen)
-    before = times_of(tmp_path / "out/shards")
-    monkeypatch.setattr(PackWriter, "write", None)
-    prepare(blend_of(source), tmp_path / "out", **chosen)
-    prepare({"datasets": [{**blend_of(source)["datasets"][0], "weight": 3.0}]}, tmp_path / "out", **chosen)
-    assert times_of(tmp_path / "out/shards") == before
-
-
 def groups(monkeypatch, tokens):
     monkeypatch.setattr(packs_module, "GROUP_TOKENS", tokens)
     monkeypatch.setattr(packs_module, "GROUP_PACKS", 1)
@@ -228,22 +211,6 @@ def test_a_large_data_set_is_packed_in_groups_and_one_that_grows_packs_only_the_
     groups(monkeypatch, 1)
     planned, _ = prepare(blend_of(source), tmp_path / "alone", **chosen)
     assert len(pack_receipts(planned)) == len(planned.plan.shards) > 5, "a shard larger than a group is one by itself"
-
-
-def backwards(step, pending, store, arguments, *, rebuild=False):
-    for shard in reversed(pending):
-        step.build(shard, store, **arguments)
-
-
-def test_groups_packed_backwards_or_side_by_side_are_the_same(tmp_path, source, chosen, monkeypatch):
-    groups(monkeypatch, 300)
-    monkeypatch.setattr(here, "cores", lambda: 3)
-    for name, build_shards in (("one", build_here), ("threads", here.build_here), ("backwards", backwards)):
-        planned = plan(blend_of(source), tmp_path / name, **chosen)
-        SFT.build(planned, build_shards)
-        SFT.publish(planned, 0.0)
-    assert len(list((tmp_path / "one/shards/packs").iterdir())) > 3
-    assert published(tmp_path / "one") == published(tmp_path / "threads") == published(tmp_path / "backwards")
 
 
 def test_a_dry_run_tells_what_is_left_to_pack(tmp_path, source, chosen):
@@ -310,59 +277,9 @@ def test_a_missing_member_is_named(tmp_path, source, chosen):
 # Packs of 294,912 tokens, as Nemotron 3 Ultra's, of many sequences that nobody had to tokenize.
 
 
-def stored_shard(store, number, sequences):
-    """A proven shard of so many sequences of 8 to 40,000 tokens."""
-    source = {"content": f"{number} of {sequences}"}
-    recipe = {"loss_on": "assistant_all", "tokenizer": "", "template": ""}
-    identity = {"kind": "sft", "format_version": 5, "recipe": recipe, "source": source}
-    part = Slice(SourceFile("/rows.jsonl", 10, "jsonl"), number, number + 1)
-    planned = PlannedShard("rows", "datasets", part, identity)
-    lengths = np.random.default_rng(number).lognormal(6, 1.3, sequences).clip(8, 40_000).astype(np.int64)
-    with building(planned, store) as builder:
-        writer = SequenceWriter(builder, "all")
-        for first in range(0, sequences, 2_000):
-            some = lengths[first : first + 2_000]
-            ends, rows = np.cumsum(some), np.arange(first, first + len(some))
-            ids, loss = np.arange(ends[-1], dtype=np.int32) % 99_991, np.ones(ends[-1], np.int8)
-            loss[ends - 1] = 0
-            runs = RoleRuns(np.ones_like(some), np.zeros(len(some), np.int32), np.full(len(some), 4, np.int8))
-            writer.append(ids, loss, some, rows, runs)
-        writer.write_index()
-        builder.rows_in = sequences
-        builder.facts["all"] = {"sequences": sequences, "longest": writer.longest}
-        builder.keep("all", sequences, writer.tokens)
-    return Finished(planned, planned.key, builder.receipt)
-
-
 def allocated():
     """Bytes that NumPy, Python and Arrow hold, whatever their allocators keep for later."""
     return tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes()
-
-
-@pytest.mark.weekly
-def test_packs_of_294912_tokens_take_memory_that_does_not_grow_with_the_data_set(tmp_path, monkeypatch):
-    recipe = PackRecipe(294_912, "best_fit_decreasing", "drop", 16, 1, 42)
-    seen, table = [], vars(PackWriter)["_table"]
-    monkeypatch.setattr(PackWriter, "_table", lambda *given: (table(*given), seen.append(allocated()))[0])
-    grown = []
-    for count in (2, 6):
-        store = Store(str(tmp_path / f"{count}"), "sft")
-        finished = [stored_shard(store, number, 60_000) for number in range(count)]
-        planned = packs_module.plan_packs(finished, store, recipe)
-        seen.clear()
-        tracemalloc.start()
-        before = allocated()
-        receipts = [packs_module.build_packs(shard, planned.store) for shard in planned.shards]
-        tracemalloc.stop()
-        grown.append(max(seen) - before)
-        facts = [receipt.facts["all"] for receipt in receipts]
-        assert sum(each["sequences"] for each in facts) == 60_000 * count
-        assert sum(each["tokens"] for each in facts) == sum(item.receipt.tokens for item in finished)
-        stored = sum(each["tokens"] + each["padding"] for each in facts)
-        assert stored / (294_912 * sum(each["packs"] for each in facts)) > 0.99
-        assert all(inspect_sft_shard(planned.store, receipt) == [] for receipt in receipts)
-    assert len(receipts) > 2, "several groups"
-    assert grown[1] < 1.25 * grown[0] < 60e6, "a row group has 1.8 M tokens, of 9 bytes, and is held twice"
 
 
 LONG = "the mill grinds grain and Wasser flows " * 25

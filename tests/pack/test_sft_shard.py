@@ -236,13 +236,6 @@ def test_tokenized_rows_are_packed_as_they_are(tmp_path, chosen, kept, mixed):
     assert totals["not_read"]["datasets/some"]["tools"] == sum("attention_mask" in row for row in rows)
 
 
-def test_what_is_trained_on_is_the_assistants(tmp_path, chosen):
-    prepare(blend_of(write_rows(tmp_path / "some.jsonl", CONVERSATIONS)), tmp_path / "out", **chosen)
-    for sequence in sequences_of(tmp_path / "out"):
-        following = [role for role, learned in zip(sequence.roles[1:], sequence.mask, strict=False) if learned]
-        assert set(following) == {ASSISTANT_ROLE}
-
-
 WIDE = """\
 {%- for message in messages %}
     {%- if message.role == 'assistant' %}
@@ -426,32 +419,6 @@ def test_the_order_of_rows_changes_no_pack(tmp_path, chosen, packing):
     assert found[0] == found[1]
 
 
-def test_concatenative_packs_are_consecutive_rows(tmp_path, chosen):
-    source = write_rows(tmp_path / "some.jsonl", CONVERSATIONS)
-    prepare(blend_of(source), tmp_path / "out", packing="concatenative", **KEEPING, **chosen)
-    packs = [[sequence.document for sequence in pack] for pack in packs_of(tmp_path / "out")]
-    assert all(pack == list(range(pack[0], pack[-1] + 1)) for pack in packs)
-    assert packs != sorted(packs), "a trainer that reads rows in order must not read the source in order"
-
-
-@pytest.mark.slow
-def test_how_much_is_encoded_at_once_changes_no_byte(tmp_path, chosen, monkeypatch):
-    source = write_rows(tmp_path / "some.jsonl", [*CONVERSATIONS, b"broken", *CONVERSATIONS])
-    chosen |= {"holdout": {"valid": 0.3, "test": 0.1}}
-    prepare(blend_of(source), tmp_path / "out", **chosen)
-    expected = tree(tmp_path / "out")
-    calls, encode = [], Batch.encode
-    monkeypatch.setattr(
-        Batch, "encode", lambda batch, encoder: calls.append(batch.characters) or encode(batch, encoder)
-    )
-    for characters, enough in ((1, 2 * len(CONVERSATIONS)), (500, 20)):
-        monkeypatch.setattr(shard_module, "BATCH_CHARACTERS", characters)
-        calls.clear()
-        prepare(blend_of(source), tmp_path / "out", force=True, **chosen)
-        assert len(calls) >= enough
-        assert tree(tmp_path / "out") == expected
-
-
 @pytest.mark.parametrize("oversize", ["drop", "truncate"])
 def test_a_conversation_of_many_sequences_is_encoded_bit_by_bit_and_counted_once(
     tmp_path, chosen, monkeypatch, oversize
@@ -474,20 +441,6 @@ def test_a_conversation_of_many_sequences_is_encoded_bit_by_bit_and_counted_once
     prepare(blend_of(source), tmp_path / "out", force=True, **chosen)
     assert len(most) > 10
     assert tree(tmp_path / "out") == expected
-
-
-def test_json_and_parquet_of_the_same_conversations_give_the_same_packs(tmp_path, chosen):
-    rows = json.loads(json.dumps(CONVERSATIONS))
-    for message in itertools.chain(*(row["messages"] for row in rows)):
-        for made in message.get("tool_calls", []):
-            made["function"]["arguments"] = json.dumps(made["function"]["arguments"], ensure_ascii=False)
-    table = pa.Table.from_pylist([{"messages": row["messages"], "tools": json.dumps(row.get("tools"))} for row in rows])
-    pq.write_table(table, tmp_path / "some.parquet", row_group_size=20)
-    found = []
-    for path in (write_rows(tmp_path / "some.jsonl", CONVERSATIONS), tmp_path / "some.parquet"):
-        prepare(blend_of(path), tmp_path / path.suffix, **chosen)
-        found.append([[sequence.learnable for sequence in pack] for pack in packs_of(tmp_path / path.suffix)])
-    assert found[0] == found[1]
 
 
 # What becomes of every row.
@@ -516,25 +469,13 @@ BAD = [
     (b"\xff", "invalid_utf8"),
     (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone_surrogate"),
     (b"[1]", "not_an_object"),
-    (b'{"messages": "\xff"}', "invalid_utf8"),
     ({"text": "no chat"}, "no_messages"),
-    ({"messages": []}, "no_messages"),
-    ({"messages": {"role": "user"}}, "no_messages"),
-    ({"input": "a", "output": "b", "prompt": "c"}, "no_messages"),
     ({"messages": [5]}, "bad_message"),
     (talk({"role": "narrator", "content": "Once."}), "unknown_role"),
-    (talk({"content": "Who says this?"}), "unknown_role"),
-    (saying(), "no_content"),
-    (saying(content=5), "not_text"),
     (saying(content=[{"type": "image_url", "image_url": "x"}]), "not_text"),
-    (saying(content="x", reasoning_content=5), "bad_reasoning"),
-    (talk({"role": "user", "content": "x", "reasoning_content": "y"}, assistant("z")), "reasoning_not_by_assistant"),
-    (saying(content="<think>a</think>b", reasoning_content="c"), "reasoning_twice"),
     (saying(content="<think>a"), "unclosed_think"),
-    (saying(content=None, tool_calls=[5]), "bad_tool_calls"),
     (saying(content=None, tool_calls=[{"name": "f", "arguments": "5"}]), "bad_tool_arguments"),
     (saying(content=None, tool_calls=[{"name": "f", "arguments": '{"a": "\\ud800"}'}]), "lone_surrogate"),
-    ({**saying(content="x"), "tools": [5]}, "bad_tools"),
     (talk(user("Anyone?")), "no_assistant"),
     (talk({"role": "developer", "content": "No jokes."}, assistant("x")), "template_error"),
     (talk(user(f"<|im_end|>{STRANGERS}"), assistant("x")), "noncharacters"),
@@ -656,15 +597,10 @@ SPELT = [
     [
         (SPELT, {"special_tokens_in_text": "literal"}, {}, []),
         (SPELT, {"special_tokens_in_text": "reject"}, {"special_token_in_text": 3}, [2, 3, 4]),
-        (
-            [marked(1), talk(user("A?"), assistant("B."), user("C?"))],
-            {"loss_on": "last_turn"},
-            {"nothing_trained": 1},
-            [2],
-        ),
+        ([marked(1), talk(user("A?"), assistant("B."), user("C?"))], {"loss_on": "last_turn"}, {"nothing_trained": 1}, [2]),
     ],
     ids=["control tokens as text", "no control tokens", "nothing to learn under the policy"],
-)
+)  # fmt: skip
 def test_rows_are_set_aside_where_that_is_asked_for(tmp_path, chosen, rows, setting, dropped, bad):
     _, manifest = prepare(blend_of(write_rows(tmp_path / "some.jsonl", rows)), tmp_path / "out", **chosen | setting)
     assert manifest["totals"]["dropped"] == dropped

@@ -87,48 +87,6 @@ def test_a_skywork_question_takes_the_place_of_the_marker_and_question_stays_bar
 
 
 @pytest.mark.parametrize(
-    ("question", "template", "asked"),
-    [
-        (WRAPPED, {"prefix": "A ", "suffix": None}, "A \n\nWhat is 40 + 2?"),
-        (WRAPPED, {"suffix": "Z"}, "\n\nWhat is 40 + 2?\n\nZ"),
-        (WRAPPED, {"prefix": "", "suffix": ""}, "What is 40 + 2?"),
-        (WRAPPED, {"prefix": None, "suffix": None, "template": None}, "What is 40 + 2?"),
-        (WRAPPED, {}, "What is 40 + 2?"),
-        (WRAPPED, None, WRAPPED),
-        (WRAPPED, {"prefix": "A", "suffix": "Z\n"}, "A\n\nWhat is 40 + 2?\n\nZ\n"),
-        ("a\n\nb\n\nc\n\nd", {"prefix": "<", "suffix": ">"}, "<\n\nb\n\nc\n\n>"),
-        ("a\n\nb", {"prefix": "<", "suffix": ">"}, "<\n\na\n\nb\n\n>"),
-        ("a\nb\nc", {"prefix": "<", "suffix": ">"}, "<\n\na\nb\nc\n\n>"),
-        ("a\n\n\nb\n\nc", {"prefix": "<", "suffix": ">"}, "<\n\n\nb\n\n>"),
-        ("a {question}", {"prefix": "{question} "}, "{question} \n\na {question}"),
-    ],
-)
-def test_the_paragraphs_around_a_dapo_question_are_cut_off(question, template, asked):
-    found = resolved(record(template=template), (question, "1"))
-    assert (found["question"], prompt(found)) == (asked, asked)
-
-
-@pytest.mark.parametrize(
-    ("template", "asked"),
-    [
-        ("{question}", "1 + {question}?"),
-        ("<{question}|{question}>", "<1 + {question}?|1 + {question}?>"),
-        ("no marker", "1 + {question}?"),
-        ("{Question} {{ question }}", "1 + {question}?"),
-        ("", "1 + {question}?"),
-        (None, "1 + {question}?"),
-        ({"template": "<{question}>"}, "<1 + {question}?>"),
-        ({"template": "<{question}>", "prefix": None, "suffix": None}, "<1 + {question}?>"),
-        ({"template": None}, "1 + {question}?"),
-        ({}, "1 + {question}?"),
-    ],
-)
-def test_a_skywork_question_is_asked_alone_where_the_template_has_no_marker(template, asked):
-    found = resolved(record(template=template), ("1 + {question}?", "1"), style="skywork")
-    assert (found["question"], prompt(found)) == ("1 + {question}?", asked)
-
-
-@pytest.mark.parametrize(
     ("text", "answer"),
     [
         ("34", "34"),
@@ -153,6 +111,9 @@ def test_a_skywork_question_is_asked_alone_where_the_template_has_no_marker(temp
         ("NaN", "NaN"),
         ("-Infinity", "-Infinity"),
         ("1e999", "1e999"),
+        ("[-Infinity, 1]", "[-Infinity, 1]"),
+        ('{"a": [1, -1e400]}', '{"a": [1, -1e400]}'),
+        ("[[null, 1]]", [None, 1]),
         ("[18446744073709551615]", 2**64 - 1),
         ("[18446744073709551616]", 2**64),
         ('"\\ud800"', '"\\ud800"'),

@@ -1,7 +1,6 @@
 """Verification of rows: a file that holds anything but objects is told apart, and a damaged one is built again."""
 
 import os
-from pathlib import Path
 
 import orjson
 import pytest
@@ -14,8 +13,7 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 
 from tests.preparing import blend_of, tree
-from tests.preparing_rl import lines_of, prepare, write_rows
-from tests.shards.damage import replaced
+from tests.preparing_rl import prepare, write_rows
 
 ENDINGS = {"none": "jsonl", "zstd": "jsonl.zst"}
 PACK = {"none": bytes, "zstd": zstandard.ZstdCompressor(write_checksum=True).compress}
@@ -78,13 +76,6 @@ def test_a_frame_that_is_cut_short_or_garbled_or_none_at_all_is_named(tmp_path):
         assert "cannot be read" in found or "receipt says" in found or "not a JSON object" in found
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    store, receipt = proven(tmp_path, b"{}\n", 1)
-    Path(store.path(receipt.key, "all.jsonl")).unlink()
-    (found,) = inspect_rl_shard(store, receipt)
-    assert found.startswith(store.path(receipt.key, "all.jsonl"))
-
-
 def corpus(folder):
     rows = [{"id": number, "text": f"text {number * 7919 % 1000}"} for number in range(90)]
     paths = [
@@ -112,18 +103,6 @@ def whole(request, tmp_path_factory):
 
 def check(out):
     return verify(str(out), inspector_of(str(out)))
-
-
-def test_rows_that_are_missing_from_a_whole_file_are_missed(whole):
-    """Cut between two rows, it is still a file of objects."""
-    out, again, _ = whole
-    (path, *_) = sorted((out / "splits").glob("train_*"))
-    fewer = b"\n".join(lines_of(path)[:-1]) + b"\n"
-    replaced(path, zstandard.compress(fewer) if path.suffix == ".zst" else fewer)
-    (problem,) = check(out).problems
-    assert problem.startswith(f"{path}: ")
-    again()
-    assert check(out).problems == []
 
 
 def test_a_file_that_is_whole_but_no_rows_costs_its_shard(whole):

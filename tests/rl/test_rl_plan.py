@@ -119,16 +119,6 @@ def test_fields_that_other_preparations_read_mean_nothing_here(prepared, key):
     assert pending(plan(blend(prepared / "corpus", **{key: "other"}), prepared / "out", **GIVEN)) == []
 
 
-def test_another_data_set_builds_its_own_shards_alone(own):
-    write_rows(own / "corpus/c.jsonl", [{"input": f"More {number}?", "output": "Yes."} for number in range(20)])
-    more = blend(own / "corpus")
-    more["datasets"].insert(1, {"name": "c", "path": str(own / "corpus/c.jsonl")})
-    planned, manifest = prepare(more, own / "out", **GIVEN)
-    assert {name for name, _ in pending(planned)} == {"c.jsonl"}
-    found = [json.loads(line)["input"].split()[0] for line in Path(manifest["train"]).read_bytes().splitlines()]
-    assert found == ["Question"] * 40 + ["More"] * 20 + ["Question"] * 20
-
-
 def test_of_parquet_every_column_counts(tmp_path):
     """All of a row is written, so all of it is what a shard is made from."""
     path = tmp_path / "some.parquet"

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -228,23 +227,6 @@ def test_the_run_hash_is_of_what_is_published_and_of_nothing_else(tmp_path, buil
 
 
 ROWS = [{"id": number, "text": f"text {number}"} for number in range(300)]
-
-
-def test_every_row_is_in_the_whole_files_and_in_the_shards(tmp_path):
-    for name, some in (("a", ROWS[:110]), ("b", ROWS[110:120]), ("c", ROWS[120:])):
-        write_rows(tmp_path / "in" / f"{name}.jsonl", some)
-    chosen = {"shard_size": 2000, "holdout": {"valid": 0.3, "test": 0.2}}
-    planned, manifest = prepare(blend_of(tmp_path / "in"), tmp_path / "out", **chosen)
-    assert len(manifest["shards"]) == len(planned.plan.shards) > 5
-    seen = Counter()
-    for split, key in (("train", "train"), ("valid", "val"), ("test", "test")):
-        parts = [name for entry in manifest["shards"] for name in entry["published"].get(split, [])]
-        assert lines_of(manifest[key]) == [line for name in parts for line in lines_of(tmp_path / "out" / name)]
-        assert len(lines_of(manifest[key])) == manifest["totals"]["splits"][split]["documents"]
-        ids = [json.loads(line)["id"] for line in lines_of(manifest[key])]
-        assert ids == sorted(ids)
-        seen.update(ids)
-    assert seen == Counter(range(300))
 
 
 @pytest.mark.parametrize(

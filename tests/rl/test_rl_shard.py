@@ -9,7 +9,6 @@ import shutil
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
-from unittest.mock import patch
 
 import orjson
 import pyarrow as pa
@@ -18,12 +17,10 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.sources import json_lines
 
-from tests.building import publish_here
 from tests.examples import max_examples
 from tests.preparing import blend_of
-from tests.preparing_rl import build, lines_of, plan, prepare, write_rows
+from tests.preparing_rl import lines_of, prepare, write_rows
 
 BOM = b"\xef\xbb\xbf"
 
@@ -220,14 +217,6 @@ def test_rows_of_parquet_are_the_objects_that_they_hold(tmp_path):
     assert all(orjson.dumps(orjson.loads(line)) == line for line in found)
 
 
-def test_a_record_is_the_same_from_json_as_from_parquet(tmp_path):
-    rows = [{"messages": [{"role": "user", "content": f"{number}"}], "n": number} for number in range(50)]
-    stored = parquet(tmp_path / "p.parquet", pa.Table.from_pylist(rows), row_group_size=7)
-    written = write_rows(tmp_path / "l.jsonl", rows)
-    found = [train(blend_of(path), tmp_path / path.stem, shard_size=200) for path in (stored, written)]
-    assert [[json.loads(line) for line in each] for each in found] == [rows, rows]
-
-
 def test_moments_are_written_as_text_and_what_json_has_not_makes_a_bad_row(tmp_path):
     moment = dt.datetime(2024, 2, 29, 12, 30, 1, 250_000, tzinfo=dt.UTC)
     columns = {
@@ -391,19 +380,6 @@ def test_a_row_in_quarantine_shows_how_it_begins_and_one_that_is_filtered_out_ca
     assert manifest["totals"]["dropped"] == {"filtered": 30}
 
 
-def test_the_check_of_the_target_sets_rows_aside_as_well(tmp_path):
-    rows = [
-        {"input": "q", "output": "a"},
-        {"input": "", "output": "a"},
-        {"input": "q", "output": "a", "task_name": "x"},
-    ]
-    path = write_rows(tmp_path / "some.jsonl", rows)
-    _, manifest = prepare(blend_of(path), tmp_path / "out", target="nemo_rl_sft")
-    assert [json.loads(line) for line in lines_of(manifest["train"])] == rows[:1]
-    assert [row["line"] for row in quarantine(tmp_path / "out", "some")] == [2, 3]
-    assert train(blend_of(path), tmp_path / "any") == path.read_bytes().splitlines()
-
-
 # Held out by a hash of the row.
 
 SHARES = {"holdout": {"valid": 0.2, "test": 0.1}}
@@ -494,45 +470,6 @@ def test_equal_rows_stay_together_and_another_seed_parts_them_otherwise(tmp_path
 # The same bytes, always.
 
 
-def published(out):
-    """The rows that were published and stored, by path."""
-    kinds = {".jsonl", ".zst"}
-    return {str(path.relative_to(out)): path.read_bytes() for path in Path(out).rglob("*") if path.suffix in kinds}
-
-
-def varied(folder):
-    """A dataset of two files with rows of every kind, most of them good and different; what is done to them."""
-    for name, first in (("a.jsonl", 0), ("b.jsonl", 300)):
-        rows = [
-            {"a": f"text {number}", "keep": "yes", "more": [number] * (number % 9)}
-            for number in range(first, first + 300)
-        ]
-        write_rows(folder / "in" / name, [*rows[:100], *MIXED, *rows[100:]])
-    return transformed(folder / "in", {"select": ["a"]}, filters={"keep": "yes"})
-
-
-@pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_no_order_and_no_repetition_and_no_size_of_a_block_changes_a_byte(tmp_path, compression):
-    blend = varied(tmp_path)
-    chosen = {"shard_size": 6000, "compression": compression, **SHARES}
-    planned, manifest = prepare(blend, tmp_path / "out", **chosen)
-    expected = published(tmp_path / "out")
-    assert len(planned.plan.shards) > 4
-    assert {path.partition("/")[0] for path in expected} > {"train", "valid", "test", "splits"}
-    for attempt in range(3):
-        again = plan(blend, tmp_path / f"{attempt}", **chosen)
-        shards = random.Random(attempt).sample(again.plan.pending, k=len(again.plan.pending))
-        with patch.object(json_lines, "BLOCK_BYTES", 50 + 400 * attempt), patch.object(json_lines, "PROBE_BYTES", 31):
-            build(again, shards)
-        publish_here("rl", again, 0.0)
-        assert published(tmp_path / f"{attempt}") == expected
-    _, repeated = prepare(blend, tmp_path / "out", force=True, **chosen)
-    assert published(tmp_path / "out") == expected
-    repeated.pop("volatile")
-    manifest.pop("volatile")
-    assert repeated == manifest
-
-
 def test_compressed_files_are_read_by_others_also_where_frames_were_joined(tmp_path):
     rows = [{"id": number, "text": "text " * (number % 50)} for number in range(3000)]
     path = write_rows(tmp_path / "some.jsonl", rows)
@@ -551,27 +488,6 @@ def test_compressed_files_are_read_by_others_also_where_frames_were_joined(tmp_p
     assert Path(manifest["train"]).stat().st_size < len(content) / 5
     shards = sorted((tmp_path / "out/train").iterdir())
     assert b"".join(zstandard.ZstdDecompressor().decompressobj().decompress(each.read_bytes()) for each in shards) == content  # fmt: skip
-
-
-def test_what_is_compressed_is_what_would_be_written_plain(tmp_path):
-    blend = varied(tmp_path)
-    plain, packed = (
-        prepared(blend, tmp_path / name, compression=name, shard_size=6000, **SHARES) for name in ("none", "zstd")
-    )
-    assert plain == packed
-    assert plain.keys() == {"train", "val", "test"}
-
-
-LONG = 12345678901234567890123
-
-
-@pytest.mark.parametrize("number", [LONG, -LONG, 2**64, 2**64 - 1, -(2**63) - 1])
-def test_an_integer_of_any_length_survives_a_transform(tmp_path, number):
-    path = write_rows(tmp_path / "a.jsonl", [{"id": number, "in": {"deep": [number]}, "text": "é", "x": 1.50}])
-    source = {"name": "a", "path": str(path), "transforms": [{"select": ["in", "text", "id"]}]}
-    _, manifest = prepare({"datasets": [source]}, tmp_path / "out")
-    (line,) = lines_of(manifest["train"])
-    assert line == f'{{"in":{{"deep":[{number}]}},"text":"é","id":{number}}}'.encode()
 
 
 def test_only_the_rows_that_change_are_written_anew_with_numbers_as_they_were_spelt(tmp_path):

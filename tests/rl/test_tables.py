@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.rl import tables
 from tokenmill.tasks.rl.tables import KEY_SETS, TableFiles, TableSource, find_table, load_table, table_sources
-from tokenmill.tasks.sources import parquet, parquet_batches
+from tokenmill.tasks.sources import parquet_batches
 from tokenmill.tasks.sources.opening import SourceCorrupt
 from tokenmill.tasks.sources.slices import ContentIndex
 
@@ -181,17 +180,6 @@ def test_content_names_what_is_read_and_nothing_else(tmp_path):
         assert found(write_pairs(moved, pairs)).contents != before
 
 
-def test_a_local_file_is_hashed_once_for_an_index(tmp_path):
-    source = TableSource(path=str(write_pairs(tmp_path / "a.parquet", PAIRS)), style="dapo")
-    os.utime(tmp_path / "a.parquet", ns=(1, 1))
-    index = ContentIndex()
-    files = find_table(source, "some", index, "content")
-    assert list(index.entries.values()) == files.contents
-    index.changed = False
-    assert find_table(source, "some", index, "content") == files
-    assert not index.changed
-
-
 def disguised(path):
     """Other content of the same size and time."""
     times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
@@ -213,38 +201,6 @@ def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path, what):
     change(path)
     with pytest.raises(RunError, match=rf"a\.parquet: {words}"):
         load_table(files)
-
-
-def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path, monkeypatch):
-    path = write_pairs(tmp_path / "a.parquet", PAIRS)
-    files = found(path)
-
-    def read_and_touch(*arguments):
-        for batch in parquet.column_batches(*arguments):
-            yield batch
-            os.utime(path, ns=(1, 1))
-
-    monkeypatch.setattr(tables, "column_batches", read_and_touch)
-    with pytest.raises(RunError, match=r"a\.parquet: changed"):
-        load_table(files)
-
-
-@pytest.mark.parametrize("identity", ["hash", "mtime"])
-def test_a_damaged_page_is_found_when_the_table_is_loaded(tmp_path, identity):
-    path = write_pairs(tmp_path / "a.parquet", PAIRS * 50, write_page_checksum=True, compression="none")
-    content = bytearray(path.read_bytes())
-    content[content.index(b"What is")] ^= 1
-    path.write_bytes(content)
-    files = found(path, identity)
-    with pytest.raises(SourceCorrupt, match=r"a\.parquet.*damaged"):
-        load_table(files)
-
-
-def test_a_file_without_its_end_is_found_when_the_table_is_planned(tmp_path):
-    path = write_pairs(tmp_path / "a.parquet", PAIRS)
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(SourceCorrupt, match=r"a\.parquet.*damaged"):
-        found(path)
 
 
 def test_texts_that_are_not_utf8_are_no_texts(tmp_path):

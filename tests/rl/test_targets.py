@@ -65,72 +65,21 @@ GOOD = [
     ("nemo_rl_sft", {"input": " ", "output": "é\n", "id": 7, "system": None}, [" ", "é\n"], "<user> <assistant>é\n"),
     ("nemo_rl_chat", {"messages": [Q, A]}, ["2 + 2?", "4"], "<user>2 + 2?<assistant>4"),
     ("nemo_rl_chat", {"messages": [A]}, ["4"], "<assistant>4"),
-    (
-        "nemo_rl_chat",
-        {"messages": [S, Q, A], "tools": None},
-        ["Be brief.", "2 + 2?", "4"],
-        "<system>Be brief.<user>2 + 2?<assistant>4",
-    ),
+    ("nemo_rl_chat", {"messages": [S, Q, A], "tools": None}, ["Be brief.", "2 + 2?", "4"], "<system>Be brief.<user>2 + 2?<assistant>4"),
     ("nemo_rl_chat", {"messages": [Q, A], "tools": [], "id": 1}, ["2 + 2?", "4"], "<user>2 + 2?<assistant>4"),
-    (
-        "nemo_rl_chat",
-        {"messages": [Q, CALLED, {"role": "tool", "content": "4"}, A], "tools": [TOOL]},
-        [
-            "2 + 2?",
-            '{"type": "function", "id": "c1", "function": {"name": "add", "arguments": "{\\"a\\": 2}"}}',
-            "4",
-            "4",
-            '{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}',
-        ],
-        "<user>2 + 2?<assistant><call><tool>4<assistant>4",
-    ),
-    (
-        "nemo_rl_chat",
-        {"messages": [Q, {**A, "reasoning_content": "two twos"}]},
-        ["2 + 2?", "two twos", "4"],
-        "<user>2 + 2?<assistant>4",
-    ),
-    (
-        "nemo_rl_chat",
-        {"messages": [{**Q, "tool_calls": None}, {**A, "tool_calls": []}]},
-        ["2 + 2?", "4"],
-        "<user>2 + 2?<assistant>4",
-    ),
-    (
-        "nemo_rl_chat",
-        {"messages": [{"role": "developer", "content": ""}, Q, A]},
-        ["", "2 + 2?", "4"],
-        "<developer><user>2 + 2?<assistant>4",
-    ),
+    ("nemo_rl_chat", {"messages": [Q, CALLED, {"role": "tool", "content": "4"}, A], "tools": [TOOL]}, ["2 + 2?", '{"type": "function", "id": "c1", "function": {"name": "add", "arguments": "{\\"a\\": 2}"}}', "4", "4", '{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}'], "<user>2 + 2?<assistant><call><tool>4<assistant>4"),
+    ("nemo_rl_chat", {"messages": [Q, {**A, "reasoning_content": "two twos"}]}, ["2 + 2?", "two twos", "4"], "<user>2 + 2?<assistant>4"),
+    ("nemo_rl_chat", {"messages": [{**Q, "tool_calls": None}, {**A, "tool_calls": []}]}, ["2 + 2?", "4"], "<user>2 + 2?<assistant>4"),
+    ("nemo_rl_chat", {"messages": [{"role": "developer", "content": ""}, Q, A]}, ["", "2 + 2?", "4"], "<developer><user>2 + 2?<assistant>4"),
     ("nemo_rl_grpo_math", {"input": "q", "output": "a"}, ["q"], ("<user>q", "a")),
     ("nemo_rl_grpo_math", {"messages": [Q, A], "level": 3}, ["2 + 2?"], ("<user>2 + 2?", "4")),
     ("nemo_rl_dpo", RANKS, ["2 + 2?", "4", "5"], ("<user>2 + 2?<assistant>4", "<user>2 + 2?<assistant>5")),
-    (
-        "nemo_rl_dpo",
-        ranks([B], [A], context=[S, Q], ranks=(7, -1)),
-        ["Be brief.", "2 + 2?", "5", "4"],
-        ("<system>Be brief.<user>2 + 2?<assistant>4", "<system>Be brief.<user>2 + 2?<assistant>5"),
-    ),
-    (
-        "nemo_rl_dpo",
-        ranks([A, Q, A], [B]) | {"prompt": None},
-        ["2 + 2?", "4", "2 + 2?", "4", "5"],
-        ("<user>2 + 2?<assistant>4<user>2 + 2?<assistant>4", "<user>2 + 2?<assistant>5"),
-    ),
-    (
-        "nemo_rl_dpo",
-        PAIR | {"context": "arithmetic", "completions": None},
-        ["2 + 2?", "4", "5"],
-        ("<user>2 + 2?<assistant>4", "<user>2 + 2?<assistant>5"),
-    ),
+    ("nemo_rl_dpo", ranks([B], [A], context=[S, Q], ranks=(7, -1)), ["Be brief.", "2 + 2?", "5", "4"], ("<system>Be brief.<user>2 + 2?<assistant>4", "<system>Be brief.<user>2 + 2?<assistant>5")),
+    ("nemo_rl_dpo", ranks([A, Q, A], [B]) | {"prompt": None}, ["2 + 2?", "4", "2 + 2?", "4", "5"], ("<user>2 + 2?<assistant>4<user>2 + 2?<assistant>4", "<user>2 + 2?<assistant>5")),
+    ("nemo_rl_dpo", PAIR | {"context": "arithmetic", "completions": None}, ["2 + 2?", "4", "5"], ("<user>2 + 2?<assistant>4", "<user>2 + 2?<assistant>5")),
     ("nemo_rl_dpo", PAIR, ["2 + 2?", "4", "5"], ("<user>2 + 2?<assistant>4", "<user>2 + 2?<assistant>5")),
-    (
-        "nemo_rl_dpo",
-        PAIR | {"prompt": [S, Q], "score": 0.5},
-        ["Be brief.", "2 + 2?", "4", "5"],
-        ("<system>Be brief.<user>2 + 2?<assistant>4", "<system>Be brief.<user>2 + 2?<assistant>5"),
-    ),
-]
+    ("nemo_rl_dpo", PAIR | {"prompt": [S, Q], "score": 0.5}, ["Be brief.", "2 + 2?", "4", "5"], ("<system>Be brief.<user>2 + 2?<assistant>4", "<system>Be brief.<user>2 + 2?<assistant>5")),
+]  # fmt: skip
 
 GYM_ROWS = [
     (request(Q, temperature=0.2, top_p=0.5), ["2 + 2?"]),
@@ -347,19 +296,7 @@ VALUES = st.one_of(
         [[], {}, Q, A, S, CALLED, [Q], [A], [Q, A], [B, Q, A], [CALL], [TOOL], AGENT, RANKS["completions"]]
     ),
 )
-FIELDS = [
-    "input",
-    "output",
-    "messages",
-    "tools",
-    "task_name",
-    "chosen",
-    "content",
-    "tool_calls",
-    "rank",
-    "type",
-    "top_p",
-]
+FIELDS = ["input", "output", "messages", "tools", "task_name", "chosen", "content", "tool_calls", "rank", "type", "top_p"]  # fmt: skip
 
 
 def places(value):

@@ -91,27 +91,3 @@ def test_moments_beside_a_null_are_written_as_ever(tmp_path):
     pq.write_table(pa.table({"day": day, "items": [[None], [1]]}), tmp_path / "some.parquet")
     _, manifest = prepare(blend_of(tmp_path / "some.parquet"), tmp_path / "out")
     assert lines_of(manifest["train"]) == [b'{"day":"1970-01-01","items":[null]}', b'{"day":"1970-01-02","items":[1]}']
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("[Infinity]", "[Infinity]"),
-        ("[-Infinity, 1]", "[-Infinity, 1]"),
-        (" [NaN]", "[NaN]"),
-        ("[1e400]", "[1e400]"),
-        ('{"a": [1, -1e400]}', '{"a": [1, -1e400]}'),
-        ("[1, NaN]", "[1, NaN]"),
-        ("[[null, 1]]", [None, 1]),
-        ('["null"]', "null"),
-        ("[1e308]", 1e308),
-    ],
-)
-def test_an_answer_that_is_no_json_stays_the_text_that_it_is(tmp_path, text, answer):
-    row = {"prompt": [{"role": "user", "content": "Q"}], "reward_model": {"ground_truth": text}}
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "table.parquet")
-    table = {"path": str(tmp_path / "table.parquet"), "style": "skywork"}
-    asks = {"dataset": "some", "_hf_placeholder": {"row": 0, "question_template": None}}
-    path = write_rows(tmp_path / "some.jsonl", [asks])
-    _, manifest = prepare(transformed(path, {"resolve_placeholders": {"some": table}}), tmp_path / "out")
-    assert [json.loads(line)["expected_answer"] for line in lines_of(manifest["train"])] == [answer]

@@ -75,16 +75,12 @@ def test_a_word_is_what_stands_between_blanks():
         ([plain()] * 101, Limits(structures=0), []),
         ([plain()] * 50 + [None] * 51, Limits(), ["1 distinct structures in 101 rows"]),
         ([plain(), with_tool("x")], Limits(calls=0.5), []),
-        (
-            [plain(), plain(), with_tool("x")],
-            Limits(calls=0.5),
-            ["33.333% of rows call a tool, below the limit of 50.000%"],
-        ),
+        ([plain(), plain(), with_tool("x")], Limits(calls=0.5), ["33.333% of rows call a tool, below the limit of 50.000%"]),
         ([plain()] * 200, Limits(calls=0.1), ["1 distinct structures", "0.000% of rows call a tool"]),
         ([], Limits(structures=0), ["there are no rows to survey"]),
         ([None], Limits(), ["0 distinct structures in 1 rows are 0.000%"]),
     ],
-)
+)  # fmt: skip
 def test_every_violated_limit_is_a_problem_and_no_other(texts, limits, problems):
     found = collapse(survey(texts), limits)
     assert len(found.problems) == len(problems)

@@ -9,7 +9,6 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.blend.predicates import parse_predicate
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.score.choice import ChoiceSettings, choose_rows
@@ -25,7 +24,6 @@ from tokenmill.tasks.select.scores import (
 )
 from tokenmill.tasks.select.settings import SelectionChoices
 from tokenmill.tasks.shards.published import file_hash
-from tokenmill.tasks.sources.arrow_predicates import expression, masks
 
 from tests.building import build_here
 from tests.peers.conversations import assistant, talk, user
@@ -42,29 +40,12 @@ def scores(found, name="nll_mean"):
     return pa.table({"row_id": pa.array(found, pa.string()), name: pa.array(found.values(), pa.float64())})
 
 
-def taken(table, text):
-    return masks(table, [expression(parse_predicate(text), table.schema)])[0].tolist()
-
-
 @given(st.lists(st.sampled_from("abcdef"), max_size=12), st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, 9)))
 def test_every_row_has_its_score_or_none(ids, found):
     joined = with_scores(rows(*ids), [scores(found)])
     assert joined.drop_columns(["nll_mean"]) == rows(*ids)
     assert joined["nll_mean"].to_pylist() == [found.get(each) for each in ids]
     assert without_score(rows(*ids), scores(found)) == sum(each not in found for each in ids)
-
-
-def test_a_predicate_may_ask_for_a_band_of_scores():
-    table = with_scores(rows("d", "a", "c", "b"), [scores({"a": 0.2, "b": 0.8, "c": 1.5})])
-    assert taken(table, "nll_mean >= 0.5 and nll_mean <= 1.5") == [False, False, True, True]
-    assert taken(table, "nll_mean < 1 or nll_mean is null") == [True, True, False, True]
-
-
-def test_scores_of_several_models_stand_side_by_side():
-    sides = [scores({"a": 1.0, "b": 3.0}, "nll_small"), scores({"b": 2.0, "a": 2.0}, "nll_large")]
-    table = with_scores(rows("a", "b"), sides)
-    assert table.column_names == ["row_id", "text", "nll_small", "nll_large"]
-    assert taken(table, "nll_small > nll_large") == [False, True]
 
 
 def test_a_row_that_stands_twice_has_its_score_twice_and_one_without_an_id_none():
@@ -206,19 +187,6 @@ def test_new_scores_rebuild_only_the_selection_of_the_rows_they_are_of(blend, tm
     built, _ = selected(blend, out, **chosen)
     assert [name for name, _ in built] == ["select-rows"]
     assert second <= {*pool(out, "band")["row_id"].to_pylist()}
-
-
-def test_the_same_scores_give_the_same_bytes(blend, tmp_path):
-    pools = write_pools(tmp_path / "pools.yaml", {"band": "nll_mean < 1"})
-    found = []
-    for name in ("one", "two"):
-        selected(blend, tmp_path / name)
-        place = score(rows_by_file(tmp_path / name), tmp_path / name / "nll")
-        selected(blend, tmp_path / name, scores=[place], pools=pools)
-        files = sorted((tmp_path / name / "pools").rglob("*.parquet"))
-        found.append({path.relative_to(tmp_path / name): path.read_bytes() for path in files})
-    assert found[0] == found[1]
-    assert found[0]
 
 
 def test_embeddings_of_candidates_are_of_the_rows_they_were_made_from(blend, tmp_path):
