@@ -160,8 +160,7 @@ def diff(
 ) -> None:
     """Compare two outputs: settings, sources and every document - kept, changed, moved, gone or new, and why."""
     from tokenmill.tasks.nightly.diff import diff as compare
-    from tokenmill.tasks.nightly.diff import difference_record
-    from tokenmill.tasks.nightly.diff_page import print_difference, publish_difference
+    from tokenmill.tasks.nightly.diff import difference_record, print_difference, publish_difference
 
     found = compare(before, after)
     if html is not None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -185,6 +185,12 @@ def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
     except ValueError as error:
         raise InputError(f"{uri}: {error}; check the address and the environment of its credentials") from error
     return cast("tuple[AbstractFileSystem, str]", found)
+
+
+def open_binary(uri: str) -> BinaryIO:
+    """Open a file or object to read bytes. Errors as in `filesystem`, and FileNotFoundError."""
+    system, path = filesystem(uri)
+    return cast("BinaryIO", system.open(path, "rb"))
 
 
 def registry() -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from os import PathLike, fspath
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -27,7 +27,7 @@ from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.store import PACKS, PREFIX
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.opening import open_source
-from tokenmill.tasks.storage import absolute, filesystem, join
+from tokenmill.tasks.storage import absolute, join, open_binary
 from tokenmill.tasks.tokenize.load import recorded_vocabulary
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
@@ -140,8 +140,7 @@ class Dataset(ShardIndex):
                 yield from map(orjson.loads, stream)
             return
         self._require("parquet", self.format)
-        system, path = filesystem(part.place)
-        with cast("BinaryIO", system.open(path, "rb")) as stream:
+        with open_binary(part.place) as stream:
             for batch in pq.ParquetFile(stream).iter_batches(ROWS_AT_ONCE):
                 yield from batch.to_pylist()
 

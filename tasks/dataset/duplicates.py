@@ -8,7 +8,7 @@ its own id (`id_field`), or by the `row_id` of a normalized row.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.receipt import RECEIPT, InvalidReceiptError, Receipt
 from tokenmill.tasks.shards.store import Store, read_bytes, size_of
 from tokenmill.tasks.sources.discovery import name_within
-from tokenmill.tasks.storage import filesystem, join
+from tokenmill.tasks.storage import filesystem, join, open_binary
 
 from .reasons import Entry
 
@@ -76,9 +76,8 @@ def normalized_row(store: Store, key: str, row: int) -> tuple[int, pa.Table] | N
 @lru_cache(maxsize=8)
 def normalized_rows(place: str) -> pa.Table:
     """The rows of a file of normalized rows, a table of `COLUMNS`; empty without such a file."""
-    system, path = filesystem(place)
     try:
-        with cast("BinaryIO", system.open(path, "rb")) as stream:
+        with open_binary(place) as stream:
             return pq.read_table(stream, columns=list(COLUMNS))
     except FileNotFoundError:
         return pa.schema([ROWS.field(name) for name in COLUMNS]).empty_table()
@@ -87,8 +86,7 @@ def normalized_rows(place: str) -> pa.Table:
 @lru_cache(maxsize=8)
 def source_rows(place: str) -> np.ndarray:
     """The row of the slice of each row in a file of normalized rows or in a list of them, int64 [rows]."""
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(place) as stream:
         return pq.read_table(stream, columns=["source_row"])["source_row"].to_numpy()
 
 

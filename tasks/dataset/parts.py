@@ -211,65 +211,39 @@ def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[ShardPart
 
 
 def parts_and_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[ShardPart, Mapping[str, Any]]]:
-    """Every part with rows, in plan order, with the entry of the manifest that says where it is published."""
-    entries = manifest["shards"]
-    origins = origins_in(entries)
-    if preparation(manifest["type"]).tokens == "packs":
-        yield from _packs_and_entries(manifest, origins)
-        return
-    for entry, own in zip(entries, origins, strict=True):
-        yield from ((part, entry) for part in parts_of_entry(manifest, entry, own))
+    """Every part with rows, in plan order, with the entry of the manifest that says where it is published.
+
+    A group of packs is over the rows of its shards, one shard after the other. Before format 3, a shard of conversations was
+    packed alone, and holds its packs itself.
+    """
+    shards = manifest["shards"]
+    origins = origins_in(shards)
+    packed = preparation(manifest["type"]).tokens == "packs"
+    alone = ((entry, [shard]) for shard, entry in enumerate(shards))
+    for entry, numbers in _groups(manifest) if packed and "derived" in manifest else alone:
+        firsts = accumulate((shards[shard]["rows"] for shard in numbers), initial=0)
+        members = [
+            Member(n, shards[n]["key"], first, shards[n]["rows"]) for n, first in zip(numbers, firsts, strict=False)
+        ]
+        own = [origin for shard in numbers for origin in origins[shard]]
+        yield from ((part, entry) for part in parts_of_entry(manifest, entry, own, members if packed else ()))
 
 
-def parts_of_entry(manifest: Mapping[str, Any], entry: Mapping[str, Any], origins: Sequence[Origin]) -> list[ShardPart]:
-    """The parts with documents of a shard that the manifest lists; not for packs."""
-    store = Store(manifest["volatile"]["store"], manifest["type"])
-    fim = manifest["recipes"][entry["recipe"]]["recipe"].get("fim")
+def parts_of_entry(
+    manifest: Mapping[str, Any], entry: Mapping[str, Any], origins: Sequence[Origin], members: Sequence[Member] = ()
+) -> list[ShardPart]:
+    """The parts with documents of a shard that the manifest lists, or of a group of packs with the rows of `members`."""
+    store = Store(manifest["volatile"]["store"], PACKS if members and "derived" in manifest else manifest["type"])
+    fim = None if members else manifest["recipes"][entry["recipe"]]["recipe"].get("fim")
     return [
         ShardPart(
-            packed=False,
-            key=entry["key"],
-            name=name,
-            split=split_of(entry, name),
-            dataset=entry["dataset"],
-            store=store,
-            rows=documents,
-            origins=origins,
+            packed=bool(members), key=entry["key"], name=name, split=split_of(entry, name), dataset=entry["dataset"],
+            store=store, rows=entry["facts"][name]["packs"] if members else documents, origins=origins, members=members,
             fim=FimRecipe(**fim) if fim else None,
         )
         for name, documents in entry["documents"].items()
-        if documents
-    ]
-
-
-def _packs_and_entries(
-    manifest: Mapping[str, Any], origins: Sequence[Sequence[Origin]]
-) -> Iterator[tuple[ShardPart, Mapping[str, Any]]]:
-    """The groups of packs, each over the rows of its shards, one shard after the other.
-
-    Before format 3, a shard of conversations was packed alone, and holds its packs itself.
-    """
-    store = Store(manifest["volatile"]["store"], PACKS if "derived" in manifest else manifest["type"])
-    alone = ((entry, [shard]) for shard, entry in enumerate(manifest["shards"]))
-    for entry, shards in _groups(manifest) if "derived" in manifest else alone:
-        rows = [manifest["shards"][shard]["rows"] for shard in shards]
-        firsts = list(accumulate(rows[:-1], initial=0))
-        keys = [manifest["shards"][shard]["key"] for shard in shards]
-        for name in entry["documents"]:
-            yield (
-                ShardPart(
-                    packed=True,
-                    key=entry["key"],
-                    name=name,
-                    split=split_of(entry, name),
-                    dataset=entry["dataset"],
-                    store=store,
-                    rows=entry["facts"][name]["packs"],
-                    origins=[origin for shard in shards for origin in origins[shard]],
-                    members=[Member(*each) for each in zip(shards, keys, firsts, rows, strict=True)],
-                ),
-                entry,
-            )
+        if documents or members
+    ]  # fmt: skip
 
 
 def _groups(manifest: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], list[int]]]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import BinaryIO, cast
+from typing import cast
 
 import numpy as np
 import orjson
@@ -21,7 +21,7 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.parquet import SCHEMA
 from tokenmill.tasks.shards.join import Extent
 from tokenmill.tasks.shards.store import read_bytes, size_of
-from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.storage import filesystem, open_binary
 from tokenmill.tasks.tokenize.binidx import DTYPES, HEADER, MAGIC, VERSION, BinIdxError, Index, read_index
 
 PADDING = "padding"
@@ -284,9 +284,8 @@ def _problem(
 @contextmanager
 def _opened(place: str) -> Generator[parquet.ParquetFile]:
     """Open a packed Parquet file; Arrow's errors become RunErrors."""
-    system, path = filesystem(place)
     try:
-        with cast("BinaryIO", system.open(path, "rb")) as stream:
+        with open_binary(place) as stream:
             file = parquet.ParquetFile(stream)
             missing = [name for name in SCHEMA.names if name not in file.schema_arrow.names]
             if missing:

@@ -8,19 +8,26 @@ their place between equal neighbours in the file: that tells a changed row from 
 Files that changed are read whole into memory, one at a time.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
+from rich.console import Console
+from rich.text import Text as RichText
 from tokenmill.tasks.dataset.dataset import open_dataset, require_followed
 from tokenmill.tasks.dataset.duplicates import decided_rows
 from tokenmill.tasks.dataset.reasons import quarantined
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.kit.parts import Items, Table, Text
+from tokenmill.tasks.kit.terminal import print_table
+from tokenmill.tasks.kit.visible import visible_line
 from tokenmill.tasks.shards.identity import difference
 from tokenmill.tasks.shards.manifest import entry_files
+from tokenmill.tasks.shards.publish import Output, publish_bytes
+from tokenmill.tasks.storage import absolute
 
 from .published_rows import PLACE, digests, outcomes
 from .reasons import manifest_changes
@@ -69,7 +76,6 @@ class Difference:
     documents: tuple[int, int]
 
     def count(self, what: Class, dataset: str | None = None) -> int:
-        """The documents of a class."""
         return sum(each.documents for each in self.findings if each.what == what and dataset in {None, each.dataset})
 
 
@@ -91,10 +97,10 @@ class Side:
         self.prepared = require_followed(open_dataset(output_dir))
         self.outcomes = lru_cache(maxsize=None)(lambda shard: outcomes(self.prepared, shard))
         self.digests = lru_cache(maxsize=None)(lambda shard: digests(self.prepared, shard))
+        self.reasons = lru_cache(maxsize=None)(self._reasons)
 
     @property
     def documents(self) -> int:
-        """All published documents."""
         return sum(sum(entry["documents"].values()) for entry in self.prepared.entries)
 
     @cached_property
@@ -124,26 +130,13 @@ class Side:
         origin, line = self.prepared.source(shard, row)
         return f"{origin.file}:{line}"
 
-    @cached_property
-    def _known(self) -> dict[int, tuple[Mapping[int, str], str]]:
-        return {}
-
-    def reason(self, shard: int, row: int) -> str:
-        """Why a row was dropped, as far as that is recorded."""
-        if shard not in self._known:
-            self._known[shard] = self._reasons(shard)
-        reasons, otherwise = self._known[shard]
-        return reasons.get(row, otherwise)
-
     def _reasons(self, shard: int) -> tuple[Mapping[int, str], str]:
-        """The recorded reasons by row, and the reasons of all other drops."""
-        prepared, entry = self.prepared, self.prepared.entries[shard]
-        receipt = prepared.receipt(shard)
-        bad = {row: f"quarantined: {each['reason']}" for row, each in quarantined(prepared.store, receipt).items()}
-        decided = decided_rows(prepared.store, prepared.manifest, entry)
-        named = {each["reason"] for each in quarantined(prepared.store, receipt).values()} | set(decided.values())
-        rest = sorted(receipt.drops.keys() - named)
-        return {**bad, **decided}, " or ".join(rest) or "dropped"
+        """Why rows of a shard were dropped, as far as that is recorded, and the reasons of all other drops."""
+        prepared, receipt = self.prepared, self.prepared.receipt(shard)
+        bad = {row: each["reason"] for row, each in quarantined(prepared.store, receipt).items()}
+        decided = decided_rows(prepared.store, prepared.manifest, prepared.entries[shard])
+        rest = sorted(receipt.drops.keys() - {*bad.values(), *decided.values()})
+        return {row: f"quarantined: {reason}" for row, reason in bad.items()} | decided, " or ".join(rest) or "dropped"
 
 
 def diff(before: str, after: str) -> Difference:
@@ -162,11 +155,6 @@ def diff(before: str, after: str) -> Difference:
         books.alone(new, _rows(b.units[new]), "new", "the dataset is new")
     changed = manifest_changes(a.prepared.manifest, b.prepared.manifest, dict(same))
     found = Difference(a.prepared.path, b.prepared.path, changed, books.findings, (a.documents, b.documents))
-    _require_sums(found)
-    return found
-
-
-def _require_sums(found: Difference) -> None:
     shared = sum(found.count(what) for what in ("kept", "changed", "moved"))
     counted = shared + found.count("gone"), shared + found.count("new")
     if counted != found.documents:
@@ -174,6 +162,7 @@ def _require_sums(found: Difference) -> None:
             f"{found.before} and {found.after}: {counted} documents are accounted for, of {found.documents}; run tokenmill "
             "verify on both folders"
         )
+    return found
 
 
 def _data_sets(a: Side, b: Side) -> list[tuple[str, str]]:
@@ -252,7 +241,6 @@ class Books:
         self._align(new, *rest)
 
     def alone(self, dataset: str, rows: np.ndarray, what: Class, reason: str) -> None:
-        """Count rows of one side alone."""
         side = self._a if what == "gone" else self._b
         splits = _each(side.outcomes, rows)
         self._add(dataset, what, reason, side, rows[splits > 0])
@@ -326,7 +314,8 @@ class Books:
 
     def _dropped(self, dataset: str, what: Class, side: Side, kept: np.ndarray, other: Side, lost: np.ndarray) -> None:
         """Count documents of one side that the other dropped, by the reason."""
-        reasons = np.array([other.reason(shard, row) for shard, row in lost.tolist()], object)
+        known = ((row, *other.reasons(shard)) for shard, row in lost.tolist())
+        reasons = np.array([found.get(row, otherwise) for row, found, otherwise in known], object)
         for reason in dict.fromkeys(reasons.tolist()):
             text = reason if what == "gone" else f"no longer dropped: {reason}"
             self._add(dataset, what, text, side, kept[reasons == reason])
@@ -379,24 +368,49 @@ def _described(changed: Mapping[str, tuple[Any, Any]]) -> str:
 
 def difference_record(found: Difference) -> dict[str, Any]:
     """The difference as a JSON record."""
-    totals = Counter({what: found.count(what) for what in CLASSES})
+    findings = [
+        {"class" if name == "what" else name: value for name, value in asdict(each).items()} for each in found.findings
+    ]
+    before, after = found.documents
     return {
         "diff": {
-            "path": found.after,
-            "before": found.before,
-            "type": "diff",
-            "changes": list(found.changes),
-            "documents": {"before": found.documents[0], "after": found.documents[1]},
-            "classes": dict(totals),
-            "findings": [
-                {
-                    "dataset": each.dataset,
-                    "class": each.what,
-                    "reason": each.reason,
-                    "documents": each.documents,
-                    "examples": each.examples,
-                }
-                for each in found.findings
-            ],
+            "path": found.after, "before": found.before, "type": "diff", "changes": list(found.changes),
+            "documents": {"before": before, "after": after}, "classes": {what: found.count(what) for what in CLASSES},
+            "findings": findings,
         }
-    }
+    }  # fmt: skip
+
+
+def sentence(found: Difference) -> str:
+    """The totals in one line, with the change in percent."""
+    before, after = found.documents
+    share = f" ({(after - before) / before:+.1%})" if before else ""
+    counts = ", ".join(f"{found.count(what):,} {what}" for what in CLASSES)
+    return f"{before:,} -> {after:,} documents{share}: {counts}"
+
+
+def _table(found: Difference) -> Table:
+    rows = [(each.dataset, each.documents, each.what, each.reason, ", ".join(each.examples)) for each in found.findings]
+    return Table("Every document", ("dataset", "documents", "class", "reason", "for example"), rows)
+
+
+def print_difference(found: Difference, console: Console, *, table: bool = True) -> None:
+    """Print what changed, then the documents by dataset, class and reason, in a table or a line each."""
+    title = f"{visible_line(found.before)} -> {visible_line(found.after)}"
+    for line in (RichText(title, "bold"), *(RichText(f"  {visible_line(change)}") for change in found.changes)):
+        line.overflow = "fold"
+        console.print(line)
+    print_table(console, _table(found), tables=table)
+    console.print(sentence(found), markup=False, highlight=False)
+
+
+def publish_difference(found: Difference, place: str) -> Output:
+    """Write the page to the file or object `place`; errors as in `publish`."""
+    from tokenmill.tasks.kit import html  # noqa: PLC0415 - Jinja2 takes 40 ms, and terminals need none of it
+
+    parts = [
+        Text(sentence(found)),
+        Items(found.changes or ["nothing changed in settings, datasets or files"]),
+        _table(found),
+    ]
+    return publish_bytes(absolute(place), html.page(f"{found.before} → {found.after}", {"Difference": parts}).encode())

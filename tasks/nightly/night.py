@@ -142,14 +142,10 @@ class Outcome:
     @property
     def row(self) -> dict[str, Any]:
         return {
-            "blend": self.blend.name,
-            "result": self.result,
-            "version": self.version or "-",
-            "built": self.shards.get("built", 0),
-            "reused": self.shards.get("reused", 0),
-            "why": "; ".join([*([self.error] if self.error else []), *self.reasons]),
-            "diff": self.diff or "-",
-        }
+            "blend": self.blend.name, "result": self.result, "version": self.version or "-",
+            "built": self.shards.get("built", 0), "reused": self.shards.get("reused", 0),
+            "why": "; ".join([*([self.error] if self.error else []), *self.reasons]), "diff": self.diff or "-",
+        }  # fmt: skip
 
 
 def night_record(outcomes: Sequence[Outcome], output_dir: str, prune_error: str | None) -> dict[str, Any]:

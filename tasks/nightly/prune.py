@@ -116,14 +116,10 @@ def leftovers(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECO
 def prune_record(found: Leftovers, store: str, keep: Iterable[str]) -> dict[str, Any]:
     """The JSON record of the shards that were or would be removed."""
     record = {
-        "path": absolute(store),
-        "type": "prune",
-        "shards": len(found.removable),
-        "bytes": found.size,
-        "young": found.young,
-        "referenced": found.referenced,
+        "path": absolute(store), "type": "prune", "shards": len(found.removable), "bytes": found.size,
+        "young": found.young, "referenced": found.referenced,
         "made_from": [{"type": "publication", "path": absolute(output_dir)} for output_dir in keep],
-    }
+    }  # fmt: skip
     return {"prune": record}
 
 

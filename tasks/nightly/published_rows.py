@@ -6,7 +6,6 @@ changes.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, cast
 
 import numpy as np
 import orjson
@@ -24,7 +23,7 @@ from tokenmill.tasks.harmony.shard import FILE as ROWS_FILE
 from tokenmill.tasks.pack.sequences import read_index as read_sequences
 from tokenmill.tasks.shards.manifest import split_of
 from tokenmill.tasks.shards.store import read_bytes
-from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.storage import open_binary
 from tokenmill.tasks.tokenize.document_map import OUTCOMES, read_map
 from xxhash import xxh3_64_intdigest
 
@@ -98,16 +97,14 @@ def _normalized(prepared: ShardIndex, shard: int, columns: Sequence[str]) -> Ite
     if not sum(entry["documents"].values()):
         return
     place = prepared.store.path(entry["key"], ROWS_FILE)
-    system, path = filesystem(place)
     try:
-        with cast("BinaryIO", system.open(path, "rb")) as stream:
+        with open_binary(place) as stream:
             yield from pq.ParquetFile(stream).iter_batches(columns=list(columns))
     except FileNotFoundError as error:
         raise StoredFileError(place, "missing") from error
 
 
 def _documents(part: ShardPart, kind: str) -> Iterator[bytes | memoryview]:
-    """The stored documents of a part."""
     if kind == "pretrain":
         for ids, lengths in part.pair.batches(WINDOW):
             yield from (document.data.cast("B") for document in np.split(ids, np.cumsum(lengths[:-1])))

@@ -34,7 +34,6 @@ class AutoTokenizerCheck:
 
     @property
     def line(self) -> str:
-        """The outcome in a sentence."""
         if self.not_compared:
             return f"not compared: {self.not_compared}"
         if not self.differences:

@@ -20,7 +20,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -33,7 +33,7 @@ from tokenmill.tasks.shards.manifest import BLENDS, entry_files, read_manifest
 from tokenmill.tasks.shards.publication import QUARANTINE
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes, size_of
-from tokenmill.tasks.storage import filesystem, is_local, join
+from tokenmill.tasks.storage import is_local, join, open_binary
 from xxhash import xxh3_128_hexdigest
 
 from .measured import Measured, lines_of, measured, sources_of
@@ -285,20 +285,14 @@ def _field(name: str, type_: str, of_list: bool, ending: str) -> dict[str, Any]:
     array = {"isArray": True, "arrayShape": "-1"} if of_list else {}
     extract = {"column": name} if ending == "parquet" else {"jsonPath": f"$.{name}"}
     return {
-        "@type": "cr:Field",
-        "@id": f"{ending}-rows/{name}",
-        "name": name,
-        "description": f"The column {name}.",
-        "dataType": type_,
-        **array,
-        "source": {"fileSet": {"@id": f"{ending}-files"}, "extract": extract},
-    }
+        "@type": "cr:Field", "@id": f"{ending}-rows/{name}", "name": name, "description": f"The column {name}.",
+        "dataType": type_, **array, "source": {"fileSet": {"@id": f"{ending}-files"}, "extract": extract},
+    }  # fmt: skip
 
 
 def _columns(file: Part, ending: str) -> Iterator[tuple[str, str, bool]]:
     if ending == "parquet":
-        system, path = filesystem(file.place)
-        with cast("BinaryIO", system.open(path, "rb")) as stream:
+        with open_binary(file.place) as stream:
             schema = pq.read_schema(stream)
         for each in schema:
             of_list = pa.types.is_list(each.type)
@@ -318,12 +312,7 @@ JSON_TYPES = {bool: "sc:Boolean", int: "sc:Integer", float: "sc:Float"}
 def training_summary(run: Measured) -> str:
     """The public summary of training content: the Commission's form, answered where the data tell, and measured tables."""
     manifest = run.manifest
-    answers, tables = _answers(manifest), _measured_tables(manifest)
-    return html.document("training-summary.md.jinja", answers=answers, tables=tables)
-
-
-def _answers(manifest: Mapping[str, Any]) -> dict[tuple[str, str], object]:
-    """What the data tell of the form, by section and item."""
+    # What the data tell of the form, by section and item
     totals = manifest["totals"]
     kept, removed = totals["documents"], sum(totals["dropped"].values())
     found: dict[tuple[str, str], object] = {
@@ -341,7 +330,8 @@ def _answers(manifest: Mapping[str, Any]) -> dict[tuple[str, str], object]:
     if any(place.startswith(HUB) for _, place, _, _ in origins(manifest)):
         found["2.1.", "Have you used publicly available datasets to train the model?"] = "Yes"
         found["2.1.", "If yes, specify the modality(ies) of the content covered by the datasets concerned"] = "Text"
-    return found
+    answers, tables = found, _measured_tables(manifest)
+    return html.document("training-summary.md.jinja", answers=answers, tables=tables)
 
 
 def _measured_tables(manifest: Mapping[str, Any]) -> dict[str, Table]:

@@ -71,10 +71,6 @@ def _documents(parts: list[ShardPart]) -> Iterator[dict[str, Any]]:
 
 def _pack(part: ShardPart, row: Row) -> dict[str, Any]:
     return {
-        "dataset": part.dataset,
-        "split": part.split,
-        "input_ids": row.ids,
-        "trained": row.trained,
-        "starts": row.starts,
-        "ids": [part.document(number) for number in row.documents.tolist()],
-    }
+        "dataset": part.dataset, "split": part.split, "input_ids": row.ids, "trained": row.trained,
+        "starts": row.starts, "ids": [part.document(number) for number in row.documents.tolist()],
+    }  # fmt: skip

@@ -66,20 +66,16 @@ def examine(place: str, server: str | None, tokenizer: str | None = None) -> lis
     Raises InputError for a `tokenizer` that can't be found.
     """
     return [
-        _python(),
+        Check("Python", "ok", platform.python_version(), "everything"),
         _memory(),
         *([_disk(absolute(place))] if is_local(absolute(place)) else []),
         _prefect(server),
-        _dask(),
+        Check("Dask", "ok", f"distributed {version('distributed')}", "workers on this machine and on clusters"),
         _hub_token(),
         _cuda(),
         *_packages(),
         *([_tokenizer(tokenizer)] if tokenizer else []),
     ]
-
-
-def _python() -> Check:
-    return Check("Python", "ok", platform.python_version(), "everything")
 
 
 def _memory() -> Check:
@@ -115,10 +111,6 @@ def _prefect(server: str | None) -> Check:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         remedy = "start it with prefect server start, or unset PREFECT_API_URL"
         return Check("Prefect server", "broken", f"{server} does not answer: {reason}", needed, remedy)
-
-
-def _dask() -> Check:
-    return Check("Dask", "ok", f"distributed {version('distributed')}", "workers on this machine and on clusters")
 
 
 def _hub_token() -> Check:

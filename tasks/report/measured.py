@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -27,7 +27,7 @@ from tokenmill.tasks.shards.manifest import entry_files, split_of, stored_entrie
 from tokenmill.tasks.shards.store import PACKS
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.opening import blocks, open_source
-from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.storage import open_binary
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 MOST_DOCUMENTS, MOST_PACKS = 1_000_000, 1_000
@@ -131,7 +131,6 @@ class Measured(Dataset):
 
     @property
     def groups(self) -> Iterator[tuple[str, str, list[Part]]]:
-        """The files of each dataset and split."""
         for (dataset, split), files in itertools.groupby(self.files_of_rows, lambda file: (file.dataset, file.split)):
             yield dataset, split, list(files)
 
@@ -220,7 +219,6 @@ class Measured(Dataset):
 
     @cached_property
     def packed(self) -> list[Packed]:
-        """The first packs of each split."""
         return [_packed(split, self.parts(split)) for split in self.splits]
 
     @cached_property
@@ -268,13 +266,11 @@ def _document_lengths(file: Part) -> Iterator[np.ndarray]:
 
 
 def _batches(place: str, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(place) as stream:
         yield from pq.ParquetFile(stream).iter_batches(batch_size=rows, columns=names)
 
 
 def _first_packs(file: Part, columns: Sequence[str]) -> Iterator[PackBatch]:
-    """The first MOST_PACKS packs."""
     packs = 0
     for batch in pack_batches(file.place, columns, 250):
         yield batch
@@ -316,8 +312,7 @@ def _column(file: Part, names: Sequence[str]) -> list[str]:
 
 
 def _schema(file: Part) -> pa.Schema:
-    system, path = filesystem(file.place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(file.place) as stream:
         return pq.read_schema(stream)
 
 

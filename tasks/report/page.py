@@ -376,7 +376,8 @@ def this_run(run: Measured) -> list[Block]:
         ("page written by", _writer()),
     ]
     found: list[Block] = [Table("Run", ("what", "value"), rows)]
-    receipts = _receipts(run)
+    keys = list(dict.fromkeys(entry["key"] for entry in run.entries))
+    receipts = dict(zip(keys, in_threads(run.store.read_receipt, keys, THREADS), strict=True))
     timed = {key: receipt for key, receipt in receipts.items() if receipt and "seconds" in receipt.volatile}
     return [*found, *_throughput(list(timed.values())), *_slowest(timed, run.manifest)] if timed else found
 
@@ -386,11 +387,6 @@ def _writer() -> str:
     from tokenmill.tasks.shards.code import built_with  # noqa: PLC0415 - takes 50 ms, and a page that agrees needs none of it
 
     return f"tokenmill {built_with('tokenmill.tasks.report', ())['tokenmill']}"
-
-
-def _receipts(run: Measured) -> dict[str, Receipt | None]:
-    keys = list(dict.fromkeys(entry["key"] for entry in run.entries))
-    return dict(zip(keys, in_threads(run.store.read_receipt, keys, THREADS), strict=True))
 
 
 MOST_TIMES = 24

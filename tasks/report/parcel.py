@@ -77,7 +77,14 @@ def parcel_of(output_dir: str) -> Parcel:
     pushed = [file for file in files if file.recorded.path.partition("/")[0] not in {*BLENDS, QUARANTINE}]
     documents = {**cards(data), BLEND: _relative_blend(output_dir)}
     made = [described(name, content) for name, content in documents.items()]
-    public = _changed(manifest, partial(_without_folders, folders=_folders(data)))
+    # Match the folders that the manifest may name: the output, its store, and those of local source files
+    sources = {os.path.dirname(file) for file in data.source_files if is_local(file)}  # noqa: PTH120 - a string
+    known = {data.path, data.store.place, *sources} - {"", "/"}
+    folders = sorted(known, key=len, reverse=True)
+    public = _changed(
+        manifest,
+        partial(_without_folders, folders=re.compile(rf"(?<![\w.-])(?<!:/)(?:{'|'.join(map(re.escape, folders))})/")),
+    )
     public |= {
         "settings": _changed(public["settings"], _without_path),
         "files": [asdict(file) for file in [*(file.recorded for file in pushed), *made]],
@@ -129,8 +136,6 @@ def _require(output_dir: str, files: Iterable[PublishedFile], check: Callable[[s
 
 
 def _relative_blend(output_dir: str) -> bytes:
-    """blend.json with paths relative to its folder."""
-
     def relative(value: object) -> object:
         if isinstance(value, Mapping):
             return {name: relative(each) for name, each in cast("Mapping[str, object]", value).items()}
@@ -146,19 +151,7 @@ def _relative_blend(output_dir: str) -> bytes:
     return orjson.dumps(relative(orjson.loads(read_bytes(place) or b"")), option=orjson.OPT_INDENT_2)
 
 
-def _folders(data: Measured) -> re.Pattern[str]:
-    """Match the folders that the manifest may name: the output, its store, and those of local source files.
-
-    They match inside longer texts, but not within a URL or at the end of a longer path.
-    """
-    sources = {os.path.dirname(file) for file in data.source_files if is_local(file)}  # noqa: PTH120 - a string
-    known = {data.path, data.store.place, *sources} - {"", "/"}
-    folders = sorted(known, key=len, reverse=True)
-    return re.compile(rf"(?<![\w.-])(?<!:/)(?:{'|'.join(map(re.escape, folders))})/")
-
-
 def _changed(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - any JSON
-    """JSON with every text changed."""
     if isinstance(value, Mapping):
         named = cast("Mapping[str, Any]", value)
         return {name: _changed(each, change) for name, each in named.items()}

@@ -214,5 +214,4 @@ def _books(planned: Planned[Any, Any], name: str) -> tuple[int, int, int, int]:
 
 
 def _files(shards: Iterable[PlannedShard]) -> set[str]:
-    """The source files of shards, by URI."""
     return {part.file.uri for shard in shards for part in shard.part.members or [shard.part]}

@@ -78,7 +78,6 @@ class Target:
 
     @property
     def uri(self) -> str:
-        """The repository's URI, as in blends."""
         return f"hf://{self.repository}"
 
 
@@ -145,7 +144,6 @@ def _shape(name: str) -> tuple[str, str]:
 
 
 def _names_in_manifest(target: Target) -> set[str]:
-    """The files of the last finished push."""
     if target.head is None:
         return set()
     with _hub_errors(target.repository):
@@ -165,7 +163,10 @@ def push(parcel: Parcel, target: Target) -> str:
     stale = stale_names(parcel, target)
     with _hub_errors(target.repository):
         if target.head is None:
-            target = _created(target)
+            # Create the repository, and check its visibility
+            target.api.create_repo(target.repository, repo_type="dataset", private=target.private)
+            info = target.api.dataset_info(target.repository)
+            target = _checked(target.api, target.repository, info, public=not target.private)
         *first, last = _batches(parcel)
         hidden = _hidden(target, first, parcel.sizes.keys() | stale)
         head = target.head
@@ -197,13 +198,6 @@ def _commit(target: Target, parcel: Parcel, head: str | None, names: Sequence[st
         parent_commit=head,
     )
     return commit.oid
-
-
-def _created(target: Target) -> Target:
-    """Create the repository, and check its visibility."""
-    target.api.create_repo(target.repository, repo_type="dataset", private=target.private)
-    info = target.api.dataset_info(target.repository)
-    return _checked(target.api, target.repository, info, public=not target.private)
 
 
 def _require_complete(target: Target, parcel: Parcel, commit: str) -> None:
@@ -282,14 +276,10 @@ def push_record(parcel: Parcel, target: Target, commit: str | None) -> dict[str,
     """The push as the JSON line for the next program; `commit` is None for a dry run."""
     return {
         "push": {
-            "path": f"{target.uri}@{commit}" if commit else target.uri,
-            "type": "push",
-            "commit": commit,
-            "files": len(parcel.sizes),
-            "bytes": sum(parcel.sizes.values()),
-            "private": target.private,
+            "path": f"{target.uri}@{commit}" if commit else target.uri, "type": "push", "commit": commit,
+            "files": len(parcel.sizes), "bytes": sum(parcel.sizes.values()), "private": target.private,
         }
-    }
+    }  # fmt: skip
 
 
 def print_plan(parcel: Parcel, target: Target, stale: Sequence[str], console: Console) -> None:

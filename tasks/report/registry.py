@@ -54,7 +54,6 @@ class Registered:
 
     @property
     def reference(self) -> str:
-        """The version's reference."""
         return f"{ART}{self.name}:{self.version}"
 
 

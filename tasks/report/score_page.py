@@ -7,7 +7,7 @@ has the color of the first. Above 20,000 points, cells with counts replace point
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from tokenmill.tasks.score.embed import read_embeddings
 from tokenmill.tasks.select.scores import ROW_ID, ScoreFolder, score_folder, with_scores
 from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
 from tokenmill.tasks.shards.publish import Output, publish_bytes
-from tokenmill.tasks.storage import absolute, filesystem, join
+from tokenmill.tasks.storage import absolute, join, open_binary
 
 PAGE = "scores.html"
 
@@ -231,12 +231,10 @@ def _read(places: Sequence[str], columns: Sequence[str]) -> pa.Table:
 
 
 def _table(place: str, columns: Sequence[str]) -> pa.Table:
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(place) as stream:
         return pq.read_table(stream, columns=list(columns), use_threads=False)
 
 
 def _metadata(place: str) -> pq.FileMetaData:
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(place) as stream:
         return pq.read_metadata(stream)

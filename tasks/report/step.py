@@ -31,7 +31,7 @@ from tokenmill.tasks.train.proof import DocumentReads, Opened, PackReads, opened
 from tokenmill.tasks.train.rows import FlatPacks
 from tokenmill.tasks.train.samples import DocumentPiece, parts_of, pieces_of, samples_with
 
-from .view import Decode, Pack, Passage, SubSequence, View, decoded, view_record
+from .view import Decode, Pack, Passage, SubSequence, View, decoded, sub_sequence, view_record
 from .view_terminal import print_view
 from .why import Follower, Story, UnknownFileError, describe_steps, why_row
 
@@ -105,7 +105,6 @@ class Reading:
 
     @cached_property
     def prepared(self) -> Dataset:
-        """The data."""
         return open_dataset(self.data.path)
 
     @cached_property
@@ -165,34 +164,16 @@ class Reading:
         return [self._sample(prefixes, pieces.of(each)) for each in range(len(numbers))]
 
     def _sample(self, prefixes: Sequence[Any], pieces: Sequence[DocumentPiece]) -> Pack:
-        sequences = [self._sequence(prefixes[piece.source], number, piece) for number, piece in enumerate(pieces)]
-        part, _ = self.prepared.names.document(self._files[pieces[0].source], pieces[0].document)
-        return Pack(
-            dataset=part.dataset,
-            file=self._files[pieces[0].source],
-            row=pieces[0].document,
-            tokens=sum(piece.length for piece in pieces),
-            padding=0,
-            pack_size=None,
-            count=len(pieces),
-            sequences=sequences,
-        )
-
-    def _sequence(self, prefix: Any, number: int, piece: DocumentPiece) -> SubSequence:  # noqa: ANN401 - megatron-core's IndexedDataset
-        """A piece of a document. The tokens are read as the trainer reads them."""
-        part, document = self.prepared.names.document(self._files[piece.source], piece.document)
-        ids = prefix.get(piece.document, piece.offset, piece.length).tolist()
-        source, line = part.source(document)
-        return SubSequence(
-            document=part.document(document),
-            number=number,
-            file=source.file,
-            start=source.start,
-            stop=source.stop,
-            line=line,
-            passages=[Passage(TEXT, trained=True, tokens=len(ids), text=self.decode(ids))],
-            offset=piece.offset,
-        )
+        """A sample of documents. The tokens are read as the trainer reads them, by megatron-core's IndexedDataset."""
+        sequences: list[SubSequence] = []
+        for number, piece in enumerate(pieces):
+            part, document = self.prepared.names.document(self._files[piece.source], piece.document)
+            ids = prefixes[piece.source].get(piece.document, piece.offset, piece.length).tolist()
+            passages = [Passage(TEXT, trained=True, tokens=len(ids), text=self.decode(ids))]
+            sequences.append(sub_sequence(part, document, number, passages, piece.offset))
+        first, size = pieces[0], sum(piece.length for piece in pieces)
+        part, _ = self.prepared.names.document(self._files[first.source], first.document)
+        return Pack(part.dataset, self._files[first.source], first.document, size, 0, None, len(pieces), sequences)
 
     def steps_of(self, name: str, number: int) -> list[Read]:
         """The steps that read a document, or pack, of a published file, each with the number of the sample."""
@@ -206,7 +187,6 @@ class Reading:
         return [Read(each // self._batch + 1, each % self._batch) for each in numbers]
 
     def _first(self, file: int) -> int:
-        """The number of packs before a file."""
         return int(self._ends[file - 1]) if file else 0
 
     def find(self, wanted: str) -> list[Found]:

@@ -248,12 +248,9 @@ def input_lines(found: Iterable[Mapping[str, Any]], epochs: Mapping[str, float])
         total = sum(count * epochs.get(name, 0) for name, count in reads.items() if together)
         yield INPUT_SENTENCES[warning["kind"]].format(
             datasets=" and ".join(name.removeprefix("datasets/") for name in reads),
-            files=counted(warning["files"], "file"),
-            size=decimal(warning["bytes"]),
-            what=warning["what"],
-            times=sum(reads.values()),
-            epochs=f", {total:,.2f} epochs in all" if total else "",
-        )
+            files=counted(warning["files"], "file"), size=decimal(warning["bytes"]), what=warning["what"],
+            times=sum(reads.values()), epochs=f", {total:,.2f} epochs in all" if total else "",
+        )  # fmt: skip
 
 
 def epochs_of(weights: Mapping[str, float], amounts: Mapping[str, float]) -> dict[str, float]:

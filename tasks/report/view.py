@@ -56,12 +56,10 @@ class SubSequence:
 
     @property
     def tokens(self) -> int:
-        """Stored tokens, including padding."""
         return sum(passage.tokens for passage in self.passages)
 
     @property
     def trained(self) -> int:
-        """Trained tokens."""
         return sum(passage.tokens for passage in self.passages if passage.trained)
 
 
@@ -153,35 +151,21 @@ def decoded(
 ) -> Pack:
     """Decode a row: all of it, or only some documents. `tokens` are those of `read_pack`."""
     row = part.row(number, tokens)
-    return Pack(
-        dataset=part.dataset,
-        file=part.stored,
-        row=number,
-        tokens=len(row.ids),
-        padding=row.padding,
-        pack_size=row.pack_size,
-        count=len(row.starts),
-        sequences=[
-            _sequence(part, row, place, decode)
-            for place, found in enumerate(row.documents.tolist())
-            if documents is None or found in documents
-        ],
-    )
+    borders = itertools.pairwise([*row.starts.tolist(), len(row.ids)])
+    sequences = [
+        sub_sequence(part, found, place, list(passages_of(row, start, stop, decode)))
+        for place, (found, (start, stop)) in enumerate(zip(row.documents.tolist(), borders, strict=True))
+        if documents is None or found in documents
+    ]
+    size = len(row.ids), row.padding, row.pack_size, len(row.starts)
+    return Pack(part.dataset, part.stored, number, *size, sequences)
 
 
-def _sequence(part: ShardPart, row: Row, place: int, decode: Decode) -> SubSequence:
-    start, stop = [*row.starts.tolist(), len(row.ids)][place : place + 2]
-    number = int(row.documents[place])
-    origin, line = part.source(number)
-    return SubSequence(
-        document=part.document(number),
-        number=place,
-        file=origin.file,
-        start=origin.start,
-        stop=origin.stop,
-        line=line,
-        passages=list(passages_of(row, start, stop, decode)),
-    )
+def sub_sequence(part: ShardPart, document: int, number: int, passages: list[Passage], offset: int = 0) -> SubSequence:
+    """The tokens of document `document` of a part, as number `number` of a row."""
+    source, line = part.source(document)
+    name = part.document(document)
+    return SubSequence(name, number, source.file, source.start, source.stop, line, passages, offset)
 
 
 def passages_of(row: Row, start: int, stop: int, decode: Decode) -> Iterator[Passage]:

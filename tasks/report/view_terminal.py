@@ -4,8 +4,6 @@ the next of a few colours.
 All text passes `visible` and rich's `Text`, which interprets no markup. The two marks are escaped within the text.
 """
 
-from collections.abc import Iterable
-
 from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table as RichTable
@@ -36,7 +34,13 @@ def print_view(view: View, console: Console) -> None:
             title = f"{visible_line(sequence.document)} ({sequence.number + 1} of {pack.count})"
             console.print(Rule(Text(title), align="left", style=ASIDE))
             console.print(Text(describe_sequence(sequence), ASIDE, overflow="fold"))
-            console.print(_passages(sequence.passages, COLOURS[sequence.number % len(COLOURS)]))
+            colour = COLOURS[sequence.number % len(COLOURS)]
+            grid = RichTable.grid(padding=(0, 1))
+            grid.add_column(no_wrap=True)
+            grid.add_column(overflow="fold")
+            for passage in sequence.passages:
+                grid.add_row(Text(passage.role, LABEL), _text(passage, colour))
+            console.print(grid)
 
 
 def print_documents(view: View, console: Console) -> None:
@@ -49,15 +53,6 @@ def print_documents(view: View, console: Console) -> None:
         for pack in view.packs for each in pack.sequences
     ]  # fmt: skip
     print_table(console, Table(view.path, ("document", "dataset", "source", "tokens", "trained on"), rows))
-
-
-def _passages(passages: Iterable[Passage], colour: str) -> RichTable:
-    grid = RichTable.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for passage in passages:
-        grid.add_row(Text(passage.role, LABEL), _text(passage, colour))
-    return grid
 
 
 def _text(passage: Passage, colour: str) -> Text:

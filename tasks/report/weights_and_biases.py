@@ -51,8 +51,13 @@ def log_preparation(manifest: Mapping[str, Any], output_dir: str) -> None:
 
 def _log(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> None:  # noqa: ANN401 - wandb is imported late
     with wandb.init(job_type="data-prep", tags=["data-prep", manifest["type"]], config=manifest["settings"]) as run:
-        for source in _sources(manifest):
-            _take(run, _data_set(wandb, source))
+        for source in [source for split in listed_sources(manifest["blend"]).values() for source in split]:
+            metadata = {name: value for name, value in source.items() if value is not None}
+            artifact = wandb.Artifact(
+                artifact_name(f"{source['path']}-{source.get('subset') or ''}"), "dataset", metadata=metadata
+            )
+            _refer(artifact, source["path"])
+            _take(run, artifact)
         tokenizer = manifest["settings"].get("tokenizer")
         if "tokenizer" in manifest:
             _take(run, wandb.Artifact(artifact_name(tokenizer["model"]), "tokenizer", metadata=tokenizer))
@@ -72,18 +77,15 @@ def plan_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     shards, settings = _shards(manifest), manifest["settings"]
     return [
         {
-            "dataset_name": source["name"],
-            "path": source["path"],
+            "dataset_name": source["name"], "path": source["path"],
             "size": manifest["totals"]["datasets"].get(f"{split}/{source['name']}", {}).get("source_bytes", 0),
-            "weight": source["weight"],
-            "split": source.get("split") or split,
-            "subset": source.get("subset") or "",
+            "weight": source["weight"], "split": source.get("split") or split, "subset": source.get("subset") or "",
             "num_shards": shards[split, source["name"]],
             **{name: str(settings.get(name, "")) for name in ("scale", "sample")},
         }
         for split, sources in listed_sources(manifest["blend"]).items()
         for source in sources
-    ]
+    ]  # fmt: skip
 
 
 def progress_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -91,16 +93,13 @@ def progress_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     shards = _shards(manifest)
     return [
         {
-            "dataset_name": name.partition("/")[2],
-            "size": counts["source_bytes"],
-            "total_shards": shards[tuple(name.split("/", 1))],
-            "total_tokens": counts["tokens"],
-            "total_sequences": counts["documents"],
-            "dropped": sum(counts["dropped"].values()),
+            "dataset_name": name.partition("/")[2], "size": counts["source_bytes"],
+            "total_shards": shards[tuple(name.split("/", 1))], "total_tokens": counts["tokens"],
+            "total_sequences": counts["documents"], "dropped": sum(counts["dropped"].values()),
             "status": "completed" if counts["documents"] else "empty",
         }
         for name, counts in manifest["totals"]["datasets"].items()
-    ]
+    ]  # fmt: skip
 
 
 def stage_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -111,15 +110,11 @@ def stage_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     shards, seconds = manifest["volatile"]["shards"], manifest["volatile"]["seconds"]
     return [
         {
-            "stage": manifest["type"],
-            "tasks": shards["total"],
-            "built": shards["built"],
-            "reused": shards["reused"],
-            "seconds": seconds,
-            "speed": shards["built"] / seconds,
+            "stage": manifest["type"], "tasks": shards["total"], "built": shards["built"],
+            "reused": shards["reused"], "seconds": seconds, "speed": shards["built"] / seconds,
             "workers": manifest["volatile"]["settings"].get("workers") or "all",
         }
-    ]
+    ]  # fmt: skip
 
 
 def _shards(manifest: Mapping[str, Any]) -> Counter[tuple[str, ...]]:
@@ -138,19 +133,6 @@ def _take(run: Any, artifact: Any) -> None:  # noqa: ANN401 - wandb is imported 
 def artifact_name(uri: str) -> str:
     """A URI as an artifact name: without its scheme, and with allowed characters only."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", uri.partition("://")[2] or uri).strip("-")[-LONGEST:]
-
-
-def _sources(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [source for split in listed_sources(manifest["blend"]).values() for source in split]
-
-
-def _data_set(wandb: Any, source: Mapping[str, Any]) -> Any:  # noqa: ANN401 - wandb is imported late
-    metadata = {name: value for name, value in source.items() if value is not None}
-    artifact = wandb.Artifact(
-        artifact_name(f"{source['path']}-{source.get('subset') or ''}"), "dataset", metadata=metadata
-    )
-    _refer(artifact, source["path"])
-    return artifact
 
 
 def _output(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> Any:  # noqa: ANN401 - wandb is imported late

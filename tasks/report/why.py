@@ -60,7 +60,6 @@ class Follower:
         self._publishers: dict[str, Dataset | None] = {}
 
     def of_row(self, name: str, line: int, option: str) -> list[Story]:
-        """See `why_row`."""
         file = _file_called(name, sorted(self._files(self._output)), option)
         stories = list(self._stories(self._output, file, line))
         if not stories:
@@ -69,7 +68,6 @@ class Follower:
         return stories
 
     def of_document(self, document: str) -> list[Story]:
-        """See `why_document`."""
         wanted, output = DocumentId.parse(document), self._output
         shards = [shard for shard, entry in enumerate(output.entries) if entry["key"].startswith(wanted.key)]
         keys = sorted({output.entries[shard]["key"] for shard in shards})
@@ -138,7 +136,15 @@ class Follower:
             return
         for source in self._sources(output):
             for story in self._stories(source, file, line):
-                yield from self._to_end(output, source, story)
+                # A story that ends in `source`, continued in `output` as often as that read the row
+                fates = [
+                    fate_of(output, *found)
+                    for name, number in _published(source, story[-1])
+                    for found in output.rows_at(name, number + 1)
+                ]
+                yield from ([*story, fate] for fate in fates)
+                if not fates:
+                    yield story
 
     def _from_origin(self, output: Dataset, shard: int, row: int) -> Iterator[Story]:
         """The stories that end with a row of a shard, from the original file on."""
@@ -150,17 +156,6 @@ class Follower:
             return
         for story in self._from_origin(source, *found):
             yield [*story, fate]
-
-    def _to_end(self, output: Dataset, source: Dataset, story: Story) -> Iterator[Story]:
-        """A story that ends in `source`, continued in `output` as often as that read the row."""
-        fates = [
-            fate_of(output, *found)
-            for name, number in _published(source, story[-1])
-            for found in output.rows_at(name, number + 1)
-        ]
-        yield from ([*story, fate] for fate in fates)
-        if not fates:
-            yield story
 
 
 def _file_called(name: str, files: Sequence[str], option: str) -> str:

@@ -139,16 +139,12 @@ def _manifest(
 ) -> dict[str, Any]:
     """The manifest of a choice, which has no shards."""
     return {
-        "type": CHOICE,
-        "settings": settings.model_dump(),
+        "type": CHOICE, "settings": settings.model_dump(),
         "inputs": [file_hash(file.place) for file in folder.files],
-        "totals": {"rows": facts["rows"], "documents": facts["chosen"], "dropped": facts["left_out"]},
-        "recipes": [],
-        "shards": [],
-        "missing": [],
-        "files": [asdict(file) for file in files],
+        "totals": {"rows": facts["rows"], "documents": facts["chosen"], "dropped": facts["left_out"]}, "recipes": [],
+        "shards": [], "missing": [], "files": [asdict(file) for file in files],
         "volatile": {"created_at": time.time(), "embeddings": folder.place, **volatile},
-    }
+    }  # fmt: skip
 
 
 def choice_record(manifest: Mapping[str, Any]) -> dict[str, Any]:

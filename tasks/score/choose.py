@@ -108,7 +108,16 @@ def kmeans(vectors: np.ndarray, clusters: int, seed: int, nearest: Nearest) -> C
     centres = _first_centres(vectors[np.sort(sample)], clusters, generator)
     labels, distances = nearest(vectors, centres)
     for _ in range(ROUNDS):
-        centres = _means(vectors, labels, centres)
+        # The mean of the rows of each cluster, summed in float64 in row order, some thousand at a time
+        counts = np.bincount(labels, minlength=len(centres))
+        sums = np.zeros(centres.shape)
+        for start in range(0, len(vectors), ROWS):
+            part = labels[start : start + ROWS]
+            order = np.argsort(part, kind="stable")
+            present, begins = np.unique(part[order], return_index=True)
+            sums[present] += np.add.reduceat(vectors[start : start + ROWS][order], begins, axis=0, dtype=np.float64)
+        means = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
+        centres = np.where(counts[:, None] > 0, means, centres)
         before = labels
         labels, distances = nearest(vectors, centres)
         if np.array_equal(labels, before):
@@ -165,19 +174,6 @@ def _first_centres(vectors: np.ndarray, clusters: int, generator: np.random.Gene
         place = np.searchsorted(odds, generator.random() * odds[-1], side="right")
         chosen.append(int(min(place, len(vectors) - 1)))
     return vectors[chosen]
-
-
-def _means(vectors: np.ndarray, labels: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """The mean of the rows of each cluster, summed in float64 in row order, some thousand at a time."""
-    counts = np.bincount(labels, minlength=len(centres))
-    sums = np.zeros(centres.shape)
-    for start in range(0, len(vectors), ROWS):
-        part = labels[start : start + ROWS]
-        order = np.argsort(part, kind="stable")
-        present, begins = np.unique(part[order], return_index=True)
-        sums[present] += np.add.reduceat(vectors[start : start + ROWS][order], begins, axis=0, dtype=np.float64)
-    means = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
-    return np.where(counts[:, None] > 0, means, centres)
 
 
 def quotas(taken: np.ndarray, left: np.ndarray, budget: int) -> np.ndarray:

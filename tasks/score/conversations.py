@@ -14,7 +14,7 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -41,27 +41,6 @@ class Sequenced:
 
     completions: Completions
     owners: np.ndarray
-
-
-class Conversations(Protocol):
-    """Turns the rows of a dataset into sequences."""
-
-    @property
-    def fields(self) -> Sequence[str]:
-        """The fields to read of a record."""
-        ...
-
-    def read(self, record: Mapping[str, Any]) -> object | Rejected:
-        """The conversation in a record, or the reason why there is none."""
-        ...
-
-    def sequenced(self, read: Sequence[Any]) -> Sequenced:
-        """The sequences of some conversations."""
-        ...
-
-    def encode(self, text: str) -> Sequence[int]:
-        """The ids of a plain text."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +99,10 @@ class TemplatedChats:
 
     def encode(self, text: str) -> Sequence[int]:
         return self.encoder.encode(cast("pa.LargeStringArray", pa.array([text], pa.large_string()))).ids.tolist()
+
+
+Conversations = HarmonyTexts | TemplatedChats
+"""What turns the rows of a dataset into sequences."""
 
 
 def text_at(record: Mapping[str, Any], field: str) -> str | None:

@@ -8,7 +8,7 @@ Vectors of a Matryoshka model may be cut to their first dimensions, which are no
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol, cast
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from tokenmill.tasks.dedup.shingles import RunLength, Units, normalized, shingles, units_of
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.select.scores import ROW_ID, ScoreFolder, require_joinable, score_folder
-from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.storage import open_binary
 
 from .tables import ROW, NonFiniteError, Place, require_finite
 
@@ -179,14 +179,12 @@ def _place(place: str, batch: pa.Table) -> Place:
 
 
 def _row_count(place: str) -> int:
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(place) as stream:
         return pq.read_metadata(stream).num_rows
 
 
 def _batches(place: str) -> Iterator[pa.Table]:
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(place) as stream:
         columns = [*NAMES, "embedding"]
         for batch in pq.ParquetFile(stream).iter_batches(READ_ROWS, columns=columns, use_threads=False):
             yield pa.table(batch)

@@ -39,14 +39,9 @@ def scorer(recipe: NllRecipe, where: ModelLocation, device: str, encode: Callabl
     if where.server:
         return ServerScorer(Server(where.server, recipe.model, where.concurrency), recipe.max_length, encode)
     return _loaded_scorer(
-        where.model,
-        where.model_revision,
-        recipe.weights,
-        recipe.max_length,
-        recipe.token_budget,
-        device,
+        where.model, where.model_revision, recipe.weights, recipe.max_length, recipe.token_budget, device,
         recipe.precision,
-    )
+    )  # fmt: skip
 
 
 def embedder(recipe: EmbedRecipe, where: ModelLocation, device: str) -> Embedder:

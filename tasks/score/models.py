@@ -32,7 +32,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrai
 
 from . import TOKEN_BUDGET
 from .embed import unit_vectors, wanted_dimensions
-from .nll import Completions, Targets, ranges, require_known, score_table, targets_of
+from .nll import Completions, ranges, require_known, score_table, targets_of
 from .settings import MAX_TOKENS, Pooling, Precision
 from .tables import ROW, Place, require_finite
 from .weights import ModelFiles
@@ -159,20 +159,17 @@ class CausalScorer:
 
         def fill(rows: np.ndarray) -> None:
             chosen = ranges(targets.bounds[rows], np.diff(targets.bounds)[rows])
-            nll[chosen] = self._scored(sequences, targets, rows, chosen)
+            # The NLL of the targets `chosen`, which are in the sequences `rows`, float32
+            lengths = targets.reach[rows]
+            ids = padded(sequences.ids, sequences.offsets[rows], lengths)
+            line = np.repeat(np.arange(len(rows)), np.diff(targets.bounds)[rows])
+            before = line * ids.shape[1] + targets.positions[chosen] - 1
+            wanted = sequences.ids[targets.places[chosen]].astype(np.int64)
+            nll[chosen] = self._nll(*(torch.from_numpy(each).to(self._model.device) for each in (ids, before, wanted)))
             require_finite(nll[chosen], targets.rows[chosen], "NLL of a token", place)
 
         self._batches.run(targets.reach, fill)
         return score_table(sequences, targets, nll, self.limit, place)
-
-    def _scored(self, sequences: Completions, targets: Targets, rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """The NLL of the targets `chosen`, which are in the sequences `rows`, float32."""
-        lengths = targets.reach[rows]
-        ids = padded(sequences.ids, sequences.offsets[rows], lengths)
-        line = np.repeat(np.arange(len(rows)), np.diff(targets.bounds)[rows])
-        before = line * ids.shape[1] + targets.positions[chosen] - 1
-        wanted = sequences.ids[targets.places[chosen]].astype(np.int64)
-        return self._nll(*(torch.from_numpy(each).to(self._model.device) for each in (ids, before, wanted)))
 
     @torch.inference_mode()
     def _nll(self, ids: torch.Tensor, before: torch.Tensor, wanted: torch.Tensor) -> np.ndarray:

@@ -123,25 +123,14 @@ def _nll(
     def recipe_of(source: DataSource, split: str | None) -> NllRecipe:
         chats = settings.chat_template != HARMONY
         return NllRecipe(
-            dataset=source.name,
-            split=split,
-            filters=row_filter(source).wanted,
-            text_field=source.text_field,
+            dataset=source.name, split=split, filters=row_filter(source).wanted, text_field=source.text_field,
             messages_field=source.messages_field if chats else None,
-            tools_field=source.tools_field if chats else None,
-            fields=source.named_fields if chats else None,
-            template=template,
-            tokenizer=fingerprint,
-            loss=asdict(settings.policy),
-            max_length=settings.max_length,
-            engine=settings.engine,
-            model=name or settings.model,
-            model_revision=revision,
-            weights=weights,
+            tools_field=source.tools_field if chats else None, fields=source.named_fields if chats else None,
+            template=template, tokenizer=fingerprint, loss=asdict(settings.policy), max_length=settings.max_length,
+            engine=settings.engine, model=name or settings.model, model_revision=revision, weights=weights,
             token_budget=settings.token_budget if model else None,
-            precision=precision_of(settings, settings.engine, device),
-            device=device,
-        )
+            precision=precision_of(settings, settings.engine, device), device=device,
+        )  # fmt: skip
 
     return where, recipe_of
 
@@ -181,27 +170,19 @@ def _embeddings(settings: EmbedSettings, model: ModelFiles | None) -> RecipeOf:
 
     def recipe_of(source: DataSource, split: str | None) -> EmbedRecipe:
         return EmbedRecipe(
-            dataset=source.name,
-            split=split,
-            filters=row_filter(source).wanted,
-            fields=list(_scored_fields(source, settings)),
-            engine=settings.engine,
-            model=name,
-            model_revision=revision,
-            weights=weights,
-            pooling=settings.pooling,
+            dataset=source.name, split=split, filters=row_filter(source).wanted,
+            fields=list(_scored_fields(source, settings)), engine=settings.engine, model=name,
+            model_revision=revision, weights=weights, pooling=settings.pooling,
             dimensions=settings.dimensions or (HASH_DIMENSIONS if hashing else None),
             max_tokens=None if hashing else settings.max_tokens,
             token_budget=settings.token_budget if settings.engine == "transformers" else None,
-            precision=precision_of(settings, settings.engine, device),
-            device=device,
-        )
+            precision=precision_of(settings, settings.engine, device), device=device,
+        )  # fmt: skip
 
     return recipe_of
 
 
 def _scored_fields(source: DataSource, settings: NllSettings | EmbedSettings) -> Sequence[str]:
-    """The fields to score in a dataset."""
     if isinstance(settings, EmbedSettings):
         return list(dict.fromkeys([settings.field, source.text_field]))
     if settings.chat_template == HARMONY:

@@ -30,7 +30,12 @@ SPLIT = ("dataset", "split")
 
 def ranked(scored: Sequence[Finished], store: Store, *, rebuild: bool) -> list[Finished]:
     """The shards with percentiles, one for each scored shard, each with a valid receipt."""
-    percentiles = _percentiles(scored, store)
+    # The percentiles of the rows of each shard
+    tables = [table_of(item, store, ["nll_mean", *SPLIT]) for item in scored]
+    whole = pa.concat_tables(tables)
+    found = percentile_within_split(whole["nll_mean"], [whole[name] for name in SPLIT])
+    starts = np.cumsum([0, *(table.num_rows for table in tables)])
+    percentiles = [found.slice(start, table.num_rows) for start, table in zip(starts.tolist(), tables, strict=False)]
     shards = [
         PlannedShard(item.shard.dataset, item.shard.split, item.shard.part, _identity(item, column))
         for item, column in zip(scored, percentiles, strict=True)
@@ -70,15 +75,6 @@ def table_of(item: Finished, store: Store, columns: list[str]) -> pa.Table:
     return pq.read_table(pa.BufferReader(store.read(item.receipt, FILE)), columns=columns, use_threads=False)
 
 
-def _percentiles(scored: Sequence[Finished], store: Store) -> list[pa.Array]:
-    """The percentiles of the rows of each shard."""
-    tables = [table_of(item, store, ["nll_mean", *SPLIT]) for item in scored]
-    whole = pa.concat_tables(tables)
-    found = percentile_within_split(whole["nll_mean"], [whole[name] for name in SPLIT])
-    starts = np.cumsum([0, *(table.num_rows for table in tables)])
-    return [found.slice(start, table.num_rows) for start, table in zip(starts.tolist(), tables, strict=False)]
-
-
 def _identity(item: Finished, column: pa.Array) -> dict[str, object]:
     digest = xxhash.xxh3_128_hexdigest(column.to_numpy(zero_copy_only=False).tobytes())
     return {**item.receipt.identity, "decided": {"percentiles": f"xxh3_128:{digest}"}}
@@ -114,7 +110,12 @@ def percentile_within_split(values: pa.ChunkedArray, split: Sequence[pa.ChunkedA
     have equal percentiles, the mean is always 50, and a single row is at 50.
     """
     numbers = compute.call_function("cast", [values], compute.CastOptions(pa.float64())).to_numpy()
-    codes = _codes(split, len(numbers))
+    # A number for each row, equal for rows that are equal in all columns, int64 [rows]
+    rows = len(numbers)
+    codes = np.zeros(rows, np.int64)
+    for column in split:
+        encoded = compute.call_function("rank", [column], compute.RankOptions(tiebreaker="dense"))
+        _, codes = np.unique(codes * (rows + 1) + encoded.to_numpy().astype(np.int64), return_inverse=True)
     order = np.lexsort((numbers, codes))
     order = order[~np.isnan(numbers[order])]
     groups, sorted_numbers = codes[order], numbers[order]
@@ -125,15 +126,6 @@ def percentile_within_split(values: pa.ChunkedArray, split: Sequence[pa.ChunkedA
     found = np.full(len(numbers), np.nan)
     found[order] = 100 * (start - first + ties / 2) / size
     return pa.array(found, mask=np.isnan(found))
-
-
-def _codes(columns: Sequence[pa.ChunkedArray], rows: int) -> np.ndarray:
-    """A number for each row, equal for rows that are equal in all columns, int64 [rows]."""
-    codes = np.zeros(rows, np.int64)
-    for column in columns:
-        encoded = compute.call_function("rank", [column], compute.RankOptions(tiebreaker="dense"))
-        _, codes = np.unique(codes * (rows + 1) + encoded.to_numpy().astype(np.int64), return_inverse=True)
-    return codes
 
 
 def _runs(begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -166,7 +166,6 @@ class NllRecipe:
 
     @property
     def policy(self) -> LossPolicy:
-        """The tokens that are scored."""
         return LossPolicy(**self.loss)
 
 

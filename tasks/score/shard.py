@@ -8,7 +8,7 @@ of it is published.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import RecordBatch, Slice
 from tokenmill.tasks.sources.formats import first_row
-from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.storage import open_binary
 
 from .conversations import Conversations, text_at
 from .embed import LENGTH_TOLERANCE, Embedder, as_stored
@@ -46,50 +46,9 @@ class Scored:
     rows: np.ndarray
 
 
-class Inputs(Protocol):
-    """What is scored of a row."""
-
-    @property
-    def fields(self) -> Sequence[str]:
-        """The fields to read of a record."""
-        ...
-
-    def read(self, record: Mapping[str, Any], /) -> object | Rejected:
-        """The input to score in a record, or the reason why there is none."""
-        ...
-
-
-class Scoring(Inputs, Protocol):
-    """A kind of score."""
-
-    @property
-    def tokens(self) -> str:
-        """The column with a row's number of tokens."""
-        ...
-
-    @property
-    def added(self) -> Sequence[str]:
-        """The columns summed in the facts of the shard."""
-        ...
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the file."""
-        ...
-
-    @property
-    def same(self) -> Mapping[str, str | None]:
-        """Columns with a single value."""
-        ...
-
-    def scored(self, read: Sequence[Any], place: Place) -> Scored:
-        """The scores of these inputs. Raises NonFiniteError, naming the place of the row."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class NllScoring:
-    """The NLL of completions."""
+    """The NLL of completions. `tokens` is the column with a row's number of tokens; columns `added` are summed in the facts."""
 
     recipe: NllRecipe
     conversations: Conversations
@@ -117,7 +76,10 @@ class NllScoring:
         return self.conversations.read(record)
 
     def scored(self, read: Sequence[Any], place: Place) -> Scored:
-        """See Scoring. Rows without tokens to score have no score; rows truncated before the first one have nulls."""
+        """The scores of these inputs. Raises NonFiniteError, naming the place of the row.
+
+        Rows without tokens to score have no score; rows truncated before the first one have nulls.
+        """
         found = self.conversations.sequenced(read)
         table = self.scorer.score(found.completions, lambda number: place(int(found.owners[number])))
         table = summed(table, found.owners, len(read))
@@ -166,6 +128,11 @@ class EmbedScoring:
             "truncated": pa.array(counts > (np.inf if limit is None else limit)),
         }
         return Scored(pa.table(columns), np.arange(len(read)))
+
+
+Scoring = NllScoring | EmbedScoring
+Inputs = Conversations | Scoring
+"""What is scored of a row: `fields` to read of a record, and `read`, which gives the input or the reason why there is none."""
 
 
 @dataclass(slots=True)
@@ -280,8 +247,7 @@ def inspect_score_shard(store: Store, receipt: Receipt) -> list[str]:
 
 
 def _table(place: str) -> pa.Table:
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(place) as stream:
         return pq.ParquetFile(stream).read(use_threads=False)
 
 

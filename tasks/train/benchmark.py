@@ -24,8 +24,9 @@ import numpy as np
 import orjson
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.kit.parts import Table
+from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.shards.identity import difference
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
@@ -109,8 +110,16 @@ def summarise(job: Job, started: Started, steps: Sequence[TrainStep], warmup: in
     nll = math.fsum(step.loss * step.loss_tokens for step in measured)
     each, rates = [step.seconds for step in measured], [step.mfu for step in measured if step.mfu is not None]
     configuration = {**_configuration(job), "engine": started.engine}
+    device = re.sub(r"[^a-z0-9]+", "-", started.device.lower()).strip("-")
+    digest = hashlib.sha256(orjson.dumps(dict(configuration), option=orjson.OPT_SORT_KEYS)).hexdigest()
+    described = DRIVER.read_text("utf-8") if DRIVER.is_file() else ""
+    driver = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", described)
+    versions: dict[str, str] = {}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return BenchmarkRecord(
-        key=_key(configuration, started), engine=started.engine, device=started.device, processes=started.processes,
+        key=(f"{device}-x{started.processes}-{digest[:16]}"), engine=started.engine, device=started.device, processes=started.processes,
         parameters=started.parameters, configuration=configuration, warmup=warmup, steps=len(measured), seconds=seconds,
         tokens=tokens, loss_tokens=loss_tokens,
         tokens_per_second=tokens / seconds, loss_tokens_per_second=loss_tokens / seconds,
@@ -119,7 +128,10 @@ def summarise(job: Job, started: Started, steps: Sequence[TrainStep], warmup: in
         padding=sum(step.padding for step in measured) / tokens,
         mfu=statistics.median(rates) if rates else None, memory=max(step.memory for step in measured),
         loss=nll / loss_tokens if loss_tokens else 0.0, perplexity=perplexity(nll, loss_tokens),
-        final_loss=measured[-1].loss, environment=_environment(),
+        final_loss=measured[-1].loss, environment=Environment(
+        python=platform.python_version(), cpus=os.cpu_count() or 1, driver=driver.group(1) if driver else None,
+        versions=versions,
+    ),
         recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
 
@@ -147,25 +159,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(cast("dict[str, Any]", value), f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def _key(configuration: Mapping[str, Any], started: Started) -> str:
-    device = re.sub(r"[^a-z0-9]+", "-", started.device.lower()).strip("-")
-    digest = hashlib.sha256(orjson.dumps(dict(configuration), option=orjson.OPT_SORT_KEYS)).hexdigest()
-    return f"{device}-x{started.processes}-{digest[:16]}"
-
-
-def _environment() -> Environment:
-    described = DRIVER.read_text("utf-8") if DRIVER.is_file() else ""
-    driver = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", described)
-    versions: dict[str, str] = {}
-    for name in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return Environment(
-        python=platform.python_version(), cpus=os.cpu_count() or 1, driver=driver.group(1) if driver else None,
-        versions=versions,
-    )  # fmt: skip
 
 
 def record(found: BenchmarkRecord, folder: str) -> str:
@@ -288,15 +281,15 @@ def print_record(found: BenchmarkRecord, console: Console) -> None:
 
 def print_comparison(comparison: BenchmarkComparison, console: Console) -> None:
     """Print a comparison."""
-    table = Table(title=f"against the baseline {escape(comparison.key)}", title_justify="left")
-    table.add_column("measure")
-    for heading in ("now", "baseline", "change"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for change in comparison.changes:
-        share = "-" if change.change is None else f"{change.change:+.1%}"
-        verdict = "[red]regressed[/]" if change.regressed else "[green]ok[/]"
-        table.add_row(change.name, f"{change.ours:,.6g}", f"{change.baseline:,.6g}", share, verdict)
-    verdict = "[yellow]differs[/]" if comparison.loss_differs else "[green]ok[/]"
-    table.add_row("loss", "", "", f"{comparison.loss_difference:+.4f} nats", verdict)
-    console.print(table)
+    rows = [
+        (
+            change.name, f"{change.ours:,.6g}", f"{change.baseline:,.6g}",
+            "-" if change.change is None else f"{change.change:+.1%}", "regressed" if change.regressed else "ok",
+        )
+        for change in comparison.changes
+    ]  # fmt: skip
+    verdict = "differs" if comparison.loss_differs else "ok"
+    rows.append(("loss", "", "", f"{comparison.loss_difference:+.4f} nats", verdict))
+    print_table(
+        console, Table(f"against the baseline {comparison.key}", ("measure", "now", "baseline", "change", ""), rows)
+    )

@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 from tokenmill.tasks.errors import InputError, RunError
@@ -19,7 +19,7 @@ from tokenmill.tasks.shards.manifest import open_manifest
 from tokenmill.tasks.shards.publish import Joined, Output, publish_bytes
 from tokenmill.tasks.shards.published import published_files, recorded_outputs
 from tokenmill.tasks.shards.store import size_of
-from tokenmill.tasks.storage import absolute, filesystem, is_local, join
+from tokenmill.tasks.storage import absolute, filesystem, is_local, join, open_binary
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 
 from .job import READ_SPLITS, TrainData, contents_of
@@ -50,8 +50,7 @@ def hash_blocks(place: str, recorded: Sequence[tuple[int, str]], target: str) ->
     """Write the block hashes of the file at `place`. Raises RunError unless its extents have the recorded sizes and hashes."""
     hashes, extents = list[int](), list[str]()
     extent, left = xxh3_128(), [size for size, _ in recorded]
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(place) as stream:
         while chunk := stream.read(64 * BLOCK_BYTES):
             view = memoryview(chunk)
             hashes += [xxh3_64_intdigest(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES)]

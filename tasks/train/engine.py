@@ -63,7 +63,6 @@ class World:
         distributed.barrier(self.patient)
 
     def synchronize(self) -> None:
-        """Wait for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -125,7 +124,6 @@ class Losses:
 
     @property
     def mean(self) -> float:
-        """Nats per token."""
         return self.total / self.tokens if self.tokens else 0.0
 
 

@@ -77,7 +77,6 @@ class OpeningSample:
 
     @property
     def chosen(self) -> list[Opening]:
-        """The beginnings chosen so far."""
         return [opening for _, opening in self._kept]
 
     def _opening(self, documents: Completions, row: int, answer: int) -> Opening:
@@ -101,16 +100,11 @@ def evaluate(model: str, data: TrainData, settings: EvaluateSettings) -> Results
     scorer = CausalScorer(loaded, token_budget=settings.token_budget)
     sources, openings = _scored(scorer, data, settings)
     return Results(
-        model=model,
-        data=data.path,
-        made_from=ResultInputs(model=digest, data=data.made_from),
-        settings=settings,
-        precision=str(loaded.dtype).removeprefix("torch."),
-        limit=scorer.limit,
-        overall=total(sources),
+        model=model, data=data.path, made_from=ResultInputs(model=digest, data=data.made_from), settings=settings,
+        precision=str(loaded.dtype).removeprefix("torch."), limit=scorer.limit, overall=total(sources),
         sources=sources,
         generations=list(generations(loaded, asked or openings, vocabulary, data.eos, settings.new_tokens)),
-    )
+    )  # fmt: skip
 
 
 def _scored(
@@ -170,14 +164,10 @@ def generations(
         prompt = opening.prompt if limit is None else opening.prompt[-max(1, limit - longest) :]
         ids = _continued(model, prompt, vocabulary.size)
         yield Continuation(
-            dataset=opening.dataset,
-            prompt=_text(vocabulary, prompt),
-            text=_text(vocabulary, ids),
-            tokens=len(ids),
-            ended=None if eos is None else bool(ids[-1] == eos),
-            repeated=_repeated(ids),
+            dataset=opening.dataset, prompt=_text(vocabulary, prompt), text=_text(vocabulary, ids), tokens=len(ids),
+            ended=None if eos is None else bool(ids[-1] == eos), repeated=_repeated(ids),
             matched=None if opening.continuation is None else _matched(ids, opening.continuation),
-        )
+        )  # fmt: skip
 
 
 @torch.inference_mode()

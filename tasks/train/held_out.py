@@ -59,7 +59,6 @@ def _first(batches: Iterator[Completions], max_tokens: int | None) -> Iterator[C
 
 
 def _documents(prefix: str) -> Iterator[Completions]:
-    """The documents of a .bin/.idx, in batches."""
     for content, lengths in StoredDocuments(prefix).batches(WINDOW):
         ids, offsets = (
             content.astype(np.int32),

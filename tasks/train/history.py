@@ -36,7 +36,6 @@ class History:
     started: Started | None = None
 
     def add(self, event: Event) -> None:
-        """Record an event."""
         if isinstance(event, Started):
             self.started = event
             self.steps = {number: step for number, step in self.steps.items() if number <= event.step}

@@ -82,11 +82,9 @@ class TrainData(Strict, frozen=True):
     phases: list[TrainPhase] = Field(default_factory=list[TrainPhase])
 
     def of(self, split: str) -> list[TrainSource]:
-        """The sources of a split."""
         return [source for source in self.sources if source.split == split]
 
     def in_phase(self, number: int) -> "TrainData":
-        """The data of one phase."""
         return self.model_copy(
             update={"sources": [source for source in self.of("train") if source.phase == number], "phases": []}
         )

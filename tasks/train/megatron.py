@@ -85,10 +85,17 @@ class MegatronEngine:
         self._bare = _model(settings, config, vocabulary).to(world.device)
         self._first_layer = min(int(layer.layer_number) for layer in cast("Any", self._bare).decoder.layers) - 1
         self._set(weights)
-        self._model = _replicated(self._bare, config, settings)
+        wrapped = Float16Module(config, self._bare) if config.bf16 else self._bare
+        replication = DistributedDataParallelConfig(
+            use_distributed_optimizer=settings.optimizer.distributed, grad_reduce_in_fp32=True
+        )
+        self._model = DistributedDataParallel(config, replication, wrapped)
         self._optimizer = get_megatron_optimizer(_optimizer(settings, precision), [self._model])
         if settings.optimizer.distributed:
-            _initialize(self._optimizer)
+            # Create the state that torch's optimizer creates at its first step
+            for parameter, known in _states(self._optimizer):
+                known["step"] = torch.zeros(())
+                known |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self._optimizer.scale_loss
 
@@ -135,7 +142,12 @@ class MegatronEngine:
             if name == "output_layer.weight" and self._settings.model.tied_embeddings:
                 continue
             found |= to_llama(name, layer, tensor.cpu().contiguous(), self._settings.model)
-        return self._of_all_stages(found)
+        stages = parallel_state.get_pipeline_model_parallel_world_size()
+        if stages == 1:
+            return found
+        gathered: list[Any] = [None] * stages
+        distributed.all_gather_object(gathered, found, parallel_state.get_pipeline_model_parallel_group())
+        return {name: tensor for part in gathered for name, tensor in part.items()}
 
     def _whole(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         if not getattr(parameter, "tensor_model_parallel", False):
@@ -145,16 +157,7 @@ class MegatronEngine:
         distributed.all_gather(slices, own, parallel_state.get_tensor_model_parallel_group())
         return joined_slices(name, slices, int(getattr(parameter, "partition_dim")))  # noqa: B009 - torch knows none
 
-    def _of_all_stages(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        stages = parallel_state.get_pipeline_model_parallel_world_size()
-        if stages == 1:
-            return found
-        gathered: list[Any] = [None] * stages
-        distributed.all_gather_object(gathered, found, parallel_state.get_pipeline_model_parallel_group())
-        return {name: tensor for part in gathered for name, tensor in part.items()}
-
     def _set(self, weights: Weights) -> None:
-        """Set the initial weights."""
         rank = parallel_state.get_tensor_model_parallel_rank()
         size = parallel_state.get_tensor_model_parallel_world_size()
         for full_name, parameter in self._bare.named_parameters():
@@ -176,14 +179,9 @@ class MegatronEngine:
     def _run(self, batches: Sequence[TrainBatch], *, forward_only: bool) -> Losses:
         rows, length = batches[0].tokens.shape
         parts = get_forward_backward_func()(
-            forward_step_func=self._forward,
-            data_iterator=iter(batches),
-            model=[self._model],
-            num_microbatches=len(batches),
-            seq_length=length,
-            micro_batch_size=rows,
-            forward_only=forward_only,
-        )
+            forward_step_func=self._forward, data_iterator=iter(batches), model=[self._model],
+            num_microbatches=len(batches), seq_length=length, micro_batch_size=rows, forward_only=forward_only,
+        )  # fmt: skip
         counted = parallel_state.get_tensor_model_parallel_rank() == 0  # its peers hold the same losses
         total = [sum(float(part[name]) for part in parts if counted) for name in ("loss", "tokens")]
         loss, tokens = self._world.reduced(total, "sum")
@@ -209,30 +207,15 @@ class MegatronEngine:
 def _transformer(settings: TrainSettings, precision: Precision) -> TransformerConfig:
     model, dtype = settings.model, DTYPES[precision]
     return TransformerConfig(
-        num_layers=model.layers,
-        hidden_size=model.hidden,
-        ffn_hidden_size=model.feed_forward,
-        num_attention_heads=model.heads,
-        num_query_groups=model.key_value_heads,
-        normalization="RMSNorm",
-        layernorm_epsilon=model.norm_epsilon,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        add_bias_linear=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        tensor_model_parallel_size=settings.parallel.tensor,
-        pipeline_model_parallel_size=settings.parallel.pipeline,
-        pipeline_dtype=dtype,
-        params_dtype=dtype,
-        bf16=precision == "bfloat16",
-        use_cpu_initialization=True,
-        calculate_per_token_loss=True,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-    )
+        num_layers=model.layers, hidden_size=model.hidden, ffn_hidden_size=model.feed_forward,
+        num_attention_heads=model.heads, num_query_groups=model.key_value_heads, normalization="RMSNorm",
+        layernorm_epsilon=model.norm_epsilon, gated_linear_unit=True, activation_func=torch.nn.functional.silu,
+        add_bias_linear=False, hidden_dropout=0.0, attention_dropout=0.0,
+        tensor_model_parallel_size=settings.parallel.tensor, pipeline_model_parallel_size=settings.parallel.pipeline,
+        pipeline_dtype=dtype, params_dtype=dtype, bf16=precision == "bfloat16", use_cpu_initialization=True,
+        calculate_per_token_loss=True, bias_activation_fusion=False, bias_dropout_fusion=False,
+        masked_softmax_fusion=False, gradient_accumulation_fusion=False,
+    )  # fmt: skip
 
 
 def _model(settings: TrainSettings, config: TransformerConfig, vocabulary: int) -> GPTModel:
@@ -251,29 +234,14 @@ def _model(settings: TrainSettings, config: TransformerConfig, vocabulary: int) 
     )
 
 
-def _replicated(bare: GPTModel, config: TransformerConfig, settings: TrainSettings) -> DistributedDataParallel:
-    wrapped = Float16Module(config, bare) if config.bf16 else bare
-    replication = DistributedDataParallelConfig(
-        use_distributed_optimizer=settings.optimizer.distributed, grad_reduce_in_fp32=True
-    )
-    return DistributedDataParallel(config, replication, wrapped)
-
-
 def _optimizer(settings: TrainSettings, precision: Precision) -> OptimizerConfig:
     chosen = settings.optimizer
     return OptimizerConfig(
-        optimizer="adam",
-        lr=chosen.learning_rate,
-        min_lr=chosen.minimum_learning_rate,
-        weight_decay=chosen.weight_decay,
-        adam_beta1=chosen.beta1,
-        adam_beta2=chosen.beta2,
-        adam_eps=chosen.epsilon,
-        clip_grad=chosen.clip,
-        bf16=precision == "bfloat16",
-        params_dtype=DTYPES[precision],
+        optimizer="adam", lr=chosen.learning_rate, min_lr=chosen.minimum_learning_rate,
+        weight_decay=chosen.weight_decay, adam_beta1=chosen.beta1, adam_beta2=chosen.beta2, adam_eps=chosen.epsilon,
+        clip_grad=chosen.clip, bf16=precision == "bfloat16", params_dtype=DTYPES[precision],
         use_distributed_optimizer=chosen.distributed,
-    )
+    )  # fmt: skip
 
 
 def _states(optimizer: Any) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:  # noqa: ANN401 - one of several kinds
@@ -281,13 +249,6 @@ def _states(optimizer: Any) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]
     parts = [part.optimizer for part in optimizer.chained_optimizers if isinstance(part.optimizer, torch.optim.AdamW)]
     groups = [(part.state, group["params"]) for part in parts for group in part.param_groups]
     return [(parameter, state[parameter]) for state, parameters in groups for parameter in parameters]
-
-
-def _initialize(optimizer: Any) -> None:  # noqa: ANN401
-    """Create the state that torch's optimizer creates at its first step; a distributed one needs it to load a checkpoint."""
-    for parameter, known in _states(optimizer):
-        known["step"] = torch.zeros(())
-        known |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
 
 
 def _restore(optimizer: Any, state: dict[str, Any]) -> None:  # noqa: ANN401

@@ -92,19 +92,12 @@ def fresh(model: ModelSettings, vocabulary: int, seed: int) -> Weights:
 def configuration(model: ModelSettings, vocabulary: int, sequence_length: int, eos: int | None) -> LlamaConfig:
     """The model's config.json."""
     return LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=model.hidden,
-        intermediate_size=model.feed_forward,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.key_value_heads,
-        max_position_embeddings=sequence_length,
-        rms_norm_eps=model.norm_epsilon,
+        vocab_size=vocabulary, hidden_size=model.hidden, intermediate_size=model.feed_forward,
+        num_hidden_layers=model.layers, num_attention_heads=model.heads, num_key_value_heads=model.key_value_heads,
+        max_position_embeddings=sequence_length, rms_norm_eps=model.norm_epsilon,
         rope_parameters={"rope_type": "default", "rope_theta": model.rope_base},
-        tie_word_embeddings=model.tied_embeddings,
-        bos_token_id=None,
-        eos_token_id=eos,
-    )
+        tie_word_embeddings=model.tied_embeddings, bos_token_id=None, eos_token_id=eos,
+    )  # fmt: skip
 
 
 def publish_model(
@@ -146,7 +139,6 @@ def stored(folder: Path, model: ModelSettings, vocabulary: int) -> Weights:
 
 
 def _places(folder: Path) -> dict[str, Path]:
-    """The file of each tensor."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return {name: folder / file for name, file in orjson.loads(index.read_bytes())["weight_map"].items()}

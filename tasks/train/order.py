@@ -26,13 +26,12 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 from tokenmill.tasks.blend.mix import rounded
 from tokenmill.tasks.blend.models import Split
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.kit.parts import Table
+from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.pool import RunAll
 from tokenmill.tasks.shards.publish import place_files, publish_bytes, publish_folder, sweep_folders
@@ -96,12 +95,6 @@ class Order(OrderPlan, frozen=True):
     digests: list[str]
     datasets: list[DatasetReads]
 
-    def covers(self, data: TrainData, split: ReadSplit, sequence_length: int, samples: int, seed: int) -> bool:
-        """Whether a training run that reads this many samples of a split of `data` reads those of this order."""
-        size = self.sizes[READ_SPLITS.index(split)]
-        asked = (data.made_from, sequence_length, samples, seed)
-        return asked == (self.content, self.sequence_length, size, self.seed)
-
     def differences(self, data: TrainData, settings: TrainSettings) -> list[str]:
         """Why a training run reads samples other than this order's; empty if it reads the same ones.
 
@@ -148,8 +141,19 @@ def required_order(path: str) -> Order:
 def prepared_indices(data: TrainData, split: ReadSplit, sequence_length: int, samples: int, seed: int) -> str | None:
     """The folder or URI with indices built for such a training run, None if there are none. Raises InputError."""
     order = read_order(data.path)
-    found = order is not None and order.covers(data, split, sequence_length, samples, seed)
-    return join(data.path, INDICES) if found else None
+    asked = (data.made_from, sequence_length, samples, seed)
+    if order is None or asked != (
+        order.content,
+        order.sequence_length,
+        order.sizes[READ_SPLITS.index(split)],
+        order.seed,
+    ):
+        return None
+    if split == "train" and data.phases:  # rounded to steps, whose size may differ
+        planned = with_quotas(prepared_data(data.path), order.sequence_length, order.global_batch)
+        if planned.phases != data.phases:
+            return None
+    return join(data.path, INDICES)
 
 
 def followed_order(data: TrainData, settings: TrainSettings) -> Order | None:
@@ -287,7 +291,6 @@ def _requested_indices(data: TrainData, plan: OrderPlan) -> Iterator[tuple[Split
 
 
 def _round_robin(items: Sequence[object]) -> list[list[int]]:
-    """The numbers of items, distributed to tasks."""
     return [list(range(first, len(items), MAX_TASKS)) for first in range(min(MAX_TASKS, len(items)))]
 
 
@@ -513,18 +516,14 @@ def artifact_record(order: Order, path: str) -> dict[str, Any]:
 
 def print_order(order: Order, console: Console) -> None:
     """Show people what the training will read: how many documents of each dataset how often, and what is left out."""
-    table = Table(
-        *(Column(name, justify="right" if number else "left", overflow="fold") for number, name in enumerate(COLUMNS)),
-        title="documents of each dataset, by how often they are read", title_justify="left", box=SIMPLE_HEAD, pad_edge=False,
-    )  # fmt: skip
-    for each in order.datasets:
-        counts = [*(each.documents[times] for times in TIMES), each.unread, each.cut]
-        table.add_row(
-            Text(each.dataset),
-            f"{each.drawn / each.tokens if each.tokens else 0:.2f}",
-            *(f"{count:,}" for count in counts),
+    rows = [
+        (
+            each.dataset, f"{each.drawn / each.tokens if each.tokens else 0:.2f}",
+            *(each.documents[times] for times in TIMES), each.unread, each.cut,
         )
-    console.print(table)
+        for each in order.datasets
+    ]  # fmt: skip
+    print_table(console, Table("documents of each dataset, by how often they are read", COLUMNS, rows))
     console.print(
         f"{order.steps:,} steps of {order.global_batch:,} rows of {order.sequence_length:,} tokens, seed {order.seed}: a training "
         "with these settings reads in this order and builds no index",

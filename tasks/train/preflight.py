@@ -9,33 +9,43 @@ config.json that changes the computation must match the settings.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 from tokenmill.tasks.chat.template import ChatTemplate
+from tokenmill.tasks.dataset.stored import StoredFileError, count_packs, pair_problem
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.pack.formats import find_template
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.shards.identity import difference
 from tokenmill.tasks.shards.manifest import MANIFEST
-from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.shards.store import THREADS, read_bytes
 from tokenmill.tasks.storage import absolute, filesystem, join
 from tokenmill.tasks.strict import parse
+from tokenmill.tasks.threads import in_threads
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .blocks import require_block_hashes
-from .file_sizes import check_file_sizes
 from .held_out import held_out
 from .history import METRICS, TRAINING
 from .job import CHECKPOINTS, JOB, MODEL, Job, TrainData, check_skipped, job_of, read_skip_list
 from .launchers.launch import process_count, start_folder, start_place
 from .order import require_packages, require_steps, sentence_on_order, source_name, with_quotas
-from .prepared import NOT_FOUND_HERE, content_digest, listed_files, prepared_data, prepared_manifest, vocabulary_of
+from .prepared import (
+    NOT_FOUND_HERE,
+    ListedFile,
+    content_digest,
+    listed_files,
+    prepared_data,
+    prepared_manifest,
+    vocabulary_of,
+)
 from .settings import RUNTIME_SETTINGS, ModelSettings, TrainSettings
 
 COUNTED_TOKENS = 1_000_000
@@ -73,7 +83,7 @@ def check(job: Job) -> list[str]:
     epochs = _check_epochs(job)
     if settings.launcher in OWN_LAUNCHERS:  # other trainers read ids and need no tokenizer
         find_exported_template(data, vocabulary_of(data))
-    check_file_sizes(data.path, listed, manifest)
+    _check_file_sizes(data.path, listed, manifest)
     _check_initial_weights(job)
     notes = [*_repeated_in_validation(job), *_cleared_by_bridge(job), *sentence_on_order(data, settings)]
     return [*epochs, *notes, *resumption]
@@ -104,6 +114,31 @@ def _check_data(job: Job, manifest: Mapping[str, Any], content: str) -> None:
         raise InputError(
             f"sequence_length={length} needs {length + 1:,} tokens in one dataset, but the largest in the train split "
             f"of {path} has {longest:,}; set sequence_length={max(2, longest - 1)} or less, or prepare more data"
+        )
+
+
+def _check_file_sizes(path: str, listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> None:
+    """Every listed file must exist with its recorded size.
+
+    Only sizes, headers and footers are read, a request or two per file, so that 10,000 files of an object store take a minute.
+    The store is not needed, so a copy of an output folder can be trained on without it. Only `tokenmill verify`, which reads
+    everything, finds a changed byte.
+    """
+    dtype = np.dtype(manifest["tokenizer"].get("dtype", "int32"))
+
+    def problem_of(file: ListedFile) -> str | None:
+        if file.packs is None:
+            return pair_problem(file.path, file.documents or 0, file.tokens or 0, file.held, dtype)
+        try:
+            rows = count_packs(file.path)
+        except StoredFileError as error:
+            return error.problem
+        return None if rows == file.packs else f"{file.path}: {rows:,} packs instead of {file.packs:,}"
+
+    if problems := [problem for problem in in_threads(problem_of, listed, THREADS) if problem]:
+        raise InputError(
+            f"{problems[0]}; {len(problems):,} of {len(listed):,} files are wrong: see all with `tokenmill verify {path}`, "
+            "then run the same preparation again, which builds only what is missing"
         )
 
 

@@ -65,21 +65,34 @@ def prepared_data(path: str) -> TrainData:
     """
     path = absolute(path)
     manifest = prepared_manifest(path)
-    listed = listed_files(path, manifest)
+    listed, settings = listed_files(path, manifest), manifest["settings"]
+    grouped: dict[tuple[Split, str, int], list[ListedFile]] = {}
+    for file in listed:
+        grouped.setdefault((file.split, file.dataset, file.phase), []).append(file)
     is_packed = preparation(manifest["type"]).tokens == "packs"
+    sampled = manifest["sampling"]["splits"] if is_packed else {}
+    sources = [
+        TrainSource(
+            dataset=dataset, split=split, files=[file.path for file in files], weights=[file.weight for file in files],
+            tokens=sampled[split][dataset]["tokens"] if is_packed else sum(file.tokens or 0 for file in files),
+            rows=sum(file.packs or 0 for file in files) if is_packed else None,
+            contents=[f"{file.key} {file.part}" for file in files],
+            sizes=[] if is_packed else [file.tokens or 0 for file in files], phase=phase,
+        )
+        for (split, dataset, phase), files in grouped.items()
+    ]  # fmt: skip
+    known = {name: settings["tokenizer"][name] for name in TokenizerSource.model_fields}
+    if Path(known["model"]).expanduser().exists():
+        known["model"] = absolute(known["model"])
+    tokenizer = pinned(parse(TokenizerSource, known, "tokenizer"), manifest["tokenizer"].get("commit"))
     data = TrainData(
-        path=path,
-        kind=manifest["type"],
-        made_from=content_digest(listed),
-        tokenizer=_tokenizer(manifest).model_dump(),
-        fingerprint=manifest["tokenizer"]["fingerprint"],
-        vocabulary_size=manifest["tokenizer"]["vocabulary_size"],
-        eos=next((each["recipe"].get("eos") for each in manifest["recipes"]), None),
-        sources=_sources(listed, manifest),
-        pack_size=manifest["settings"]["pack_size"] if is_packed else None,
-        pad_seq_to_mult=manifest["settings"]["pad_seq_to_mult"] if is_packed else None,
+        path=path, kind=manifest["type"], made_from=content_digest(listed), tokenizer=tokenizer.model_dump(),
+        fingerprint=manifest["tokenizer"]["fingerprint"], vocabulary_size=manifest["tokenizer"]["vocabulary_size"],
+        eos=next((each["recipe"].get("eos") for each in manifest["recipes"]), None), sources=sources,
+        pack_size=settings["pack_size"] if is_packed else None,
+        pad_seq_to_mult=settings["pad_seq_to_mult"] if is_packed else None,
         phases=[TrainPhase(name=each["name"], tokens=sum(each["drawn"].values())) for each in _phases(manifest)],
-    )
+    )  # fmt: skip
     return data if data.eos is not None else data.model_copy(update={"eos": vocabulary_of(data).eos})
 
 
@@ -110,48 +123,46 @@ def listed_files(path: str, manifest: Mapping[str, Any]) -> list[ListedFile]:
 
     Raises InputError when blend.json was changed or was made in another folder.
     """
-    blend: dict[str, list[str] | None] = orjson.loads(_published_blend(path, manifest))
-    published = _published_entries(path, manifest)
-    phased = [
-        _listed_range(path, number, pair) for number, each in enumerate(_phases(manifest)) for pair in each["pairs"]
-    ]
-    listed: list[ListedFile] = phased
-    for split in SPLITS[1:] if phased else SPLITS:
-        entries = blend[split] or []
-        for weight, name in zip(entries[::2], entries[1::2], strict=True):
+    place, recorded = join(path, BLEND), {file["path"]: file["xxh3_128"] for file in manifest["files"]}
+    content = read_bytes(place)
+    if content is None or xxh3_128_hexdigest(content) != recorded[BLEND]:
+        raise InputError(
+            f"{place}: {'missing' if content is None else 'changed since it was published'}; change weights and datasets in "
+            "the input blend and run the preparation again, which reuses unchanged shards"
+        )
+    listed: list[ListedFile] = []
+    for number, pair in ((n, pair) for n, phase in enumerate(_phases(manifest)) for pair in phase["pairs"]):
+        first, documents = pair["first"], pair["documents"]
+        part = pair["part"] if pair["path"] == pair["of"] else f"{pair['part']} {first}:{first + documents}"
+        listed.append(ListedFile(
+            "train", join_published(path, pair["path"]), pair["drawn"], pair["dataset"], pair["key"], part, documents,
+            pair["tokens"], pair["held"], number,
+        ))  # fmt: skip
+    blend, published = orjson.loads(content), _published_entries(path, manifest)
+    for split in SPLITS[1:] if listed else SPLITS:
+        words: list[str] = blend[split] or []
+        for weight, name in zip(words[::2], words[1::2], strict=True):
             entry = published.get((split, name))
             if entry is None:
                 raise InputError(
-                    f"{join(path, BLEND)}: {name} is not in this folder, which was moved or copied since it was prepared; "
+                    f"{place}: {name} is not in this folder, which was moved or copied since it was prepared; "
                     "train where it was, or run the same preparation again with this --output-dir"
                 )
-            listed.append(_listed(split, name, float(weight), entry))
+            part, leading = split if split in entry["tokens"] else WHOLE, LEADING.fullmatch(name)
+            file = ListedFile(split, name, float(weight), entry["dataset"], entry["key"], part)
+            if not name.endswith(".parquet"):
+                file = replace(file, documents=entry["documents"][part], tokens=entry["tokens"][part])
+            elif leading is None:
+                file = replace(file, packs=entry["facts"][part]["packs"])
+            else:
+                file = replace(file, part=f"{part}, leading", packs=int(leading["packs"]))
+            listed.append(file)
     return listed
 
 
 def _phases(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The phases that training follows; none for a budget without a total."""
     return [phase for phase in manifest.get("phases", []) if "pairs" in phase]
-
-
-def _listed_range(path: str, phase: int, pair: Mapping[str, Any]) -> ListedFile:
-    first, documents = pair["first"], pair["documents"]
-    part = pair["part"] if pair["path"] == pair["of"] else f"{pair['part']} {first}:{first + documents}"
-    return ListedFile(
-        "train", join_published(path, pair["path"]), pair["drawn"], pair["dataset"], pair["key"], part, documents,
-        pair["tokens"], pair["held"], phase,
-    )  # fmt: skip
-
-
-def _published_blend(path: str, manifest: Mapping[str, Any]) -> bytes:
-    place, recorded = join(path, BLEND), {file["path"]: file["xxh3_128"] for file in manifest["files"]}
-    data = read_bytes(place)
-    if data is None or xxh3_128_hexdigest(data) != recorded[BLEND]:
-        raise InputError(
-            f"{place}: {'missing' if data is None else 'changed since it was published'}; change weights and datasets in "
-            "the input blend and run the preparation again, which reuses unchanged shards"
-        )
-    return data
 
 
 def _published_entries(path: str, manifest: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
@@ -168,17 +179,6 @@ def _published_entries(path: str, manifest: Mapping[str, Any]) -> dict[tuple[str
     return named | {(found["split"], found[0]): shards[found["dataset"], found["key"]] for found in cut if found}
 
 
-def _listed(split: Split, name: str, weight: float, entry: Mapping[str, Any]) -> ListedFile:
-    part = split if split in entry["tokens"] else WHOLE
-    file = ListedFile(split, name, weight, entry["dataset"], entry["key"], part)
-    if not name.endswith(".parquet"):
-        return replace(file, documents=entry["documents"][part], tokens=entry["tokens"][part])
-    leading = LEADING.fullmatch(name)
-    if leading is None:
-        return replace(file, packs=entry["facts"][part]["packs"])
-    return replace(file, part=f"{part}, leading", packs=int(leading["packs"]))
-
-
 def content_digest(listed: Sequence[ListedFile]) -> str:
     """`xxh3_128:…` of the listed files, in order, with weights; the keys of shards represent their bytes."""
     content = [
@@ -186,38 +186,6 @@ def content_digest(listed: Sequence[ListedFile]) -> str:
         for file in listed
     ]
     return f"xxh3_128:{xxh3_128_hexdigest(orjson.dumps(content))}"
-
-
-def _sources(listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> list[TrainSource]:
-    grouped: dict[tuple[Split, str, int], list[ListedFile]] = {}
-    for file in listed:
-        grouped.setdefault((file.split, file.dataset, file.phase), []).append(file)
-    is_packed = preparation(manifest["type"]).tokens == "packs"
-    return [
-        TrainSource(
-            dataset=dataset,
-            split=split,
-            files=[file.path for file in files],
-            weights=[file.weight for file in files],
-            tokens=manifest["sampling"]["splits"][split][dataset]["tokens"]
-            if is_packed
-            else sum(file.tokens or 0 for file in files),
-            rows=sum(file.packs or 0 for file in files) if is_packed else None,
-            contents=[f"{file.key} {file.part}" for file in files],
-            sizes=[] if is_packed else [file.tokens or 0 for file in files],
-            phase=phase,
-        )
-        for (split, dataset, phase), files in grouped.items()
-    ]
-
-
-def _tokenizer(manifest: Mapping[str, Any]) -> TokenizerSource:
-    """The tokenizer of the preparation; a local one by its absolute path."""
-    settings = manifest["settings"]["tokenizer"]
-    known = {name: settings[name] for name in TokenizerSource.model_fields}
-    if Path(known["model"]).expanduser().exists():
-        known["model"] = absolute(known["model"])
-    return pinned(parse(TokenizerSource, known, "tokenizer"), manifest["tokenizer"].get("commit"))
 
 
 def vocabulary_of(data: TrainData) -> Vocabulary:

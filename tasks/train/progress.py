@@ -54,7 +54,6 @@ class TrainingProgress:
         self._progress.stop()
 
     def handle(self, event: Event) -> None:
-        """Show an event."""
         if self._lines and (not isinstance(event, TrainStep) or self._lines.due(time.monotonic())):
             say(f"step {event.step}: {facts(event)}" if isinstance(event, TrainStep) else sentence(event))
         if isinstance(event, Started):
@@ -98,13 +97,9 @@ def step_rows(steps: Sequence[TrainStep]) -> list[dict[str, Any]]:
     """One row per step, for tables."""
     return [
         {
-            "step": step.step,
-            "loss": round(step.loss, 4),
-            "gradient norm": round(step.gradient_norm, 3),
-            "tokens/s": round(step.tokens / step.seconds),
-            "MFU": "-" if step.mfu is None else f"{step.mfu:.1%}",
-            "waited": f"{step.waited / step.seconds:.1%}",
-            "memory": f"{step.memory / 1e9:.1f} GB",
+            "step": step.step, "loss": round(step.loss, 4), "gradient norm": round(step.gradient_norm, 3),
+            "tokens/s": round(step.tokens / step.seconds), "MFU": "-" if step.mfu is None else f"{step.mfu:.1%}",
+            "waited": f"{step.waited / step.seconds:.1%}", "memory": f"{step.memory / 1e9:.1f} GB",
         }
         for step in steps
-    ]
+    ]  # fmt: skip

@@ -129,7 +129,6 @@ class DocumentReads:
             ) from error
 
     def sample(self, step: int, position: int) -> str:
-        """A sample by its first piece."""
         number = _numbers(step, self.plan.global_batch)[position]
         piece = self._pieces([number]).of(0)[0]
         prefix = parts_of(self.samples)[piece.source].dataset_path
@@ -147,7 +146,6 @@ class PackReads:
         return self.rows.hashes([self.rows.pack(number) for number in _numbers(step, self.global_batch)])
 
     def sample(self, step: int, position: int) -> str:
-        """A sample by its pack."""
         return f"pack {self.rows.pack(_numbers(step, self.global_batch)[position]) + 1}"
 
 
@@ -230,7 +228,6 @@ class _Comparison:
 
     @cached_property
     def own(self) -> Opened:
-        """What the job says."""
         return opened(self.job, self.path)
 
     @cached_property
@@ -245,7 +242,6 @@ class _Comparison:
         return DocumentReads(data, self.order, join(data.path, INDICES))
 
     def digest(self, step: int) -> str:
-        """The planned digest of a step."""
         if self.order is not None and self.order.steps_per_digest == 1:
             return self.order.digests[step - 1] if step <= self.order.steps else ""
         hashes = self.planned.hashes(step)
@@ -262,7 +258,6 @@ class _Comparison:
 
 
 def _problem(compared: _Comparison) -> str | None:
-    """The first difference."""
     for step in compared.unproven():
         if compared.observed[step - 1] in {SKIPPED, compared.digest(step)}:
             continue

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import orjson
@@ -132,7 +132,8 @@ class ReadRecorder:
         self._contents = content_numbers(contents_of(phase, "train"))
         self._global_batch, self._replica, self._own = global_batch, replica, global_batch // replicas
         self._step, self._numbers, self._skipped = first_step, list[int](), skipped
-        place, rank = absolute(output_dir), _rank()
+        place = absolute(output_dir)
+        rank = distributed.get_rank() if distributed.is_initialized() else int(os.environ.get("RANK", "0"))
         if rank == 0:
             _keep_job(Job(settings=settings, data=found, output_dir=place))
         log = Path(place, READS.format(rank=rank))
@@ -141,7 +142,11 @@ class ReadRecorder:
 
     def watch(self, iterator: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """The batches of `iterator` as the trainer knows them, recorded when they are taken."""
-        return _RecordedBatches(iterator, self)
+        for batch in iterator:
+            numbers = batch.pop(NUMBER, None)
+            if numbers is not None:  # absent from batches of other splits
+                self.add(numbers.tolist())
+            yield batch
 
     def add(self, numbers: list[int]) -> None:
         """Record the numbers of samples that are trained on now."""
@@ -190,11 +195,6 @@ def _phase_of(done: int, global_batch: int, data: TrainData) -> tuple[TrainData,
     return data, 0
 
 
-def _rank() -> int:
-    """The number of this process among all, also where torchrun has not set it."""
-    return distributed.get_rank() if distributed.is_initialized() else int(os.environ.get("RANK", "0"))
-
-
 def _require_prefixes(dataset: Any, data: TrainData) -> None:  # noqa: ANN401
     """Raises InputError unless the dataset reads the prefixes of `data`, in this order; their paths name their content."""
     files = [file for source in data.of("train") for file in source.files]
@@ -226,21 +226,5 @@ def _keep_job(job: Job) -> None:
 
 
 def _plan(job: Job) -> dict[str, Any]:
-    """What decides which samples a job reads."""
     names = {"seed", "sequence_length", "global_batch", "steps"}
     return {**job.settings.model_dump(include=names), "data": job.data.made_from}
-
-
-class _RecordedBatches(Iterator[dict[str, Any]]):
-    def __init__(self, iterator: Iterator[dict[str, Any]], recorder: ReadRecorder) -> None:
-        self._iterator, self._recorder = iterator, recorder
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> dict[str, Any]:
-        batch = next(self._iterator)
-        numbers = batch.pop(NUMBER, None)
-        if numbers is not None:  # absent from batches of other splits
-            self._recorder.add(numbers.tolist())
-        return batch

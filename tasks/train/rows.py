@@ -169,18 +169,14 @@ def lay_out(files: Sequence[str], folder: str) -> None:
     sweep(folder)  # temporary files of a killed process
     for name, column in COLUMNS.items():
         if not Path(folder, column.borders or name).exists():
-            _lay_out_column(files, name, column, folder)
-
-
-def _lay_out_column(files: Sequence[str], name: str, column: FlatColumn, folder: str) -> None:
-    counts = [np.zeros(1, np.int64)]
-    with publish(join(folder, name)) as flat:
-        for batch in chain.from_iterable(pack_batches(file, column.columns, PACKS_AT_ONCE) for file in files):
-            flat.write(np.ascontiguousarray(getattr(batch, name), column.kind).data)
-            counts += [np.diff(getattr(batch, column.borders))] if column.borders else []
-    if column.borders:
-        with publish(join(folder, column.borders)) as flat:
-            flat.write(np.cumsum(np.concatenate(counts)).data)
+            counts = [np.zeros(1, np.int64)]
+            with publish(join(folder, name)) as flat:
+                for batch in chain.from_iterable(pack_batches(file, column.columns, PACKS_AT_ONCE) for file in files):
+                    flat.write(np.ascontiguousarray(getattr(batch, name), column.kind).data)
+                    counts += [np.diff(getattr(batch, column.borders))] if column.borders else []
+            if column.borders:
+                with publish(join(folder, column.borders)) as flat:
+                    flat.write(np.cumsum(np.concatenate(counts)).data)
 
 
 def flat_packs(folder: str) -> FlatPacks:

@@ -73,18 +73,11 @@ def samples_config(
     blends[place], sizes[place] = ([file for source in sources for file in source.files], weights), size
     remote = any(not is_local(file) for source in data.sources for file in source.files)
     config = GPTDatasetConfig(
-        random_seed=seed,
-        sequence_length=length,
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        create_attention_mask=False,
-        tokenizer=cast("Any", _Tokens(data)),
-        path_to_cache=indices,
-        mmap_bin_files=not remote,
-        object_storage_cache_path=join(folder, "objects") if remote else None,
-        blend_per_split=blends,
-    )
+        random_seed=seed, sequence_length=length, reset_position_ids=False, reset_attention_mask=False,
+        eod_mask_loss=False, create_attention_mask=False, tokenizer=cast("Any", _Tokens(data)),
+        path_to_cache=indices, mmap_bin_files=not remote,
+        object_storage_cache_path=join(folder, "objects") if remote else None, blend_per_split=blends,
+    )  # fmt: skip
     return config, sizes
 
 
@@ -188,24 +181,18 @@ def _samples_in_phase(dataset: Phased, source: int, document: int) -> np.ndarray
 def drawn(dataset: Any, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: ANN401
     """The prefix of each sample, and its number among the samples of that prefix (int64 [samples] each)."""
     if isinstance(dataset, Phased):
-        return _drawn_in_phases(dataset, numbers)
+        found, first = np.empty((2, len(numbers)), np.int64), 0
+        phases = np.searchsorted(dataset.ends, numbers, side="right")
+        for number, phase in enumerate(dataset.phases):
+            mine = np.flatnonzero(phases == number)
+            source, own = drawn(phase, numbers[mine] - dataset.begin(number))
+            found[:, mine] = source + first, own
+            first += len(parts_of(phase))
+        return found[0], found[1]
     if not hasattr(dataset, "datasets"):
         return np.zeros(len(numbers), np.int64), numbers
-    return (
-        np.asarray(dataset.dataset_index[numbers], np.int64),
-        np.asarray(dataset.dataset_sample_index[numbers], np.int64),
-    )
-
-
-def _drawn_in_phases(dataset: Phased, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    found = np.empty((2, len(numbers)), np.int64)
-    phases, first = np.searchsorted(dataset.ends, numbers, side="right"), 0
-    for number, phase in enumerate(dataset.phases):
-        mine = np.flatnonzero(phases == number)
-        source, own = drawn(phase, numbers[mine] - dataset.begin(number))
-        found[:, mine] = source + first, own
-        first += len(parts_of(phase))
-    return found[0], found[1]
+    indices = (dataset.dataset_index, dataset.dataset_sample_index)
+    return np.asarray(indices[0][numbers], np.int64), np.asarray(indices[1][numbers], np.int64)
 
 
 def _in_prefix(part: Any, numbers: np.ndarray) -> tuple[np.ndarray, ...]:  # noqa: ANN401

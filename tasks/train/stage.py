@@ -95,24 +95,20 @@ def train(job: Job) -> dict[str, Any]:
         return handed_over(job.output_dir, launch, made_from(job))
     keep_order(followed_order(job.data, job.settings), job.output_dir)
     with logged(join(job.output_dir, LOG)) as log:
-        return training_record(_trained(job, launch, log), job.output_dir)
-
-
-def _trained(job: Job, launch: Launch, log: Log) -> dict[str, Any]:
-    """Run a launch to its end, and return the record of the training."""
-    watched, began = _Watched(job, history_of(job.output_dir), log), time.time()
-    log.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {shlex.join(launch.command)}")
-    try:
-        with watched.progress:
-            run(launch, watched.handle, watched.lines.handle)
-    except RunError:
+        # Run a launch to its end, and return the record of the training
+        watched, began = _Watched(job, history_of(job.output_dir), log), time.time()
+        log.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {shlex.join(launch.command)}")
+        try:
+            with watched.progress:
+                run(launch, watched.handle, watched.lines.handle)
+        except RunError:
+            watched.table.show(watched.history)
+            raise
+        finally:
+            watched.history.publish()
+        record = publish_training(job, watched.history, time.time() - began)
         watched.table.show(watched.history)
-        raise
-    finally:
-        watched.history.publish()
-    record = publish_training(job, watched.history, time.time() - began)
-    watched.table.show(watched.history)
-    return record
+        return training_record(record, job.output_dir)
 
 
 @task(name="hand-over", cache_policy=NO_CACHE, persist_result=False)
@@ -140,7 +136,6 @@ class _Watched:
         self.table = StepsTable(job)
 
     def handle(self, event: Event) -> None:
-        """Record and show an event."""
         self.history.add(event)
         self.progress.handle(event)
         self._log.write(sentence(event))
@@ -159,7 +154,6 @@ class Lines:
         self._log, self._count = log, 0
 
     def handle(self, line: str) -> None:
-        """Log a line."""
         self._log.write(line)
         self._count += 1
         if self._count <= MAX_LINES:

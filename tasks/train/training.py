@@ -229,20 +229,12 @@ def _report(
     flops = tokens * training.flops_per_token / longest
     training.report(
         TrainStep(
-            step=step,
-            loss=losses.mean,
-            learning_rate=learning_rate(step, settings.steps, settings.optimizer),
-            gradient_norm=norm,
-            tokens=tokens,
-            loss_tokens=losses.tokens,
-            padding=round(padding),
-            seconds=longest,
-            waited=waiting,
-            mfu=flops / training.peak_flops if training.peak_flops else None,
-            memory=int(memory),
+            step=step, loss=losses.mean, learning_rate=learning_rate(step, settings.steps, settings.optimizer),
+            gradient_norm=norm, tokens=tokens, loss_tokens=losses.tokens, padding=round(padding), seconds=longest,
+            waited=waiting, mfu=flops / training.peak_flops if training.peak_flops else None, memory=int(memory),
             read=_digest_of_reads(training, step, batches),
         )
-    )
+    )  # fmt: skip
 
 
 def _digest_of_reads(training: Training, step: int, batches: Sequence[TrainBatch]) -> str | None:

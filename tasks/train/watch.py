@@ -75,7 +75,6 @@ class Log:
             self.last.append(line)
 
     def ending(self) -> str:
-        """The last lines, for an error."""
         if not self.last:
             return f"It wrote nothing to its log, {self.path}"
         return "\n".join([f"The last lines of its log, {self.path}:", *(f"  {line}" for line in self.last)])
@@ -100,7 +99,10 @@ def run(launch: Launch, on_event: Callable[[Event], None], on_line: Callable[[st
     """
     mark = uuid.uuid4().hex
     output = _Output()
-    process = _started(launch, mark)
+    process = subprocess.Popen(  # noqa: S603 - the launcher's command, without a shell
+        with_parent(launch.command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        bufsize=0, env={**os.environ, **launch.environment, MARK: mark}, start_new_session=True,
+    )  # fmt: skip
     try:
         for line in _lines(process):
             event = output.take(line, on_line)
@@ -114,18 +116,6 @@ def run(launch: Launch, on_event: Callable[[Event], None], on_line: Callable[[st
     finally:
         _kill_rest(process, mark, on_line)
     output.raise_for(process.returncode)
-
-
-def _started(launch: Launch, mark: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603 - the launcher's command, without a shell
-        with_parent(launch.command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        bufsize=0,
-        env={**os.environ, **launch.environment, MARK: mark},
-        start_new_session=True,
-    )
 
 
 @dataclass(slots=True)

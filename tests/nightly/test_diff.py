@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.nightly.diff import CLASSES, diff, difference_record
-from tokenmill.tasks.nightly.diff_page import publish_difference
+from tokenmill.tasks.nightly.diff import CLASSES, diff, difference_record, publish_difference
 
 from tests import preparing_dedup, preparing_harmony, preparing_rl, preparing_sft
 from tests.flows.preparation_runs import called

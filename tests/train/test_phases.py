@@ -11,11 +11,21 @@ from tokenmill.tasks.report.step import Reading
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.train.engine import joined
-from tokenmill.tasks.train.order import INDICES, checked_data, make_order, read_order
+from tokenmill.tasks.train.order import (
+    INDICES,
+    Order,
+    checked_data,
+    make_order,
+    prepared_indices,
+    publish_order,
+    read_order,
+    with_quotas,
+)
 from tokenmill.tasks.train.preflight import check, plan_training
+from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.rows import split_samples
 from tokenmill.tasks.train.samples import parts_of, pieces_of, samples_with
-from tokenmill.tasks.train.settings import OrderSettings, TrainSettings
+from tokenmill.tasks.train.settings import OrderPlan, OrderSettings, TrainSettings
 
 from tests.preparing import prepare, write_lines
 from tests.preparing_sft import chat_vocabulary
@@ -165,6 +175,18 @@ def test_more_steps_than_the_budget_are_refused(place):
         check(plan_training(out, settings, f"{out}/model"))
     with pytest.raises(InputError, match="fill no step of 400 samples"):
         plan_training(out, settings.model_copy(update={"global_batch": 400}), f"{out}/model")
+
+
+def test_an_order_for_steps_of_a_different_size(place):
+    """It is used where its phases have the same samples: phases are rounded to steps."""
+    keys, budget = BLENDS["two phases"]
+    out, _ = prepared(place, "sizes", keys, {"tokens": 101 * STEP, **budget})
+    small, large = (with_quotas(prepared_data(out), LENGTH, batch) for batch in (BATCH, 2 * BATCH))
+    assert [phase.samples for phase in small.phases] != [phase.samples for phase in large.phases]
+    plan = OrderPlan(sequence_length=LENGTH, global_batch=BATCH, steps=100)
+    publish_order(out, Order(**plan.model_dump(), content=small.made_from, steps_per_digest=1, digests=[], datasets=[]))
+    found = [prepared_indices(each, "train", LENGTH, 100 * BATCH, plan.seed) for each in (small, large)]
+    assert found == [f"{out}/{INDICES}", None]
 
 
 def test_samples_with_a_document_are_those_that_read_it(place):

@@ -184,17 +184,12 @@ def _arguments(job: Job) -> dict[str, Any]:
         else {"iterations": settings.steps, "warmup_iterations": warmup}
     )
     return {
-        **values,
-        "": True,
-        "untied_embeddings": not settings.model.tied_embeddings,
-        "tokenizer_type": NULL if name is None else HUGGING_FACE,
-        "tokenizer_model": name,
+        **values, "": True, "untied_embeddings": not settings.model.tied_embeddings,
+        "tokenizer_type": NULL if name is None else HUGGING_FACE, "tokenizer_model": name,
         "vocabulary_size": job.data.vocabulary_size if name is None else None,
-        "bf16": settings.precision != "float32",
-        "transitions": ",".join(str(end) for _, end in phases[:-1]) or None,
-        **dict.fromkeys(("samples", "warmup_samples", "iterations", "warmup_iterations")),
-        **lengths,
-    }
+        "bf16": settings.precision != "float32", "transitions": ",".join(str(end) for _, end in phases[:-1]) or None,
+        **dict.fromkeys(("samples", "warmup_samples", "iterations", "warmup_iterations")), **lengths,
+    }  # fmt: skip
 
 
 def _bash_lines(table: Mapping[str, str], values: Mapping[str, Any]) -> str:
@@ -223,15 +218,10 @@ def megatron_bridge_launch(job: Job, processes: int) -> Launch:
     }
     if packed:
         values |= {
-            "root": job.data.path,
-            "pack_size": job.data.pack_size,
-            "sequence_length": job.data.pack_size,
-            "micro_batch": 1,
-            "pad_seq_to_mult": job.data.pad_seq_to_mult or 1,
-            "validates": job.validates,
-            "train": _folder(job, "train"),
-            "valid": _folder(job, "valid") if job.validates else None,
-        }
+            "root": job.data.path, "pack_size": job.data.pack_size, "sequence_length": job.data.pack_size,
+            "micro_batch": 1, "pad_seq_to_mult": job.data.pad_seq_to_mult or 1, "validates": job.validates,
+            "train": _folder(job, "train"), "valid": _folder(job, "valid") if job.validates else None,
+        }  # fmt: skip
     literals = {name: repr(value) for name, value in values.items()}
     data = script(f"megatron_bridge_{'packs' if packed else 'documents'}.txt", **literals).removesuffix("\n")
     more = {"data": data, "model_folder": MODEL, "tokenizer": _bridge_tokenizer(job)}
@@ -247,7 +237,6 @@ def megatron_bridge_launch(job: Job, processes: int) -> Launch:
 
 
 def _folder(job: Job, split: str) -> str:
-    """The folder of a split's packs."""
     folders = {os.path.dirname(file) for source in job.data.of(split) for file in source.files}  # noqa: PTH120 - may be a URL
     if len(folders) == 1:
         return folders.pop()
