@@ -34,6 +34,7 @@ from tokenmill.tasks.score.nll import Completions
 from tokenmill.tasks.score.weights import find_model
 from tokenmill.tasks.train.benchmark import LOSS_BOUND, BenchmarkRecord, summarise
 from tokenmill.tasks.train.checkpoints import steps_in
+from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.history import history_of, recorded_run
 from tokenmill.tasks.train.job import Job
 from tokenmill.tasks.train.model import configuration
@@ -242,7 +243,8 @@ def loading(scale: Scale, folder: Path) -> Found:
 def loader_speed(job: Job, processes: int, folder: Path) -> float:
     """Tokens per second that `processes` read from the rows of a job, without the first batch."""
     length, size = job.settings.sequence_length, job.settings.micro_batch
-    rows, _ = document_rows(job.data, length, (64 * size, 0), job.settings.seed, str(folder))
+    with joined("cpu"):  # megatron-core writes its indices in the process of rank 0
+        rows, _ = document_rows(job.data, length, (64 * size, 0), job.settings.seed, str(folder))
     assert rows is not None
     batches = iter(DataLoader(rows.samples, batch_size=size, num_workers=processes))
     next(batches)
