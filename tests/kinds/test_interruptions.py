@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,18 @@ def test_three_processes_that_prepare_the_same_at_once_agree(forking):
     children = [fork(forking.run) for _ in range(3)]
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
     assert temporaries(forking.out) == []
+    assert tree(forking.out) == forking.whole
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_worker_processes_change_no_byte(forking, workers):
+    def build(step, pending, store, arguments, *, rebuild):
+        parts = [pending[number::workers] for number in range(workers)]
+        children = [fork(partial(build_here, step, part, store, arguments, rebuild=rebuild)) for part in parts]
+        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * workers
+        return build_here(step, pending, store, arguments)
+
+    forking.run(build=build)
     assert tree(forking.out) == forking.whole
 
 

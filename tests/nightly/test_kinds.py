@@ -1,4 +1,4 @@
-"""A blend of every kind is up to date once it was prepared, and no longer once anything it was made from changed."""
+"""A blend is up to date once it was prepared, and no longer once a file changed that its settings name."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from tokenmill.tasks.nightly.blends import find_blends
 from tokenmill.tasks.nightly.night import compare_blend, follow_prepared, store_of
 from tokenmill.tasks.report.summary import artifact_record
 
-from tests import preparing_harmony, preparing_rl, preparing_sft
+from tests import preparing_harmony, preparing_sft
 from tests.nightly.nights import FIRST, SECOND, Nights, at, texts
 from tests.preparing_sft import CHATML, chat_vocabulary, probing_once, write_rows
 
@@ -27,13 +27,10 @@ class OneBlend:
         self.folder, self.out, self.prepare = folder, str(folder / "out"), prepare
         self.blends = folder / "blends"
         (self.blends / kind).mkdir(parents=True)
-        self.write_rows(CHAT, 1_000_000_000)
+        os.utime(write_rows(folder / "chat.jsonl", CHAT), (1_000_000_000, 1_000_000_000))
         data_set = {"name": "chat", "path": str(folder / "chat.jsonl"), **source}
         (self.blends / kind / "chat.json").write_text(json.dumps({"datasets": [data_set]}))
         (self.blends / kind / "chat.yaml").write_text(yaml.safe_dump(settings))
-
-    def write_rows(self, rows, moment):
-        os.utime(write_rows(self.folder / "chat.jsonl", rows), (moment, moment))
 
     def compare(self):
         (blend,) = find_blends(str(self.blends))
@@ -41,31 +38,13 @@ class OneBlend:
 
     def bring_up_to_date(self):
         compared = self.compare()
-        assert compared.reasons
         _, manifest = self.prepare(compared.blend.path, compared.path, **compared.chosen)
         follow_prepared(compared, artifact_record(manifest, compared.path))
-
-
-def unchanged_until_data_changes(blend):
-    blend.bring_up_to_date()
-    assert blend.compare().reasons == []
-    blend.write_rows([*CHAT[1:], CHAT[0]], 1_100_000_000)
-    assert blend.compare().reasons == ["chat: 1 changed (chat.jsonl)"]
-    blend.bring_up_to_date()
-    assert blend.compare().reasons == []
-
-
-def test_rl_is_up_to_date_until_its_data_changes(tmp_path):
-    settings = {
-        "holdout": {"valid": 0, "test": 0},
-        "max_bad_row_fraction": 1.0,
-        "transforms": [{"select": ["messages"]}],
-    }
-    unchanged_until_data_changes(OneBlend(tmp_path, "rl", preparing_rl.prepare, settings))
+        assert self.compare().reasons == []
 
 
 @pytest.mark.slow
-def test_sft_is_up_to_date_until_data_or_template_change(tmp_path):
+def test_sft_is_up_to_date_until_its_template_changes(tmp_path):
     template = tmp_path / "chat.jinja"
     template.write_text(CHATML)
     settings = {
@@ -74,13 +53,13 @@ def test_sft_is_up_to_date_until_data_or_template_change(tmp_path):
     }  # fmt: skip
     blend = OneBlend(tmp_path, "sft", preparing_sft.prepare, settings)
     with probing_once():
-        unchanged_until_data_changes(blend)
+        blend.bring_up_to_date()
     template.write_text(CHATML.replace("<think>", "<thought>").replace("</think>", "</thought>"))
     assert any("recipe.template " in reason for reason in blend.compare().reasons)
 
 
 @pytest.mark.slow
-def test_harmony_is_up_to_date_until_data_pools_or_evaluations_change(tmp_path):
+def test_harmony_is_up_to_date_until_pools_or_evaluations_change(tmp_path):
     pools, evaluations = tmp_path / "pools.yaml", write_rows(tmp_path / "exam.jsonl", [{"text": "who is it? " * 20}])
     pools.write_text(
         yaml.safe_dump({"pools": [{"name": "all", "description": "all", "predicate": "stats_token_len > 0"}]})
@@ -90,7 +69,7 @@ def test_harmony_is_up_to_date_until_data_pools_or_evaluations_change(tmp_path):
         "max_bad_row_fraction": 1.0, "selection": {"pools": str(pools), "view": "none"}, "dedup": {"evaluations": exam},
     }  # fmt: skip
     blend = OneBlend(tmp_path, "harmony", preparing_harmony.prepare, settings, converter="openai_messages")
-    unchanged_until_data_changes(blend)
+    blend.bring_up_to_date()
     pools.write_text(pools.read_text().replace("> 0", "> 1"))
     assert blend.compare().reasons == ["selection.pools: the files it names changed"]
     write_rows(evaluations, [{"text": "who was it? " * 20}])

@@ -1,4 +1,4 @@
-"""A preparation of nothing, or of far less than last time, publishes nothing and says so, whatever its kind."""
+"""A preparation of nothing, or of far less than last time, publishes nothing and says so."""
 
 import json
 from contextlib import nullcontext
@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from tokenmill.tasks.errors import InputError, RunError
 
-from tests import preparing, preparing_dedup, preparing_harmony, preparing_rl, preparing_scores, preparing_sft
+from tests import preparing, preparing_rl
 from tests.building import plan_here, publish_here
-from tests.preparing import blend_of, tree
+from tests.preparing import blend_of
 from tests.preparing_rl import write_rows
 from tests.tokenize.small_vocabularies import word_piece
 
 
 def row(name, number):
-    """A row that every kind of preparation takes."""
     text = f"{name} document {number}: " + " ".join(f"{name}{number}word{place}" for place in range(12))
     messages = [{"role": "user", "content": text}, {"role": "assistant", "content": f"answer {number}"}]
     return {"row_id": f"{name}{number}", "text": text, "messages": messages}
@@ -31,65 +30,13 @@ def tokenizer(tmp_path_factory):
     return {"model": str(word_piece(tmp_path_factory.mktemp("vocabulary")))}
 
 
-@pytest.fixture(scope="module")
-def chat_tokenizer(tmp_path_factory):
-    return {"model": str(preparing_sft.chat_vocabulary(tmp_path_factory.mktemp("chats")))}
-
-
 @pytest.fixture
 def prepare(tokenizer):
     return partial(preparing.prepare, tokenizer=tokenizer)
 
 
-@pytest.fixture(params=["pretrain", "sft", "rl", "harmony", "dedup", "embed"])
-def any_kind(request, tokenizer, chat_tokenizer):
-    """Prepares a blend of two files by one of the kinds."""
-    return {
-        "pretrain": partial(preparing.prepare, tokenizer=tokenizer),
-        "sft": partial(preparing_sft.prepare, tokenizer=chat_tokenizer),
-        "rl": preparing_rl.prepare,
-        "harmony": preparing_harmony.prepare,
-        "dedup": preparing_dedup.prepare,
-        "embed": partial(preparing_scores.prepare, "embed"),
-    }[request.param]
-
-
-def blend(folder, kind=""):
-    sources = [{"name": name, "path": str(folder / f"{name}.jsonl")} for name in ("web", "code")]
-    return {
-        "datasets": [source | ({"converter": "openai_messages"} if kind == "harmony" else {}) for source in sources]
-    }
-
-
-def test_every_kind_refuses_a_data_set_that_lost_more_than_half_and_publishes_nothing(any_kind, tmp_path, request):
-    chosen = blend(tmp_path, request.node.callspec.params["any_kind"])
-    write(tmp_path / "web.jsonl", 20), write(tmp_path / "code.jsonl", 40)
-    any_kind(chosen, tmp_path / "out")
-    before = published(tmp_path / "out")
-    write(tmp_path / "web.jsonl", 9)
-    with pytest.raises(RunError, match=r"dataset 'web': 9 documents, 55% fewer than the 20 .*allow_shrink=\[web\]"):
-        any_kind(chosen, tmp_path / "out")
-    assert published(tmp_path / "out") == before
-    any_kind(chosen, tmp_path / "out", allow_shrink=["web"])
-    assert published(tmp_path / "out") != before
-    any_kind(chosen, tmp_path / "out")
-
-
-def test_every_kind_refuses_to_publish_nothing_at_all(any_kind, tmp_path, request):
-    chosen = blend(tmp_path, request.node.callspec.params["any_kind"])
-    for name in ("web", "code"):
-        (tmp_path / f"{name}.jsonl").write_text("\n\n")
-    with pytest.raises(RunError, match=r"4 rows gave no documents \(.*4.*allow_shrink=\[web, code\]"):
-        any_kind(chosen, tmp_path / "out")
-    assert not (tmp_path / "out/blend.json").exists()
-    with pytest.raises(RunError, match="no documents"):
-        any_kind(chosen, tmp_path / "out", allow_shrink=["web"])
-    any_kind(chosen, tmp_path / "out", allow_shrink=["web", "code"])
-    assert (tmp_path / "out/blend.json").exists()
-
-
-def published(out):
-    return {name: content for name, content in tree(out).items() if not name.startswith("shards/")}
+def blend(folder):
+    return blend_of(folder / "web.jsonl", folder / "code.jsonl")
 
 
 def documents(out, name="datasets/web"):
