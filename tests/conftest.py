@@ -3,6 +3,7 @@ a shell that starts them in the background has them, and all that they start, ig
 never fail a test. fsync does nothing: no test needs its files after a power cut.
 """
 
+import gc
 import json
 import os
 import re
@@ -16,9 +17,10 @@ from hypothesis import settings
 
 
 def pytest_configure(config):
-    settings.register_profile("all", deadline=None)
-    settings.register_profile("not slow", deadline=None, max_examples=10)
-    settings.load_profile("not slow" if config.option.markexpr == "not slow" else "all")
+    gc.disable()  # collecting makes a million objects that stay, a quarter of whose time would go into looking for garbage
+    examples = {"not slow": 10, "not weekly": 25}.get(config.option.markexpr, 100)
+    settings.register_profile("here", deadline=None, max_examples=examples)
+    settings.load_profile("here")
     os.fsync = lambda descriptor: None
     config.own_cache = tempfile.mkdtemp(prefix="tokenmill-cache-")
     os.environ.setdefault("TOKENMILL_TEST_SHARED", config.own_cache)  # of the process that starts those of pytest-xdist
@@ -33,6 +35,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # after all imports: dask_jobqueue's sets another
 
 

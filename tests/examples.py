@@ -1,4 +1,4 @@
-"""How many examples a property is tried on: as many as its test says, and a quarter of them in the fast tests."""
+"""How many examples a property is tried on: as many as its test says, a quarter of them in `.ci/run`, and a tenth in `make test`."""
 
 from hypothesis import settings
 

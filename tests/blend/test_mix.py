@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy.optimize import linprog
 from tokenmill.tasks.blend.mix import solve
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError
@@ -206,6 +205,8 @@ def fillable(blend):
 
 def slack(blend, held, total):
     """How far, as a part of the total, the limits would have to give way: 0 if the budget can be kept."""
+    from scipy.optimize import linprog  # noqa: PLC0415 - takes half a second to import
+
     equal, to, most, bound = program(blend, held, total)
     size = len(equal[0])
     rows = [[*each, -1.0] for each in most] + [[*each, -1.0] for each in equal] + [[*(-each), -1.0] for each in equal]

@@ -11,14 +11,14 @@ from tokenmill.tasks.report.weights_and_biases import artifact_name, log_if_aske
 
 from tests.preparing import blend_of, prepare, write_lines
 
-pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-
 BLOCK, HEADER = 32 * 1024, 7
 FULL, FIRST, LAST = 1, 2, 4
 
 
 def records(file):
     """The records of a .wandb file: seven bytes of its own, then LevelDB's log format, each a protobuf message."""
+    from wandb.proto.wandb_internal_pb2 import Record  # noqa: PLC0415 - takes a second to import
+
     data, at, gathered = file.read_bytes(), HEADER, b""
     while at + HEADER <= len(data):
         if BLOCK - at % BLOCK < HEADER:
@@ -29,7 +29,7 @@ def records(file):
         piece, at = data[at + HEADER : at + HEADER + length], at + HEADER + length
         gathered = piece if kind in {FULL, FIRST} else gathered + piece
         if kind in {FULL, LAST}:
-            record = pb2.Record()
+            record = Record()
             record.ParseFromString(gathered)
             yield record
 

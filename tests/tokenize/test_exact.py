@@ -82,9 +82,9 @@ def test_ids_are_the_references_where_neighbours_merge(name, known):
 @BY_NAME
 @pytest.mark.parametrize("engine", ["gigatoken", "fastokens"])
 def test_ids_are_the_references_in_random_documents(name, folder, engine):
-    outcome = ids.compare(ids.model(name, folder), engine, "a few", 4000)
+    outcome = ids.compare(ids.model(name, folder), engine, "a few", 1500)
     assert outcome.provoking > 20 or engine == "fastokens", "the test must hold documents that differ"
-    assert outcome.documents - outcome.by_reference > 1500, "and many that the engine is trusted with"
+    assert outcome.documents - outcome.by_reference > 500, "and many that the engine is trusted with"
 
 
 @pytest.mark.slow
