@@ -156,11 +156,7 @@ class Parts:
 
 
 def completions(
-    rendering: Rendering,
-    messages: Sequence[Message],
-    numbers: Sequence[int],
-    openings: Openings,
-    controls: Controls,
+    rendering: Rendering, messages: Sequence[Message], numbers: Sequence[int], openings: Openings, controls: Controls
 ) -> dict[int, Completion] | Rejected:
     """The completions of the assistant messages with these numbers, by number.
 

@@ -11,8 +11,8 @@ All 19 bundled pools take 0.3 microseconds per row. Row counts of tables can be 
 """
 
 import hashlib
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self, cast
@@ -153,54 +153,34 @@ TOKENS = "stats_token_len"
 """The column with a row's number of tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """Row counts of pools: all `rows`, those that pass the base filter and those in any pool; int64 [pools] the rows of
-    each pool, their tokens, and its rows without a token count; int64 [pools, pools] the rows that two pools share
-    before `unique`.
-    """
-
-    rows: int
-    base_rows: int
-    pooled_rows: int
-    pool_rows: np.ndarray
-    pool_tokens: np.ndarray
-    pool_uncounted: np.ndarray
-    overlap: np.ndarray
-
-    @classmethod
-    def none(cls, pools: int) -> Self:
-        """Counts of zero for this many pools."""
-        nothing = np.zeros(pools, np.int64)
-        return cls(0, 0, 0, nothing, nothing, nothing, np.zeros((pools, pools), np.int64))
-
-    def record(self) -> dict[str, Any]:
-        """The counts as plain JSON."""
-        return {name: np.asarray(value).tolist() for name, value in asdict(self).items()}
-
-    @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> Self:
-        """The counts in a record."""
-        arrays = {name: np.array(value) for name, value in record.items() if isinstance(value, list)}
-        return cls(record["rows"], record["base_rows"], record["pooled_rows"], **arrays)
-
-    def __add__(self, other: "Tally") -> "Tally":
-        """The sum of two counts."""
-        return Tally(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Tally)))
+Counts = dict[str, Any]
+"""Row counts of pools as plain JSON: all `rows`, those that pass the base filter and those in any pool; by pool its rows, their
+tokens, and its rows without a token count; and the rows that two pools share before `unique`.
+"""
 
 
-def tally(table: pa.Table, found: Assignment, taken: Assignment) -> Tally:
+def tally(table: pa.Table, found: Assignment, taken: Assignment) -> Counts:
     """Count the rows of one table. `found` is the result of `assign`; `taken` is the same, or its `unique()`."""
     tokens, counted = _tokens(table)
-    return Tally(
-        rows=table.num_rows,
-        base_rows=int(found.base.sum()),
-        pooled_rows=int(found.pools.any(axis=0).sum()),
-        pool_rows=taken.pools.sum(axis=1, dtype=np.int64),
-        pool_tokens=np.array([tokens[rows].sum(dtype=np.int64) for rows in taken.pools]),
-        pool_uncounted=np.array([(~counted[rows]).sum(dtype=np.int64) for rows in taken.pools]),
-        overlap=found.overlap(),
-    )
+    return {
+        "rows": table.num_rows,
+        "base_rows": int(found.base.sum()),
+        "pooled_rows": int(found.pools.any(axis=0).sum()),
+        "pool_rows": taken.pools.sum(axis=1, dtype=np.int64).tolist(),
+        "pool_tokens": [int(tokens[rows].sum(dtype=np.int64)) for rows in taken.pools],
+        "pool_uncounted": [int((~counted[rows]).sum()) for rows in taken.pools],
+        "overlap": found.overlap().tolist(),
+    }
+
+
+def added(counts: Sequence[Counts], pools: int) -> Counts:
+    """The sum of the counts of several tables, in any order; zeros for so many pools if there are none."""
+    none = {
+        **dict.fromkeys(("rows", "base_rows", "pooled_rows"), 0),
+        **dict.fromkeys(("pool_rows", "pool_tokens", "pool_uncounted"), [0] * pools),
+        "overlap": [[0] * pools] * pools,
+    }
+    return {name: np.sum([none[name], *(each[name] for each in counts)], axis=0).tolist() for name in none}
 
 
 def _tokens(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
@@ -211,7 +191,7 @@ def _tokens(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     return column.fill_null(0).to_numpy().astype(np.int64), column.is_valid().to_numpy()
 
 
-def manifest(pools: Pools, counts: Tally, inputs: Mapping[str, str]) -> dict[str, Any]:
+def manifest(pools: Pools, counts: Counts, inputs: Mapping[str, str]) -> dict[str, Any]:
     """The content of pools.json. `inputs` are the hashes of the files read, by name."""
     return {
         "base": [predicate.text for predicate in pools.base],
@@ -219,21 +199,21 @@ def manifest(pools: Pools, counts: Tally, inputs: Mapping[str, str]) -> dict[str
             "files": len(inputs),
             "sha256": hashlib.sha256(orjson.dumps(dict(inputs), option=orjson.OPT_SORT_KEYS)).hexdigest(),
         },
-        "rows": counts.rows,
-        "base_rows": counts.base_rows,
-        "rows_in_no_pool": counts.base_rows - counts.pooled_rows,
+        "rows": counts["rows"],
+        "base_rows": counts["base_rows"],
+        "rows_in_no_pool": counts["base_rows"] - counts["pooled_rows"],
         "pools": {
             pool.name: {
                 "description": pool.description,
                 "predicate": pool.predicate.text,
-                "rows": int(counts.pool_rows[number]),
-                "tokens": int(counts.pool_tokens[number]),
-                "rows_without_tokens": int(counts.pool_uncounted[number]),
+                "rows": counts["pool_rows"][number],
+                "tokens": counts["pool_tokens"][number],
+                "rows_without_tokens": counts["pool_uncounted"][number],
             }
             for number, pool in enumerate(pools.pools)
         },
         "overlap": {
             pool.name: dict(zip(pools.names, shared, strict=True))
-            for pool, shared in zip(pools.pools, counts.overlap.tolist(), strict=True)
+            for pool, shared in zip(pools.pools, counts["overlap"], strict=True)
         },
     }

@@ -19,7 +19,7 @@ from tokenmill.tasks.shards.store import Store
 
 from .collapse import Survey, collapse
 from .planning import pools_of
-from .pools import Tally
+from .pools import added
 from .pools import manifest as pools_manifest
 from .settings import SelectionChoices
 from .shard import PART, SURVEY, pool_part
@@ -31,13 +31,10 @@ def beside(selected: Sequence[Finished], deduplicated: Deduplicated, choices: Se
     """The shards of a selection, with their folders, reports, and the record of duplicates."""
     final = deduplicated.final
     pools = pools_of(choices)
-    counts = sum(
-        (Tally.of_record(item.receipt.facts["tally"]) for item in selected if "tally" in item.receipt.facts),
-        Tally.none(len(pools.pools)),
-    )
+    tallies = [item.receipt.facts["tally"] for item in selected if "tally" in item.receipt.facts]
     inputs = {item.key: output.xxh3_128 for item in final for output in item.receipt.outputs if output.path == FILE}
     found = collapse(surveyed(selected, store), choices.limits)
-    listed = pools_manifest(pools, counts, inputs)
+    listed = pools_manifest(pools, added(tallies, len(pools.pools)), inputs)
     documents = {
         f"{BEHAVIOURS}.json": _json({**found.facts, "problems": list(found.problems)}),
         f"{BEHAVIOURS}.md": found.markdown.encode(),

@@ -35,7 +35,7 @@ from .candidates import CARRIED, Candidates, Read, Sample, candidates, reader, r
 from .candidates import SCHEMA as CANDIDATES
 from .collapse import Survey
 from .planning import KIND
-from .pools import TOKENS, Pool, Pools, Tally, assign, tally
+from .pools import TOKENS, Counts, Pool, Pools, added, assign, tally
 from .scores import read_scores, with_scores, without_score
 from .settings import SelectionRecipe
 
@@ -105,7 +105,7 @@ class _Selected:
     require: Predicate
     sides: Sequence[pa.Table]
     builder: ShardBuilder
-    tally: Tally | None = None
+    tallies: list[Counts] = field(default_factory=list[Counts])
     without_score: Counter[int] = field(default_factory=Counter[int])
     survey: Survey = field(default_factory=Survey)
 
@@ -139,8 +139,7 @@ class _Selected:
         """Count and write the rows of each pool."""
         found = assign(rows, self.pools, ROWS.names)
         taken = found.unique() if self.recipe.unique else found
-        counts = tally(rows, found, taken)
-        self.tally = counts if self.tally is None else self.tally + counts
+        self.tallies.append(tally(rows, found, taken))
         shown = rows if self.recipe.materialize else _listed(rows)
         for number in np.flatnonzero(taken.pools.any(axis=1)).tolist():
             writer = self.builder.table(f"{pool_part(number)}.parquet", shown.schema)
@@ -150,7 +149,7 @@ class _Selected:
     def facts(self) -> dict[str, Any]:
         """The counts of the pools, and the number of rows without a score of each folder."""
         missing = [self.without_score[number] for number in range(len(self.sides))]
-        pools = {"tally": self.tally.record()} if self.tally else {}
+        pools = {"tally": added(self.tallies, len(self.pools.pools))} if self.tallies else {}
         return {**pools, "without_score": missing} if self.sides else pools
 
 

@@ -22,18 +22,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from tests.chat.pieces import learned, text
 from tests.examples import max_examples
 from tests.peers import chat_templates
-from tests.peers.conversations import (
-    SEARCH,
-    WEATHER,
-    assistant,
-    call,
-    developer,
-    system,
-    talk,
-    thinking,
-    tool,
-    user,
-)
+from tests.peers.conversations import SEARCH, WEATHER, assistant, call, developer, system, talk, thinking, tool, user
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
 IM = ("<|im_start|>", "<|im_end|>")

@@ -91,14 +91,6 @@ def test_split(text, separator, count):
         require_consecutive(text, parts, len(separator))
 
 
-@given(TEXTS, COUNTS)
-def test_split_at_blanks_knows_no_origins(text, count):
-    for name in ("split", "rsplit"):
-        parts = getattr(traced(text), name)(None, count)
-        assert parts == getattr(text, name)(None, count)
-        assert all(place is None for part in parts for place in places(part))
-
-
 @given(TEXTS, PIECES)
 def test_partition(text, separator):
     for name in ("partition", "rpartition"):

@@ -1,20 +1,13 @@
 """Documents of several slices decided in rounds, without Prefect or Dask, held against every pair compared in Python."""
 
 import random
-import shutil
 
 import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.dedup.decisions import digest_of, rows_decided
 from tokenmill.tasks.dedup.preparation import deduplicate
-from tokenmill.tasks.dedup.rounds import (
-    KIND,
-    MAX_PARTITIONS,
-    DocumentSlice,
-    partitions_for,
-    planned_rounds,
-)
+from tokenmill.tasks.dedup.rounds import KIND, MAX_PARTITIONS, DocumentSlice, partitions_for, planned_rounds
 from tokenmill.tasks.dedup.settings import DedupChoices
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.message import HarmonyMessage
@@ -98,11 +91,7 @@ def test_what_goes_is_what_a_comparison_of_all_pairs_finds(tmp_path, many_partit
         **{names[number]: ("exact_duplicate", names[kept]) for number, kept in exact.items()},
         **{names[number]: ("near_duplicate", names[kept]) for number, kept in near.items()},
     }
-    assert found.tally == {
-        "exact_duplicate": 30,
-        "near_duplicate": len(near),
-        "kept": len(texts) - 30 - len(near),
-    }
+    assert found.tally == {"exact_duplicate": 30, "near_duplicate": len(near), "kept": len(texts) - 30 - len(near)}
     edges = pq.read_table(f"{found.folder}/{found.edges.path}").to_pylist()
     assert {row["dropped"]: (row["reason"], row["kept"]) for row in edges} == outcomes(found, slices)
 
@@ -169,38 +158,6 @@ def test_a_file_that_is_there_twice_goes_once(tmp_path):
     assert found.tally["kept"] == alone.tally["kept"]
     assert found.tally["exact_duplicate"] == len(texts) + len(exact)
     assert {name for name in outcomes(found, twice) if not name.startswith("again/")} == {*outcomes(alone, once)}
-
-
-@pytest.mark.slow
-def test_what_is_proven_is_not_built_again(tmp_path, many_partitions):
-    texts, _, _ = planted(0)
-    slices, run = slices_of(tmp_path, 15_000, a=texts), Run()
-    first = decisions_about(slices, tmp_path, run)
-    assert list(dict.fromkeys(run.built)) == [*ROUNDS]
-    again = Run()
-    assert decisions_about(slices, tmp_path, again) == first
-    assert again.built == []
-    forced = Run()
-    assert decisions_about(slices, tmp_path, forced, rebuild=True) == first
-    assert forced.built == run.built
-
-
-@pytest.mark.slow
-def test_a_run_that_ended_anywhere_builds_only_what_is_missing(tmp_path, many_partitions):
-    texts, _, _ = planted(1)
-    slices, run = slices_of(tmp_path, 15_000, a=texts), Run()
-    first = decisions_about(slices, tmp_path, run)
-    store, random_order = Store(str(tmp_path / "store"), KIND), random.Random(0)
-    folders = sorted(path.name for path in (tmp_path / "store" / KIND).iterdir() if path.name != "rosters")
-    assert len(folders) == len(run.built)
-    (last,) = {first.folder.rpartition("/")[2]}
-    for count in (1, 5, len(folders) // 2):
-        lost = {*random_order.sample(folders, count), last}
-        for key in lost:
-            shutil.rmtree(store.folder(key))
-        again = Run()
-        assert decisions_about(slices, tmp_path, again) == first
-        assert len(again.built) == len(lost)
 
 
 def test_a_data_set_that_grew_signs_only_what_grew(tmp_path):

@@ -354,22 +354,6 @@ def test_a_better_copy_elsewhere_marks_anew_the_shard_it_concerns(tmp_path):
     assert found["a0"]["dup_of"] == found["c0"]["row_id"]
 
 
-def test_another_threshold_signs_nothing_again(tmp_path):
-    path = write_rows(tmp_path / "a.jsonl", planted_pair())
-    blend, built = {"datasets": [data_set("a", path)]}, []
-    for threshold in (0.8, 0.95):
-        built.append(built_by(blend, tmp_path / "out", dedup={"threshold": threshold}))
-        found = Counter(outcomes(tmp_path / "out").values())
-        assert found["near_duplicate"] == (threshold == 0.8)
-    assert built[0]["dedup-sign", "all"] == 1
-    assert ("dedup-sign", "all") not in built[1]
-
-
-def planted_pair():
-    (row,) = talks(0, "a").values()
-    return [row, copy(row, "a~1", 2)]
-
-
 def test_no_place_of_the_store_is_in_what_is_published(normalized):
     out, _, manifest = normalized["tag"]
     for entry in [*manifest["shards"], *manifest["derived"]["shards"]]:

@@ -130,10 +130,7 @@ def test_messages_that_were_not_searched_for_tags_are_not_accepted():
 def test_the_composition_knows_whether_a_body_holds_the_beginning_of_a_tag(texts, escapes):
     user, thought, answer = texts
     source = Source(
-        [
-            {"role": "user", "content": user},
-            {"role": "assistant", "content": answer, "reasoning_content": thought},
-        ]
+        [{"role": "user", "content": user}, {"role": "assistant", "content": answer, "reasoning_content": thought}]
     )
     found = compose(source, Policy(special_strings="escape" if escapes else "reject"))
     if isinstance(found, Composed) and found.tagless:

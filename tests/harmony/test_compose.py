@@ -236,10 +236,7 @@ def test_names_are_made_fit_everywhere_but_in_the_definitions_of_the_source():
     tools = [tool("get it/é"), {"name": "c d"}]
     found = composed(ASK, calls(call("get it/é")), result("r", name="get it/é"), ANSWER, tools=tools)
     assert "type get_it__ = " in found.messages[1].body
-    assert [line[0] for line in lines(found)[1:3]] == [
-        "assistant>functions.get_it__",
-        "functions.get_it__>assistant",
-    ]
+    assert [line[0] for line in lines(found)[1:3]] == ["assistant>functions.get_it__", "functions.get_it__>assistant"]
     assert json.loads(found.facts["meta_renamed_tools"])["get it/é"] == "functions.get_it__"
     assert tools == [tool("get it/é"), {"name": "c d"}]
     is_harmony(found)

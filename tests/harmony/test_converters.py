@@ -281,11 +281,7 @@ def test_calls_and_results_in_contents():
 
 @pytest.mark.parametrize(
     ("row", "read"),
-    [
-        (rows.HARMONY, "Hello"),
-        ({"text": "Hi!", **OFFICIAL}, "a"),
-        ({**OFFICIAL, **rows.HARMONY}, "Hello"),
-    ],
+    [(rows.HARMONY, "Hello"), ({"text": "Hi!", **OFFICIAL}, "a"), ({**OFFICIAL, **rows.HARMONY}, "Hello")],
 )
 def test_rows_show_whether_they_are_harmony_text(row, read):
     assert composed("openai_messages", row).messages[-1].body == read

@@ -12,14 +12,7 @@ from pathlib import Path
 import pytest
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony import vocabulary
-from tokenmill.tasks.harmony.vocabulary import (
-    IDS,
-    PLACE,
-    RANKS,
-    RANKS_SHA256,
-    encoding,
-    ensure_vocabulary,
-)
+from tokenmill.tasks.harmony.vocabulary import IDS, PLACE, RANKS, RANKS_SHA256, encoding, ensure_vocabulary
 
 from tests.peers.harmony_tokens import SPECIAL_STRINGS
 from tests.peers.vocabularies import o200k_ranks

@@ -148,13 +148,3 @@ def test_tools_are_named_by_their_content():
     offered = CONVERTERS["math_v2"](rows.MATH, "low")
     assert offered.tools == [rows.PYTHON_TOOL]
     assert offered.metadata.items() >= of_tools([rows.PYTHON_TOOL]).items()
-
-
-@pytest.mark.parametrize(
-    ("row", "split", "own", "effort"), [(rows.MATH, "high_part00", 0.25, "high"), (rows.MATH_PLAIN, "low", 1.0, "low")]
-)
-def test_math_rows_know_their_own_rate(row, split, own, effort):
-    found = CONVERTERS["math_v2"](row, split)
-    assert found.metadata["meta_correctness_own"] == own
-    assert found.metadata["meta_expected_answer"] == "1024"
-    assert found.effort == effort

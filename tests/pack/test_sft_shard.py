@@ -32,16 +32,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.flows.cloning import REPOSITORY
 from tests.peers.conversations import assistant, call, function, system, talk, thinking, tool, user
 from tests.preparing import blend_of, tree
-from tests.preparing_sft import (
-    CHATML,
-    UNMARKED,
-    build,
-    chat_vocabulary,
-    pack_receipts,
-    plan,
-    prepare,
-    write_rows,
-)
+from tests.preparing_sft import CHATML, UNMARKED, build, chat_vocabulary, pack_receipts, plan, prepare, write_rows
 
 PADDING_ROLE, ASSISTANT_ROLE = 6, 4
 PACK_SIZE = 1024
@@ -514,11 +505,7 @@ def corpus(path, bad=None):
     source = random.Random(3)
     makers = [(lambda number, make=make: {**make(number), "used_in": "train"}, None) for make in GOOD * 3]
     makers += [(lambda _, row=row: row if isinstance(row, bytes) else {**row, "used_in": "train"}, reason) for row, reason in bad or BAD]  # fmt: skip
-    makers += [
-        (lambda _: b"", "blank_line"),
-        (lambda _: b" \t", "blank_line"),
-        (marked, "filtered"),
-    ]
+    makers += [(lambda _: b"", "blank_line"), (lambda _: b" \t", "blank_line"), (marked, "filtered")]
     makers += [
         (lambda number: {**talk(user(f"#{number}#"), assistant("wheel " * 900)), "used_in": "train"}, "oversize")
     ]

@@ -70,9 +70,7 @@ def test_a_dapo_question_stands_between_prefix_and_suffix_instead_of_its_own_wra
         "dataset": "d",
         "question": "Think.\n\nWhat is 40 + 2?\n\nBox it.",
         "expected_answer": "42",
-        "responses_create_params": {
-            "input": [{"role": "user", "content": "Think.\n\nWhat is 40 + 2?\n\nBox it."}],
-        },
+        "responses_create_params": {"input": [{"role": "user", "content": "Think.\n\nWhat is 40 + 2?\n\nBox it."}]},
     }
 
 

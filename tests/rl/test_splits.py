@@ -109,19 +109,6 @@ def test_of_any_kind_of_file_the_last_rows_are_held_out(tmp_path, kind):
     assert found == split_at([*range(100)], 37)
 
 
-@pytest.mark.parametrize("shard_size", [200, 10**9])
-def test_of_a_sample_its_own_last_rows_are_held_out(tmp_path, shard_size):
-    for name, first in (("a", 0), ("b", 40)):
-        write_rows(tmp_path / "in" / f"{name}.jsonl", rows(40, first))
-    blend = blend_of(tmp_path / "in")
-    chosen = {"val_holdout": 10, "shard_size": shard_size}
-    assert prepared(blend, tmp_path / "out", sample=45, **chosen) == split_at([*range(45)], 10)
-    found = prepared(blend, tmp_path / "scaled", scale="medium", **chosen)
-    rest = found["train"] + found["val"]
-    assert 15 < len(rest) < 40
-    assert found == split_at([*range(len(rest))], 10)
-
-
 def test_a_data_set_that_grows_costs_its_tail(tmp_path):
     """Rows that were held out before are training data now, so their shards change; those before them do not."""
     path = write_rows(tmp_path / "a.jsonl", rows(100))

@@ -84,9 +84,7 @@ texts = st.one_of(st.none(), st.sampled_from(["x", "y", "[1]", ""]), st.text(max
 messages = st.one_of(st.none(), st.fixed_dictionaries({"content": texts, "role": st.none()}))
 rewards = st.one_of(st.none(), st.fixed_dictionaries({"ground_truth": texts, "style": st.none()}))
 rows = st.lists(
-    st.fixed_dictionaries(
-        {"prompt": st.one_of(st.none(), st.lists(messages, max_size=2)), "reward_model": rewards},
-    ),
+    st.fixed_dictionaries({"prompt": st.one_of(st.none(), st.lists(messages, max_size=2)), "reward_model": rewards}),
     max_size=30,
 )
 numbered = count()

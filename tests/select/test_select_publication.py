@@ -3,7 +3,6 @@
 import json
 import os
 from collections import Counter
-from pathlib import Path
 
 import fsspec
 import pyarrow.parquet as pq
@@ -19,9 +18,9 @@ from tests.dedup.test_harmony_duplicates import exam, rows_of, talks
 from tests.harmony import rows as sources
 from tests.harmony.test_harmony_shard import rows_of_messages, source
 from tests.preparing import tree
-from tests.preparing_harmony import build, plan, prepare
+from tests.preparing_harmony import prepare
 from tests.select.test_select_shard import POOLS, folder_of, mixed, predicates, write_pools
-from tests.shards.damage import DAMAGES, flip
+from tests.shards.damage import DAMAGES
 
 
 def folders(out):
@@ -117,26 +116,6 @@ def test_damage_below_a_damaged_shard_is_mended_as_well(prepared, damage):
             again()
     again()
     assert tree(out) == whole
-
-
-@pytest.mark.slow
-def test_damage_to_normalized_rows_leaves_no_trace_in_what_is_decided_about_them(tmp_path):
-    blend = mixed(tmp_path / "in")
-    prepare(blend, tmp_path / "whole/out")
-    expected = tree(tmp_path / "whole/out")
-    for share in (0.02, 0.3, 0.6):
-        out = tmp_path / str(share) / "out"
-        planned = plan(blend, out)
-        build(planned, planned.plan.pending)
-        (key,) = (shard.key for shard in planned.plan.shards if shard.part.file.uri.endswith("train.jsonl"))
-        file = Path(planned.plan.store.path(key, "all.parquet"))
-        group = pq.ParquetFile(file).metadata.row_group(0)
-        (texts,) = (each for each in map(group.column, range(group.num_columns)) if each.path_in_schema == "text")
-        flip(file, int((texts.dictionary_page_offset or texts.data_page_offset) + share * texts.total_compressed_size))
-        with pytest.raises(RunError, match="damaged since it was built; its receipt is withdrawn"):
-            prepare(blend, out)
-        prepare(blend, out)
-        assert tree(out) == expected
 
 
 @pytest.mark.parametrize("change", ["fewer", "none"])

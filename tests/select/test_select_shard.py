@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 from collections import Counter
 from pathlib import Path
 
@@ -203,19 +202,6 @@ def test_every_row_is_a_candidate_or_dropped_for_a_reason(tmp_path, choices, rea
     assert json.loads((tmp_path / "out/behaviours.json").read_bytes())["rows"] == len(surveyed)
     assert (tmp_path / "out/candidates").exists() == bool(found)
     assert ("candidates/*.parquet" in (tmp_path / "out/README.md").read_text()) == bool(found)
-
-
-def test_a_share_of_the_rows_is_chosen_by_their_ids_alone(tmp_path):
-    rows = [talk(str(number), f"What is {number} squared?", str(number**2)) for number in range(400)]
-    path, chosen = tmp_path / "a.jsonl", {}
-    for share, order in ((0.25, 1), (0.5, 1), (0.5, 2), (1.0, 1)):
-        write_rows(path, random.Random(order).sample(rows, len(rows)))
-        choices = {"share": share, "pools": "none"}
-        prepare({"datasets": [data_set("a", path)]}, tmp_path / "out", selection=choices)
-        ids = {row["id"] for row in folder_of(tmp_path / "out", "candidates").values()}
-        assert 0.8 * share * 400 <= len(ids) <= min(400, 1.2 * share * 400)
-        assert chosen.setdefault(share, ids) == ids
-    assert chosen[0.25] < chosen[0.5] < chosen[1.0]
 
 
 def test_a_sample_of_the_rows_that_are_wanted_is_surveyed_where_there_are_many(tmp_path, monkeypatch):
