@@ -36,7 +36,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
     from tokenmill.tasks.shards.kinds import KINDS
 
     if name not in KINDS:
-        raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
+        raise AttributeError(f"module 'tokenmill' doesn't have an attribute {name!r}")
     from tokenmill.flows.terminal import be_quiet
 
     be_quiet()  # before Prefect is imported and reads its settings

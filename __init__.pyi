@@ -305,7 +305,7 @@ def pretrain(
         special_tokens_in_text: Control strings in text: encode as text or as control ids, or reject the row.
         min_doc_chars: Drop and count shorter documents.
         max_doc_tokens: Cut longer documents; EOS is kept.
-        fim: Fill in the middle; a dataset's own key comes before it.
+        fim: Fill in the middle; a dataset's own `fim` replaces it.
         prefix_size: Bytes of tokens in one published .bin, for example 32GB.
         weight: Relative share of training tokens; with 0, prepared but not used.
         split: Split of the dataset.
@@ -433,7 +433,7 @@ def sft(
         on_oversize: What to do with sequences longer than a pack.
         pad_seq_to_mult: Pad sequences to a multiple plus one, for context parallelism (2 x CP).
         sampling: Apply weights by dropping (down) or repeating (up) packs.
-        seed: Seed of the order of packs and files.
+        seed: Shuffle seed for packs and files.
         weight: Relative share of training tokens; with 0, prepared but not used.
         split: Split of the dataset.
         subset: Configuration of a Hugging Face dataset, or a folder in other datasets.
@@ -545,9 +545,9 @@ def rl(
         max_tokens: Drop rows with more tokens of text.
         tokenizer: Tokenizer that max_tokens counts with.
         batch_size: Order the training rows so that every step of so many holds each dataset's share.
-        sampling: Apply weights in batches by leaving out (down) or repeating (up) rows.
+        sampling: Apply weights in batches by dropping (down) or repeating (up) rows.
         curriculum: Order batches by the pass rates of their rows.
-        seed: Seed of the order of rows in batches.
+        seed: Shuffle seed for rows in batches.
         weight: Relative share of training tokens; with 0, prepared but not used.
         split: Split of the dataset.
         subset: Configuration of a Hugging Face dataset, or a folder in other datasets.
@@ -849,7 +849,7 @@ def filter(
     fim: Fim | None = None,
     transforms: Sequence[str | Mapping[str, Any]] = ...,
 ) -> dict[str, Any]:
-    """Keep the documents of a blend that pass rules of quality, language and personal data.
+    """Keep the documents of a blend that pass quality, language and personal-data rules.
 
     Returns the artifact record. Keys of a dataset apply to rows and tables, not to blends.
 
@@ -872,8 +872,8 @@ def filter(
         force: Build every shard again, even if it has a valid receipt.
         allow_partial: Publish even if shards are missing; the manifest lists them.
         rules: Families of rules, in their order; the first rule that fails is the reason.
-        gopher_repetition: Repetition rules of Gopher.
-        gopher_quality: Quality rules of Gopher.
+        gopher_repetition: Gopher's repetition rules.
+        gopher_quality: Gopher's quality rules.
         c4: Rules of C4.
         fineweb: Rules of FineWeb.
         language: Languages to keep, after the families of rules.

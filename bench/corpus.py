@@ -2,7 +2,7 @@
 
 Random or repeated text flatters a tokenizer whose speed comes from remembering words, so the corpus is every readable
 file of the Python library, the installed packages, the system's headers and its documentation: one document a file, 50
-bytes to 300 kB, valid UTF-8, each content once. Documents come in the order of their hash: neighbours are strangers, as
+bytes to 300 kB, valid UTF-8, each content once. Documents come in the order of their hash: neighbors are strangers, as
 in a shuffled crawl, any prefix is a fair sample, and the same environment gives the same bytes. Some 500 MB, made once
 in about a minute. Environments differ, which is why only ratios taken on the same corpus are reported.
 """

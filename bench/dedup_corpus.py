@@ -2,7 +2,7 @@
 
 One document in ten is an exact copy of an earlier one but for its line breaks, and one in ten a copy with one to three
 words replaced: a quarter of these are at a similarity of 0.8 or more, the others are there to be mistaken. Pieces begin
-where a file begins, so licences, imports and generated code give the text duplicates of its own, and chance candidates
+where a file begins, so licenses, imports and generated code give the text duplicates of its own, and chance candidates
 that random words would not. How alike a copy and its original are is counted here, with sets of strings, for whoever
 judges.
 

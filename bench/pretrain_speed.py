@@ -2,7 +2,7 @@
 
 Both read the same JSONL file with the same vocabulary, both read control strings in the text as ordinary text, and
 both must write byte-identical `.bin` and `.idx`, which is checked: a fast result that differs is no result. The peer
-is the loop of `tests/peers/megatron_loop.py`, which favours itself over Megatron's own tool. Ours includes hashing the
+is the loop of `tests/peers/megatron_loop.py`, which favors itself over Megatron's own tool. Ours includes hashing the
 source, the exactness gate against the reference library, and synced writes.
 
 What a process costs before its first document (imports, vocabulary, gate; importing torch on the peer's side) is

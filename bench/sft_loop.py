@@ -6,7 +6,7 @@ tokenizer, and the chunks of the assistant get a mask of ones. With reasoning th
 the template strips reasoning from earlier ones. Sequences that fit a pack are packed first-fit in a shuffled order, and
 written as Parquet from Python lists. NVIDIA's data preparation for Nemotron works this way.
 
-It is written to favour itself: the tokenizer is called without the layer that transformers puts around it, a rendering
+It is written to favor itself: the tokenizer is called without the layer that transformers puts around it, a rendering
 is not compared with the one that it grew from, and nothing is checked, spooled or resumed. It holds everything in memory,
 60 bytes a token, which at 2 MB/s is not what limits it.
 

@@ -99,7 +99,7 @@ def doctor(
     output_dir: Annotated[str, Parameter(help="Folder that outputs would be written to.")] = ".",
     *,
     tokenizer: Annotated[
-        str | None, Parameter(help="A tokenizer: compare its ids with those of transformers' AutoTokenizer.")
+        str | None, Parameter(help="A tokenizer: compare its ids with transformers' AutoTokenizer.")
     ] = None,
     format: Format = "table",  # noqa: A002 - the name of the option
 ) -> None:

@@ -94,7 +94,7 @@ def blend_of_rows(rows: object, output_dir: str) -> dict[str, Any]:
         return _blend_of_table(rows, f"{absolute(output_dir)}.rows.parquet")
     if not isinstance(rows, Iterable):
         remedy = "collect() it" if hasattr(rows, "collect") else "give a blend, rows as dicts, or a table"
-        raise InputError(f"data: {type(rows).__name__} holds no rows; {remedy}")
+        raise InputError(f"data: {type(rows).__name__} doesn't contain rows; {remedy}")
     place = f"{absolute(output_dir)}.rows.jsonl"
     with publish(place) as file:
         for number, row in enumerate(cast("Iterable[object]", rows), 1):

@@ -3,11 +3,12 @@
 All of it is parsed by the same model as a flow's parameters, so a misspelt key is an error wherever it is written.
 """
 
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from cyclopts import Parameter
 from tokenmill.tasks.blend.models import DataSource
@@ -16,6 +17,8 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.settings import PreparationSettings, Scale
 from tokenmill.tasks.strict import Strict, parse
 from tokenmill.tasks.yaml_text import read_mapping, read_yaml
+
+from .terminal import terminal
 
 
 @Parameter(name="*")
@@ -41,7 +44,7 @@ Choices = TypeVar("Choices", bound=Strict)
 
 
 GIVEN = "settings"
-"""What messages call settings that come from no file."""
+"""The name in messages for settings that don't come from a file."""
 
 
 def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequence[str]) -> Settings:
@@ -50,9 +53,9 @@ def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequenc
         "scale": options.scale, "sample": options.sample, "force": options.force,
         "workers": options.workers, "cluster": options.cluster,
     }  # fmt: skip
+    chosen = [f"{name}={value}" for name, value in given.items() if value is not None]
     written = config_settings(options.config) if options.config else {}
-    merged = _merge(written, {name: value for name, value in given.items() if value is not None})
-    return choices_of(kind, overrides, merged, str(options.config or GIVEN))
+    return choices_of(kind, [*chosen, *overrides], written, str(options.config or GIVEN))
 
 
 def choices_of(
@@ -62,7 +65,32 @@ def choices_of(
     merged = dict(under or {})
     for override in overrides:
         merged = _merge(merged, _override(override, kind))
-    return parse(kind, merged, f"{where} and the command line" if overrides and where != GIVEN else where)
+    found = parse(kind, merged, f"{where} and the command line" if overrides and where != GIVEN else where)
+    if under:
+        _print_differences(kind, under, merged, where)
+    return found
+
+
+def _print_differences(kind: type[Strict], written: Mapping[str, Any], merged: Mapping[str, Any], where: str) -> None:
+    """Print the settings of a file that differ from the defaults, except those that the command line replaced."""
+    defaults = {each.key: each.default for each in describe(kind)}
+    used = dict(_leaves(merged, defaults))
+    differing = [
+        f"{key}={value} (default {defaults.get(key) or 'none'})"
+        for key, value in _leaves(written, defaults)
+        if used.get(key) == value != (defaults.get(key) or "null")
+    ]
+    if differing:
+        terminal.print(f"{where}: {', '.join(differing)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _leaves(written: Mapping[str, Any], known: Collection[str], group: str = "") -> Iterator[tuple[str, str]]:
+    """Settings with their value as text, those of groups by their path: `tokenizer.model`."""
+    for name, value in written.items():
+        if isinstance(value, Mapping) and f"{group}{name}" not in known:
+            yield from _leaves(cast("Mapping[str, Any]", value), known, f"{group}{name}.")
+        else:
+            yield f"{group}{name}", value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def source_keys(kind: type[Strict], names: Iterable[str]) -> list[str]:

@@ -45,7 +45,7 @@ def verify(
     settings = parse(ClusterSettings, {"workers": workers, "cluster": cluster}, GIVEN)
     if is_training(place):
         if settings != ClusterSettings():
-            raise InputError(f"{place}: a training is verified in one process; leave out --workers and --cluster")
+            raise InputError(f"{place}: a training run is verified in one process; remove --workers and --cluster")
         return _proven(place)
     verification = verified(place, settings)
     print_verification(verification, place, terminal)
@@ -73,7 +73,7 @@ def view(
     html: Annotated[str | None, Parameter(help="Write a static page to this path instead.")] = None,
     format: Format = "text",  # noqa: A002 - the name of the option
 ) -> None:
-    """Show published packs, coloured by loss mask, or documents, decoded from the files themselves."""
+    """Show published packs, colored by loss mask, or documents, decoded from the files themselves."""
     from tokenmill.tasks.report.view import view_output, view_record
     from tokenmill.tasks.report.view_terminal import print_documents, print_view
 
@@ -119,7 +119,7 @@ def report(
     *,
     scores: Annotated[
         list[str] | None,
-        Parameter(help="Plot these folders of scores, with the folder's rows, on a page of their own."),
+        Parameter(help="Plot these score folders with the folder's rows on a separate page."),
     ] = None,
     html: Annotated[
         str | None, Parameter(help="Path of the page; by default report.html in the folder, scores.html with --scores.")

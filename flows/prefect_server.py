@@ -61,7 +61,7 @@ def flow(*, name: str, description: str | None = None) -> Callable[[Callable[P, 
 
 
 INPUTS = ("blend", "blends", "data", "training")
-"""Parameters that say what a run reads."""
+"""Parameters that name the inputs of a run."""
 
 
 def run_name() -> str:
@@ -104,7 +104,7 @@ def _start_temporary() -> None:
     if not elsewhere and not is_writable(str(settings.home)):
         raise InputError(
             f"PREFECT_HOME: {settings.home} cannot be written, and a temporary Prefect server keeps its database there; set "
-            "PREFECT_HOME to another folder, or PREFECT_API_URL to the address of a server"
+            "PREFECT_HOME to a different folder, or PREFECT_API_URL to the address of a server"
         )
     from .temporary_server import TemporaryServer  # 2 s to import
 

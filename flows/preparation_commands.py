@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from tokenmill.tasks.shards.settings import PreparationSettings
 
 BlendPath = Annotated[
-    str, Parameter(help="Path or URI of a blend, or of a file of rows, which is taken as a blend of one dataset.")
+    str, Parameter(help="Blend or data file (path or URI). A data file counts as a blend with one dataset.")
 ]
 
 
 def plan(
     blend: BlendPath,
-    *overrides: Annotated[str, Parameter(help="Settings as key=value; see the help of the command of the kind.")],
+    *overrides: Annotated[str, Parameter(help="Settings as key=value; see `tokenmill KIND --help`.")],
     kind: Annotated[str, Parameter(help=f"Kind of preparation to plan: {', '.join(WORDS)}.")] = "pretrain",
     output_dir: OutputDir | None = None,
     format: Format = "table",  # noqa: A002 - the name of the option
@@ -50,7 +50,7 @@ def plan(
 
 def mix(
     blend: BlendPath,
-    *overrides: Annotated[str, Parameter(help="Settings as key=value; see the help of the command of the kind.")],
+    *overrides: Annotated[str, Parameter(help="Settings as key=value; see `tokenmill KIND --help`.")],
     tokens: Annotated[
         int | None, Parameter(help="Tokens to train on, instead of the blend's own.", validator=Number(gte=1))
     ] = None,
@@ -60,7 +60,8 @@ def mix(
         str | None, Parameter(help="Folder for plain Megatron blends of a prepared blend, per phase.")
     ] = None,
     step_tokens: Annotated[
-        int | None, Parameter(help="Tokens of a step, to say at which steps phases end.", validator=Number(gte=1))
+        int | None,
+        Parameter(help="Tokens per training step, to print the steps at which phases end.", validator=Number(gte=1)),
     ] = None,
     format: Format = "table",  # noqa: A002 - the name of the option
     options: CommonOptions | None = None,
@@ -95,9 +96,7 @@ def mix(
 
 def compare_tokenizers(
     blend: BlendPath,
-    *tokenizers: Annotated[
-        str, Parameter(help="Hub ids, folders, files of tokenizers, or names of tiktoken encodings.")
-    ],
+    *tokenizers: Annotated[str, Parameter(help="Hub ids, folders, tokenizer files, or tiktoken encodings.")],
     sample: Annotated[int, Parameter(help="Leading rows of each dataset.", validator=Number(gte=1))] = 1_000,
     html: Annotated[str | None, Parameter(help="Also write a page with bars to this path.")] = None,
     format: Format = "table",  # noqa: A002 - the name of the option

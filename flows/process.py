@@ -34,7 +34,7 @@ ESCAPED = "tokenmill.escaped"
 """The handler of characters that the encoding of a stream lacks."""
 
 GRACE = 3.0
-"""Seconds a run may take to end by itself after Ctrl-C."""
+"""Seconds a run may take to end after Ctrl-C."""
 
 _pressed, _pressed_again = Event(), Event()
 

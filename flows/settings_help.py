@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
 
 Source = Callable[[], tuple[type[BaseModel], Collection[str]]]
-"""Returns the model of a command's settings, and the settings that it refuses."""
+"""Returns the model of a command's settings, and the settings that it rejects."""
 
 
 @dataclass(frozen=True)

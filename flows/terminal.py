@@ -28,7 +28,7 @@ terminal = Console(stderr=True)
 OutputDir = Annotated[str, Parameter(name=["--output-dir", "-o"], help="Output folder or URI.")]
 
 TextFormat = Literal["json", "text"]
-"""How a command prints what it found: one line of JSON for programs, text for people."""
+"""How a command prints its result: one line of JSON for programs, text for people."""
 
 Format = Literal[TextFormat, "table"]
 """The same, and a table for people."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tokenmill.tasks.report.step import ShownStep
     from tokenmill.tasks.train.launchers.launch import Launch
 
-Config = Annotated[str, Parameter(help="Settings: tiny, small, or a YAML file.")]
+Config = Annotated[str | None, Parameter(help="Settings that replace defaults: tiny, small, or a YAML file.")]
 Data = Annotated[str | None, Parameter(help="Output folder of a preparation; default: the one piped in.")]
 OutputDir = Annotated[str, Parameter(name=["--output-dir", "-o"], help="Folder to train in; not a URI.")]
 Overrides = Annotated[str, settings_parameter(lambda: (TrainSettings, ()))]
@@ -35,7 +35,7 @@ def train(
     data: Data = None,
     *overrides: Overrides,
     output_dir: OutputDir,
-    config: Config = "tiny",
+    config: Config = None,
     dry_run: DryRun = False,
 ) -> dict[str, Any]:
     """Train a model on prepared data, or hand it to Slurm, Kubernetes, Megatron-LM, Megatron-Bridge or NeMo-RL."""
@@ -126,11 +126,15 @@ def _show_step(shown: "ShownStep", html: str | None, format: TextFormat) -> None
 
 
 def evaluate(
-    training: Annotated[str | None, Parameter(help="Output folder of a training; default: the one piped in.")] = None,
+    training: Annotated[
+        str | None, Parameter(help="Output folder of a training run; default: the one piped in.")
+    ] = None,
     *overrides: Annotated[str, settings_parameter(lambda: (EvaluateSettings, ()))],
     output_dir: Annotated[
         str | None,
-        Parameter(name=["--output-dir", "-o"], help="Folder for results; default: results/ in the training."),
+        Parameter(
+            name=["--output-dir", "-o"], help="Folder for results; default: results/ in the training run's folder."
+        ),
     ] = None,
 ) -> dict[str, Any]:
     """Evaluate a trained model on its held-out documents: perplexity by source, and continuations."""
@@ -150,7 +154,7 @@ def benchmark(
     data: Data = None,
     *overrides: Overrides,
     output_dir: OutputDir,
-    config: Config = "tiny",
+    config: Config = None,
     record: Annotated[bool, Parameter(negative="", help="Keep the figures as the baseline.")] = False,
     compare: Annotated[bool, Parameter(negative="", help="Fail if a figure is worse than the baseline's.")] = False,
     threshold: Annotated[float, Parameter(help="Relative change that counts as worse.")] = 0.05,
@@ -163,7 +167,7 @@ def benchmark(
     place, chosen = _place("benchmark", (data, *overrides), {"pretrain", "sft"})
     settings = _settings(config, chosen)
     if Path(output_dir, "job.json").exists():
-        raise InputError(f"--output-dir {output_dir}: holds a training; a benchmark needs its own folder")
+        raise InputError(f"--output-dir {output_dir}: contains a training run; a benchmark needs its own folder")
     _trained(place, settings.model_copy(update={"retries": 0}), output_dir)
     found = measure.summarise(*recorded_run(output_dir))
     measure.print_record(found, terminal)
@@ -207,9 +211,11 @@ def pipeline(
     return found
 
 
-def _settings(config: str, overrides: Sequence[str]) -> TrainSettings:
+def _settings(config: str | None, overrides: Sequence[str]) -> TrainSettings:
     from tokenmill.tasks.train.pipeline_settings import config_place
 
+    if config is None:
+        return choices_of(TrainSettings, overrides)
     chosen = config_place(config)
     return choices_of(TrainSettings, overrides, config_settings(chosen), str(chosen))
 

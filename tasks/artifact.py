@@ -46,7 +46,7 @@ def read_artifact(data: bytes, kinds: Collection[str], reader: str) -> Artifact:
         artifact = Artifact.model_validate(record)
     except (orjson.JSONDecodeError, AttributeError, ValueError, TypeError, ValidationError) as error:
         raise InputError(
-            f"{reader}: no folder is named, and stdin holds no artifact record; name the folder, or pipe a command's output into this one"
+            f"{reader}: missing folder, and stdin doesn't contain an artifact record; name the folder, or pipe a command's output into this one"
         ) from error
     if kinds and artifact.type not in kinds:
         raise InputError(

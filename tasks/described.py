@@ -12,12 +12,12 @@ from .strict import Place, Size
 TYPES: dict[Any, str] = {str: "text", int: "integer", float: "number", list: "list", dict: "object", tuple: "list"}
 
 NAMED = {get_args(kind)[1]: name for kind, name in ((Size, "size"), (Place, "path"))}
-"""The names of types, by the validator that makes them."""
+"""Type names, by the validator that makes them."""
 
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 LARGEST_SHOWN = 2**53
-"""Bounds of 64 bits tell a reader nothing."""
+"""Bounds of 64 bits don't help a reader."""
 
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 CLOSE = 0.65
-"""The similarity, 0 to 1, from which one name may be meant for another: `wbe` and `web` have 0.67, `text` and `test` 0.75."""
+"""The similarity, 0 to 1, from which a name may be a mistyped other name: `wbe` and `web` have 0.67, `text` and `test` 0.75."""
 
 
 class InputError(ValueError):

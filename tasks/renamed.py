@@ -31,7 +31,7 @@ OPTIONS = {"--scheduler": "--cluster", "--rows": "--limit", "--keep": "--keep-ve
 """The old name of an option, and its new one."""
 
 NEW_VALUES = {"change_detection": {"content": "hash", "stat": "mtime"}}
-"""New names of values, by setting."""
+"""New value names, by setting."""
 
 LEAVES = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in RENAMED.items()}
 

@@ -65,7 +65,7 @@ def plain(uri: str) -> str:
         return uri
     path = uri.removeprefix("file://").removeprefix("localhost")
     if not path.startswith(("/", "~")):
-        raise InputError(f"{uri}: a file:// address has the whole path; write file:///folder/file, or the path alone")
+        raise InputError(f"{uri}: a file:// address has the whole path; write file:///folder/file, or only the path")
     return path
 
 
@@ -78,9 +78,7 @@ def require_place(uri: str) -> str:
     if not uri.strip():
         raise InputError(f"{uri!r} is not a path; name a file, a folder or a URI")
     if os.path.expanduser(uri).startswith("~"):  # noqa: PTH111 - a URI, perhaps
-        raise InputError(
-            f"{uri!r}: there is no such home folder; write the whole path, or ./{uri} for a file of that name"
-        )
+        raise InputError(f"{uri!r}: home folder not found; write the whole path, or ./{uri} for a file of that name")
     return require_name(uri)
 
 
@@ -173,9 +171,9 @@ def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
         close = f"did you mean {scheme.lower()}://?" if scheme.lower() in SCHEMES else f"use {WRITTEN}"
         raise InputError(f"{uri[:200]}: unknown scheme {scheme[:40]!r}; {close}")
     if is_web(uri):
-        raise InputError(f"{uri}: only files of sources are read from web servers; use {WRITTEN}")
+        raise InputError(f"{uri}: only source files are read from web servers; use {WRITTEN}")
     if scheme in EXTRAS and not place.partition("/")[0]:
-        raise InputError(f"{uri}: names no bucket; write {scheme}://BUCKET/path")
+        raise InputError(f"{uri}: doesn't name a bucket; write {scheme}://BUCKET/path")
     try:
         found = fsspec.url_to_fs(uri, **_options(scheme))
     except ImportError as error:

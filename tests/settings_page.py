@@ -40,8 +40,10 @@ HEAD = """# Settings
 
 All settings of each command, generated from the models that check them (`python -m tests.settings_page`). They are the
 same in a YAML file (`--config`), on the command line (`key=value`), and as parameters of the flow. `--help` lists
-them too.
+them too. Settings of more than one command are listed once, under [Shared settings](#shared-settings).
 """
+
+PREPARATIONS = [kind.command for kind in KINDS.values()]
 
 
 BLEND_HEAD = """# Blend
@@ -92,14 +94,31 @@ def generated() -> Mapping[Path, str]:
 
 
 def page() -> str:
-    """The page, as Markdown."""
-    return HEAD + "".join(section(command, model, refused(command)) for command, model in SETTINGS.items())
+    """The page, as Markdown: each line once, under the command that has it, or under the shared settings."""
+    lines = {command: list(map(line, describe(model, refused(command)))) for command, model in SETTINGS.items()}
+    takers: dict[str, list[str]] = {}
+    for command, each in lines.items():
+        for setting in each:
+            takers.setdefault(setting, []).append(command)
+    shared = "".join(
+        f"{setting.rstrip()} {', '.join(commands).replace(', '.join(PREPARATIONS), 'all that prepare data')} |\n"
+        for setting, commands in takers.items()
+        if len(commands) > 1
+    )
+    own = {
+        command: "".join(setting for setting in each if len(takers[setting]) == 1) for command, each in lines.items()
+    }
+    return f"{HEAD}\n## Shared settings\n\n{TABLE} commands |\n{RULE}---|\n{shared}" + "".join(
+        f"\n## {command}\n\n{TABLE}\n{RULE}\n{rows}" for command, rows in own.items()
+    )
 
 
-def section(title: str, model: type[BaseModel], without: Collection[str] = ()) -> str:
+TABLE, RULE = "| key | default | values | meaning |", "|---|---|---|---|"
+
+
+def section(title: str, model: type[BaseModel]) -> str:
     """The table of a model."""
-    rows = "".join(map(line, describe(model, without)))
-    return f"\n## {title}\n\n| key | default | values | meaning |\n|---|---|---|---|\n{rows}"
+    return f"\n## {title}\n\n{TABLE}\n{RULE}\n{''.join(map(line, describe(model)))}"
 
 
 def refused(command: str) -> Collection[str]:

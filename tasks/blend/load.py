@@ -31,7 +31,7 @@ HUB_PAGE = re.compile(
 """The path of the page of a dataset, or of a folder or file of it at a revision."""
 
 HUB_ID = re.compile(r"(?!.*\.json\Z)\w[\w.-]*/\w[\w.-]*")
-"""A name that may be meant as that of a dataset of the hub."""
+"""A name that may be meant as a dataset on the Hub."""
 
 READS_TABLES = "resolve_placeholders"
 """The transform that reads additional data."""

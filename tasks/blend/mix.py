@@ -29,7 +29,7 @@ STALLED = 0.98
 """Changes that shrink less than this in ROUNDS_PER_CHECK rounds will not end."""
 
 FARTHEST = 1e6
-"""Totals that many times larger or smaller are no advice."""
+"""Totals that many times larger or smaller aren't suggested."""
 
 NEGLIGIBLE = 1e-5
 """Changes below this count as settled when they shrink too slowly; budgets are kept within 0.1 %."""
@@ -133,7 +133,7 @@ def _check_held(sources: Sequence[DataSource], held: Mapping[str, int]) -> None:
     for source in sources:
         if not held.get(source.name):
             raise InputError(
-                f"dataset {source.name!r}: has no tokens; remove its share, tokens and min_epochs, or give it data"
+                f"dataset {source.name!r}: doesn't have tokens; remove its share, tokens and min_epochs, or give it data"
             )
 
 
@@ -143,9 +143,7 @@ def _lengths(phases: Sequence[Phase], total: float) -> Iterator[tuple[Phase, flo
     left = total - sum(size for size in sizes if size is not None)
     for phase, size in zip(phases, sizes, strict=True):
         if size is None and left <= 0:
-            raise InputError(
-                f"phase {phase.name!r}: the other phases leave no tokens for it; lower theirs, or raise tokens"
-            )
+            raise InputError(f"phase {phase.name!r}: the other phases use up the tokens; lower theirs, or raise tokens")
         yield phase, left if size is None else size
 
 

@@ -202,9 +202,9 @@ class DataSource(Strict, frozen=True):
     def _one_place(self) -> Self:
         named = self.named_fields
         if self.messages_field is not None and "prompt" in named:
-            raise ValueError("'messages_field' and 'fields.prompt' both say where the conversation is; keep one")
+            raise ValueError("'messages_field' and 'fields.prompt' both name the conversation; keep one")
         if self.tools_field != "tools" and "tools" in named:
-            raise ValueError("'tools_field' and 'fields.tools' both say where the tools are; keep one")
+            raise ValueError("'tools_field' and 'fields.tools' both name the tools; keep one")
         return self
 
     @model_validator(mode="after")
@@ -234,7 +234,7 @@ ROW_KEYS = (
     "split", "subset", "revision", "text_field", "document_per", "messages_field", "tools_field", "template_variables", "fields",
     "used_in", "filters", "where", "converter",
 )  # fmt: skip
-"""The keys of a dataset that say which of its rows are read, and how: what matters of a file of rows in place of a blend."""
+"""The keys of a dataset that choose its rows and how to read them, which also apply to a data file in place of a blend."""
 
 
 class Phase(Strict, frozen=True):
@@ -340,7 +340,7 @@ def _check_held_out(blend: Blend) -> None:
     for split in ("valid", "test"):
         for source in blend.parts().get(split, []):
             if source.budgeted:
-                raise ValueError(f"{source.name!r} in {split!r}: budgets are for training data; keep its weight alone")
+                raise ValueError(f"{source.name!r} in {split!r}: budgets are for training data; keep only its weight")
 
 
 def _check_names(blend: Blend) -> None:
@@ -381,20 +381,18 @@ def _check_phases(blend: Blend) -> None:
     if phases and total is None:
         raise ValueError("phases are parts of a total; set 'tokens', or 'tokens' of every phase")
     if sizes.count(None) > 1:
-        raise ValueError("only one phase may leave out both 'share' and 'tokens'; it takes what the others leave")
+        raise ValueError("only one phase may omit both 'share' and 'tokens'; it takes the rest")
     if (
         phases
         and None not in sizes
         and abs(shares + sum(phase.tokens or 0 for phase in phases) / (total or 1) - 1) > ROUNDING
     ):
-        raise ValueError("the phases do not add up to 'tokens'; change one of them, or leave out one phase's size")
+        raise ValueError("the phases don't add up to 'tokens'; change one of them, or omit one phase's size")
     ramps = [phase.ramp is not None for phase in phases]
     for number, phase in enumerate(phases):
         around = ramps[number - 1 : number] + ramps[number + 1 : number + 2] if number else [True]
         if phase.ramp is not None and around != [False, False]:
-            raise ValueError(
-                f"phase {phase.name!r}: a ramp leads from one phase with a mix to another; put it between two"
-            )
+            raise ValueError(f"phase {phase.name!r}: a ramp connects two phases with a mix; put it between two")
     capped = [source.name for source in blend.training() if source.tokens or source.min_epochs or source.max_epochs]
     if capped and total is None:
         raise ValueError(f"{capped[0]!r}: tokens and epochs are limits within a total; set 'tokens' of the blend")

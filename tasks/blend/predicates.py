@@ -377,7 +377,7 @@ class _Parser:
         for match in ESCAPE.finditer(inner):
             if match[1] not in "\\'\"":
                 position = token.position + 1 + match.start()
-                self._refuse(position, "\\ may only precede a quote or another \\; write \\\\ for one")
+                self._refuse(position, "\\ may only precede a quote or a second \\; write \\\\ for one")
         return ESCAPE.sub(r"\1", inner)
 
     def normal(self) -> str:
@@ -443,4 +443,4 @@ def _why_no_token(character: str) -> str:
     if character in "'\"`":
         return f"the closing {character} is missing"
     remedy = "write field names with characters other than letters, digits and _ in backticks"
-    return f"{character!r} has no meaning here; {remedy}"
+    return f"{character!r} isn't allowed here; {remedy}"

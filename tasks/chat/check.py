@@ -57,7 +57,7 @@ def load_template(chosen: str, vocabulary: Vocabulary, variables: Mapping[str, A
     if chosen == "tokenizer":
         if vocabulary.chat_template is None:
             raise InputError(
-                "chat_template: the tokenizer has no template (neither chat_template.jinja nor an entry in "
+                "chat_template: the tokenizer doesn't include a template (neither chat_template.jinja nor an entry in "
                 "tokenizer_config.json); give the path of a .jinja file, or name the format that the model was trained with: "
                 "nano3, lightning35 or harmony"
             )
@@ -203,7 +203,7 @@ def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabula
         ):
             raise InputError(
                 f"chat_template: no loss mask for a conversation of {name}: {sequences.detail} ({sequences.reason}); "
-                "fix the template, or choose another template or loss policy"
+                "fix the template, or choose a different template or loss policy"
             )
         else:
             refused[name] = f"{sequences.reason}: {sequences.detail}"
@@ -230,7 +230,7 @@ def _require_prompted(renderer: Renderer) -> None:
             if rendering.text.startswith(prompted.text) and (start < end or rendering.text[end:start].strip()):
                 raise InputError(
                     f"chat_template: in a conversation of {name}, message {number + 1} would be trained on from character "
-                    f"{start}, but the template's generation prompt ends at {end}; fix the template, or choose another"
+                    f"{start}, but the template's generation prompt ends at {end}; fix the template, or choose a different one"
                 )
 
 

@@ -119,7 +119,7 @@ class RejectionError(ValueError):
 
 
 PLACEHOLDER = re.compile(r"[\s_.…\-\u2010-\u2015]*")
-"""A first question that only stands for one; datasets have it where the question has to be fetched from elsewhere."""
+"""A placeholder for a first question that has to be fetched from elsewhere."""
 
 
 def asks_nothing(question: str, *, first: bool) -> bool:
@@ -130,9 +130,9 @@ def asks_nothing(question: str, *, first: bool) -> bool:
 OPEN, CLOSE = "<think>", "</think>"
 
 Inline = Literal["content", "dropped", "opened", "closed", "split"]
-"""What becomes of thinking that begins a content.
+"""How to read thinking that begins a content.
 
-`content`: it stays; `opened`: it is read apart after `<think>`; `closed`: also without that tag; `split`: as `closed`, and the
+`content`: as content; `opened`: it is read apart after `<think>`; `closed`: also without that tag; `split`: as `closed`, and the
 template does the same, but looks for the innermost tags; `dropped`: as `split`, and the template leaves it out.
 """
 
@@ -182,9 +182,7 @@ def _apart(message: Message, inline: Inline) -> Message:
     if thoughts and "reasoning_content" in message:
         raise RejectionError("reasoning_twice", "it has reasoning under a key and inline in its content; keep one")
     if message.get("trained"):
-        wrong = (
-            "it says which characters to train on, and its content includes thinking; move that to reasoning_content"
-        )
+        wrong = "it selects characters to train on, and its content includes thinking; move that to reasoning_content"
         raise RejectionError("bad_loss_flag", wrong)
     made: Message = {**message, "content": answer}
     return {**made, "reasoning_content": thoughts} if thoughts else made

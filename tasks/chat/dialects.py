@@ -50,7 +50,7 @@ def unfolded(message: Any) -> Iterator[Any]:  # noqa: ANN401 - as in the row
     if "tool_use" in kinds:
         first = kinds.index("tool_use")
         if set(kinds[first:]) != {"tool_use"}:
-            raise RejectionError("not_text", "an answer goes on after a tool_use; leave the row out")
+            raise RejectionError("not_text", "an answer continues after a tool_use; remove the row")
         calls = message.get("tool_calls") or parts[first:]
         yield {**message, "content": parts[:first] or None, "tool_calls": calls}
     elif "tool_result" in kinds:
@@ -80,7 +80,7 @@ FUNCTIONS = "functions."
 """Prefix of the recipients that are functions of the developer."""
 
 OPEN = "open"
-"""The key of a turn that goes on, with the value None, which counts as absent."""
+"""The key of a turn that continues, with the value None, which counts as absent."""
 
 HEADER = frozenset({"role", "name", "content", "channel", "recipient", "content_type"})
 PREAMBLES = ("system_content", "developer_content")
@@ -335,7 +335,7 @@ def _swe_agent_step(step: Step, made: Sequence[Step], _unread: set[str]) -> Iter
 
 def _nebius(step: Step, _made: Sequence[Step], _unread: set[str]) -> Iterator[dict[str, Any]]:
     if step["role"] == "ai" and step.get("mask"):
-        raise RejectionError("bad_loss_flag", "it says mask is true of an answer; write train: false instead")
+        raise RejectionError("bad_loss_flag", "mask is true in an answer; write train: false instead")
     yield {"role": step["role"], "content": step.get("text") or step.get("system_prompt")}
 
 
@@ -351,4 +351,4 @@ TRACES: Mapping[str, tuple[Callable[[Step], bool], Read]] = {
     "SWE-agent steps": (lambda step: "response" in step and "observation" in step, _swe_agent_step),
     "SWE-agent texts": (lambda step: "role" in step and "cutoff_date" in step, _nebius),
 }
-"""The kinds of traces: how the first step is recognized, and how a step is read, given the messages before it."""
+"""Trace formats: how the first step is recognized, and how a step is read, given the messages before it."""

@@ -34,7 +34,7 @@ conversation takes some 50,000 steps, 0.1 s and 1 M characters."""
 
 CHARACTERS_PER_STEP, JOINED_PER_STEP, ELEMENTS_PER_STEP = 1024, 4096, 128
 """Repeating or rewriting so many characters, joining so many (templates that gather their text do so for every message), and
-copying so many elements of a list costs one step, so the steps limit what a rendering can keep: some GB."""
+copying so many elements of a list costs one step, so the steps limit the memory of a rendering to a few GB."""
 
 NESTING = (list, tuple, KeysView, ValuesView, ItemsView)
 """Types beside mappings of values that contain values."""

@@ -316,7 +316,7 @@ def _mixed_in(number: int, written: Parts, *, behind: bool) -> tuple[str, str]:
             "parts_mixed",
             f"the chat template writes the content of message {number + 1} behind results of its calls",
         )
-    return "messages_mixed", f"the chat template writes the text of another message into message {number + 1}"
+    return "messages_mixed", f"the chat template writes the text of a different message into message {number + 1}"
 
 
 def _lacks_calls(number: int, message: Message, rendering: Rendering) -> bool:
@@ -342,7 +342,7 @@ def _not_generated(number: int, written: Parts) -> tuple[str, str] | None:
         return "not_generated", f"the generation tags of the chat template leave a gap in message {number + 1}"
     if written.generated and all(first <= start and stop <= last for start, stop in parts):
         return None
-    return "not_generated", f"the generation tags of the chat template are not around what message {number + 1} says"
+    return "not_generated", f"the generation tags of the chat template are not around the text of message {number + 1}"
 
 
 def _generation_start(
@@ -378,7 +378,7 @@ def _unprompted(number: int, message: Message, rendering: Rendering) -> tuple[st
     """Reason and detail if the beginning of a message is unknown."""
     if (message["content"] or "").strip() not in rendering.text[slice(*rendering.extents[number])]:
         return "content_left_out", f"the chat template does not write the content of message {number + 1} as it is"
-    what = "begins with no generation prompt that the template writes by itself"
+    what = "doesn't begin with a generation prompt that the template writes"
     return "no_generation_prompt", f"message {number + 1} {what}"
 
 

@@ -7,7 +7,7 @@ Reasoning is under a separate key; contents are kept as they are (see `conversat
 
 A tool call is `{"function": {"name", "arguments"}}` or the inner object alone; arguments are an object or JSON text, and older
 rows have one `function_call`. An unreadable call rejects its conversation, because a result without its call would train the
-wrong behaviour. Nulls in arguments and definitions are data and are kept.
+wrong behavior. Nulls in arguments and definitions are data and are kept.
 
 Loss flags in the data restrict training:
 
@@ -48,10 +48,10 @@ def given_reasoning(message: Mapping[str, Any], role: Role) -> str | None:
     """The reasoning under a separate key, None if absent or blank."""
     value = message.get(SPELLINGS[0])
     if value is not None and not isinstance(value, str):
-        raise RejectionError("bad_reasoning", f"its {SPELLINGS[0]} is {kind(value)}; make it a string, or leave it out")
+        raise RejectionError("bad_reasoning", f"its {SPELLINGS[0]} is {kind(value)}; make it a string, or remove it")
     if structured := [key for key in SPELLINGS[1:] if message.get(key) and isinstance(message[key], list)]:
         key = structured[0]
-        raise RejectionError("bad_reasoning", f"its {key} is {kind(message[key])}; make it a string, or leave it out")
+        raise RejectionError("bad_reasoning", f"its {key} is {kind(message[key])}; make it a string, or remove it")
     found = {text for key in SPELLINGS if isinstance(text := message.get(key), str) and not _blank(text)}
     if not found:
         return None
@@ -122,7 +122,7 @@ def _call(call: object, place: str) -> ToolCall:
         raise RejectionError("bad_tool_calls", f"the function of {place} is {kind(function)}; make it an object")
     name = string_at(function, "name", "bad_tool_calls", f"{place}'s")
     if name is None:
-        raise RejectionError("bad_tool_calls", f"{place} has no function name; its keys: {listed(function)}")
+        raise RejectionError("bad_tool_calls", f"{place} doesn't have a function name; its keys: {listed(function)}")
     made: ToolCall = {"type": "function", "function": {"name": name, "arguments": _arguments(function, place)}}
     if identifier := string_at(call, "id", "bad_tool_calls", f"{place}'s"):
         made["id"] = identifier
@@ -143,7 +143,9 @@ def _arguments(function: Mapping[str, Any], place: str) -> Arguments:
     value = given[0] if given else None
     if value is None or value == "":
         if strange := [key for key in function if key not in CALL_KEYS and function[key] is not None]:
-            raise RejectionError("bad_tool_arguments", f"{place} has no arguments, but {listed(strange)}; rename it")
+            raise RejectionError(
+                "bad_tool_arguments", f"{place} doesn't have arguments, but {listed(strange)}; rename it"
+            )
         return Arguments({}, "{}")
     if isinstance(value, str):
         text, value = value, parsed(value, "bad_tool_arguments", what)
@@ -167,7 +169,7 @@ def read_tools(value: object) -> list[dict[str, Any]]:
         function = _function(tool) if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name:
-            raise RejectionError("bad_tools", f"tool {number} of {len(tools)} is no object with the name of a function")
+            raise RejectionError("bad_tools", f"tool {number} of {len(tools)} isn't an object with a function name")
     if tools:
         json_text(tools, "bad_tools", "tools")
     # A tool of Anthropic's API is a function under other names; its other fields are for the API.
@@ -248,7 +250,7 @@ def _flag(fields: Mapping[str, Any], name: str) -> bool | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or value not in (0, 1):
-        raise _bad(f"says {name} is {value if isinstance(value, int | float) else kind(value)}; make it 0 or 1")
+        raise _bad(f"has {name}={value if isinstance(value, int | float) else kind(value)}; make it 0 or 1")
     return bool(value)
 
 
@@ -275,7 +277,7 @@ def _of_detail(detail: object) -> list[Range] | None:
     if detail is None:
         return None
     if not isinstance(detail, list):
-        raise _bad(f"says {DETAIL} is {kind(detail)}; make it an array of begin_offset, end_offset and train")
+        raise _bad(f"has {DETAIL} as {kind(detail)}; make it an array of begin_offset, end_offset and train")
     ranges: list[Range] = []
     for number, entry in enumerate(detail, 1):
         fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
@@ -338,7 +340,7 @@ UNREAD = (
     "reasoning_details",
     "thinking_blocks",
 )
-"""Keys of messages that have a meaning elsewhere; `refusal` is what a model says instead of an answer."""
+"""Keys of messages that have a meaning elsewhere; `refusal` is a model's text instead of an answer."""
 
 BLOCKS = {"reasoning_details": "text", "thinking_blocks": "thinking"}
 """Keys of messages with reasoning in blocks (OpenRouter's, LiteLLM's), and the key of a block's text."""
@@ -480,7 +482,7 @@ def _message(role: Role, content: str | None, reasoning: str | None, fields: dic
     if calls := read_tool_calls(fields, role):
         message["tool_calls"] = calls
     elif content is None:
-        raise RejectionError("no_content", f"it has no content; its keys: {listed(fields)}")
+        raise RejectionError("no_content", f"it doesn't have content; its keys: {listed(fields)}")
     if role == "tool" and (identifier := string_at(fields, "tool_call_id", "bad_message", "its")):
         message["tool_call_id"] = identifier
     if name := string_at(fields, "name", "bad_message", "its"):

@@ -79,11 +79,11 @@ def conversation(
 
 def _no_answer(count: int, record: Record) -> str:
     """Why there is nothing to train on, and the fields beside the messages that may hold their answer."""
-    found = f"none of its {count} messages is by the assistant, so there is nothing to train on"
+    found = f"none of its {count} messages is by the assistant, so there is no text to train on"
     apart = [name for name in ANSWERS if isinstance(record.get(name), str)]
     if not apart:
         return found
-    return f'{found}; if {apart[0]} is the answer, say so in the blend ("fields": {{"prompt": "…", "response": "{apart[0]}"}})'
+    return f'{found}; if {apart[0]} is the answer, set it in the blend ("fields": {{"prompt": "…", "response": "{apart[0]}"}})'
 
 
 class _Reading:

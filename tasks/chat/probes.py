@@ -89,7 +89,7 @@ PROBES: dict[str, Conversation] = {
     ),
     "tools and reasoning in several turns": Conversation(
         [
-            SYSTEM, _user("Rain?"), _calls("", "weather", reasoning="Ask."), _result("no", 0), _says("No.", "It says no."),
+            SYSTEM, _user("Rain?"), _calls("", "weather", reasoning="Ask."), _result("no", 0), _says("No.", "It answers no."),
             _user("And snow?"), _calls(None, "weather", reasoning="Again."), _result("yes", 0), _says("Yes.", "It does."),
         ],
         TOOLS,

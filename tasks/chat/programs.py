@@ -236,7 +236,7 @@ def _has_stand_ins(value: object) -> bool:
 def _require_same(program: Program, texts: Sequence[str], rendered: Sequence[Segments] | Rejected) -> None:
     if [filled.segments() for filled in program.filled(texts)] != rendered:
         raise ProgramError(
-            f"chat_template: {texts[0][:40]!r}: filled, this conversation differs from what the template renders; report this, "
+            f"chat_template: {texts[0][:40]!r}: filled, this conversation differs from the rendered template; report this, "
             "with the template and the conversation"
         )
 
@@ -272,7 +272,7 @@ def _layout(segments: Segments, holes: Sequence[Hole], texts: _Texts) -> Layout:
     def place(text: str) -> int:
         parts = STAND_IN.split(text)
         if any(FIRST in part or LAST in part for part in parts[::2]):
-            raise UnprovableError("a boundary lies inside of a content")
+            raise UnprovableError("a boundary is inside a content")
         found = [holes[int(part)]._replace(origin=None) if number % 2 else part for number, part in enumerate(parts)]
         pattern = tuple(part for part in found if part)
         return used.setdefault(pattern, texts.number(pattern))

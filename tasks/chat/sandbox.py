@@ -246,7 +246,7 @@ COMPARED: Mapping[str, Callable[[Any, Any], Any]] = {
     "eq": eq, "ne": ne, "gt": gt, "gteq": ge, "lt": lt, "lteq": le, "in": lambda left, right: left in right,
     "notin": lambda left, right: left not in right,
 }  # fmt: skip
-"""Comparisons by Jinja's names of operators."""
+"""Comparisons by Jinja's operator names."""
 TESTS_THAT_COMPARE = {
     "eq": "eq", "equalto": "eq", "==": "eq", "ne": "ne", "!=": "ne", "gt": "gt", "greaterthan": "gt", ">": "gt", "ge": "gteq",
     ">=": "gteq", "lt": "lt", "lessthan": "lt", "<": "lt", "le": "lteq", "<=": "lteq", "in": "in",

@@ -62,7 +62,7 @@ TOKENIZED = "pre-tokenized rows"
 """The shape whose rows hold ids in place of messages (see `tokenized`)."""
 
 MASKS = ("labels", "loss_mask", "assistant_masks", "completion_mask")
-"""Fields of such rows that say which ids are trained on."""
+"""Fields of such rows that select the ids to train on."""
 
 ATIF_TOOLS = "agent.tool_definitions"
 
@@ -137,7 +137,7 @@ METADATA = frozenset({
     "source", "target", "user", "human", "bot", "gpt", "chatgpt", "assistant", "agent", "details", "data", "items", "content",
     "message_1", "message_2", "q", "a", "labels", "attention_mask", "seq_start_id",
 })  # fmt: skip
-"""Fields of shapes that usually mean nothing in rows of other shapes."""
+"""Shape fields that are usually meaningless in rows with other shapes."""
 
 BESIDE: Mapping[str, Meaning] = {
     **dict.fromkeys([name for name in (*QUESTIONS, *ANSWERS) if name not in METADATA], "ambiguous"), "definition": "ambiguous",
@@ -170,7 +170,7 @@ FACTS = (
     "logprobs|meta|metadata|models?|moderation|n|names?|num|number|origin|pass|quality|rank|rate|ratings?|rewards?|scores?|sources?|"
     "statistics|stats|status|style|subset|tags?|task|time|timestamp|tokens?|topic|types?|url|uuid|verified|version"
 )
-"""Words in names of fields: those that speak of a conversation, and those that state a fact about one."""
+"""Words in field names: some suggest a conversation, others a fact about one."""
 
 
 def _word(words: str) -> str:
@@ -178,7 +178,7 @@ def _word(words: str) -> str:
 
 
 ANY_TELLING = rf"(?!.*{_word(FACTS)}).*{_word(TELLING)}.*"
-"""The names of fields that speak of a conversation, such as `r1_solution` and `userPrompt`, as a regular expression."""
+"""Field names that suggest a conversation, such as `r1_solution` and `userPrompt`, as a regular expression."""
 
 
 def is_telling(name: str) -> bool:
@@ -241,7 +241,7 @@ def _unknown(keys: Sequence[str]) -> str:
     if {"chosen", "rejected"} <= set(keys):
         return f"it is a preference, prepared by tokenmill rl; the fields with a value: {listed(keys)}"
     return (
-        f"it has no known shape; the fields with a value: {listed(keys)}; name in the blend the list of messages "
+        f"its shape isn't known; the fields with a value: {listed(keys)}; name in the blend the list of messages "
         '("messages_field": "…"), or question and answer ("fields": {"prompt": "…", "response": "…"})'
     )
 

@@ -28,7 +28,7 @@ from .template import ChatTemplate
 from .traced import Origin, Span, Traced, caller, joined, records
 
 FIRST, LAST = "\ue000", "\ue001"
-"""The ends of stand-ins, from a private use area of Unicode. A template that contains them is not run on symbols."""
+"""The ends of placeholders, from a private use area of Unicode. A template that contains them is not run on symbols."""
 
 STAND_IN = re.compile(f"{FIRST}(\\d+){LAST}")
 JSON_LEAF = re.compile(f'"{FIRST}(\\d+){LAST}"')
@@ -287,7 +287,7 @@ IS: Mapping[str, bool] = {
     "mapping": False, "number": False, "integer": False, "float": False, "boolean": False, "true": False,
     "false": False, "callable": False,
 }  # fmt: skip
-"""What tests of types say of any text."""
+"""The results of type tests for any text."""
 
 COMPARING = frozenset({"eq", "equalto", "==", "ne", "!=", "in"})
 

@@ -207,7 +207,7 @@ def _timer() -> ctypes.c_void_p:
     if found is None:
         found = ctypes.c_void_p()
         if _C.timer_create(CPU_TIME_OF_THREAD, ctypes.byref(_EVENT), ctypes.byref(found)):
-            raise OSError(ctypes.get_errno(), "the kernel has no timer to watch a chat template with")
+            raise OSError(ctypes.get_errno(), "the kernel doesn't offer a timer to limit a chat template")
         _of_thread.timer = found
     return found
 

@@ -53,7 +53,7 @@ def _sequence(fields: Record, name: str, masks: Sequence[str], size: int) -> tup
     if name == "input_ids" and "attention_mask" in fields:
         real = _mask(fields, "attention_mask", name, ids)
         if not real.all():
-            raise _bad(f"attention_mask[{np.argmin(real)}] is 0; leave padding out of the row")
+            raise _bad(f"attention_mask[{np.argmin(real)}] is 0; remove padding from the row")
     return ids, np.logical_and.reduce([_mask(fields, mask, name, ids) for mask in masks])
 
 

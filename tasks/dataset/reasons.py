@@ -34,7 +34,7 @@ Entry = Mapping[str, Any]
 """A shard in a manifest."""
 
 SELECTING = {"scale", "sample", "splits"}
-"""Settings that choose the rows of the blend: the slice of a shard says which were chosen."""
+"""Settings that choose the rows of the blend: a shard's slice records which were chosen."""
 
 
 def quarantined(store: Store, receipt: Receipt) -> dict[int, Mapping[str, Any]]:
@@ -58,7 +58,7 @@ def reason_of(path: str, manifest: Mapping[str, Any], entry: Entry, row: int) ->
     part = _slice(planned, entry)
     identity = manifest["recipes"][entry["recipe"]]
     if identity["format_version"] != planned.plan.shards[0].identity["format_version"]:
-        raise RunError("another version of tokenmill built the shard; prepare the data again")
+        raise RunError("a different version of tokenmill built the shard; prepare the data again")
     with tempfile.TemporaryDirectory(prefix="tokenmill-why-") as folder:
         alone = _alone(part, row, folder)
         if alone is None:
@@ -107,7 +107,7 @@ def _alone(part: Slice, row: int, folder: str) -> Slice | None:
             found = rows[row - first : row - first + 1]
         first += len(rows)
     if found is None:
-        raise RunError(f"{part.file.uri}: the slice has no row {row + 1} any more; prepare the data again")
+        raise RunError(f"{part.file.uri}: the slice doesn't contain row {row + 1} any more; prepare the data again")
     if isinstance(found, range):
         return None
     chosen: dict[str, Any] = {"filters": part.filters, "where": part.where, "keys": part.keys}

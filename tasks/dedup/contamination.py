@@ -277,7 +277,7 @@ def _files(name: str, source: DataSource) -> list[EvaluationFile]:
     slices = ContentIndex().identify(slices, fields, "hash")
     if not slices:
         raise InputError(
-            f"evaluations: dataset {source.name!r}: {source.path} holds no rows; fix the path or remove the dataset"
+            f"evaluations: dataset {source.name!r}: {source.path} doesn't contain rows; fix the path or remove the dataset"
         )
     return [
         EvaluationFile(f"{name}/{name_within(source.path, part.file.uri)}", source.text_field, part) for part in slices
@@ -285,7 +285,7 @@ def _files(name: str, source: DataSource) -> list[EvaluationFile]:
 
 
 def fingerprint(files: Sequence[EvaluationFile]) -> str | None:
-    """A hash of the files' names and content; None if there are no files."""
+    """A hash of the files' names and content; None if files not found."""
     content = [[file.name, file.text_field, file.part.content, file.part.file.compression] for file in files]
     return xxh3_128_hexdigest(orjson.dumps(content)) if files else None
 

@@ -85,8 +85,8 @@ NAMED_EDGES = pa.schema([
     pa.field("group", pa.large_string()),
     *(pa.field(kind, pa.int32()) for kind in KINDS),
 ])  # fmt: skip
-"""A dropped and a kept document; `group` is the first document of their connected component. The unit counts are those
-of the dropped near-duplicate; null for exact duplicates."""
+"""A dropped and a kept document; `group` is the first document of their connected component. The unit counts belong to
+the dropped near-duplicate; null for exact duplicates."""
 
 NAMED_HITS = pa.schema(
     {
@@ -163,7 +163,7 @@ def rows_decided(uri: str, digest: str) -> pa.Table:
     known = _digests(uri)
     table = read_partition([uri], known.index(digest), len(known), OUTCOMES) if digest in known else None
     if table is None or digest_of(table) != digest:
-        raise RunError(f"{uri}: holds no decisions {digest}; rerun the same command with force=true")
+        raise RunError(f"{uri}: doesn't contain decisions {digest}; rerun the same command with force=true")
     return table
 
 
@@ -227,7 +227,7 @@ def warnings_about(facts: Mapping[str, Any]) -> Iterator[str]:
                 f"{MIN_WORDS} words and are not searched for"
             )
     if without := facts["without_prompt"]:
-        yield f"cap: {without:,} documents have no prompt, so the cap does not apply to them"
+        yield f"cap: {without:,} documents don't have a prompt, so the cap doesn't apply to them"
     if count := facts["not_compared"]["documents"]:
         yield (
             f"near-duplicates: {count:,} kept documents have too many similar ones to be compared with all of them, "

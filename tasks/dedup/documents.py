@@ -20,7 +20,7 @@ from .partitions import NONE, PartitionedFile, SliceFile, read_numbered
 SIZE_BITS, LOW_BITS = 24, 8
 LARGEST = (1 << SIZE_BITS - 1) - 1
 LOW = np.uint64((1 << LOW_BITS) - 1)
-"""The lowest bits of every rank, so that ranks in existing stores stay comparable."""
+"""The lowest bits of every rank, so that ranks in existing stores remain comparable."""
 
 SIGN = np.uint32(1 << 31)
 

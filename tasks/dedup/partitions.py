@@ -36,7 +36,7 @@ REMOTE_BLOCK_BYTES = 64 << 10
 1.4."""
 
 HASH, HASH_OF_LAST = b"xxh3_128", b"last_xxh3_128"
-"""The metadata keys of a batch's hash: of any batch, and of the last one, which has no rows."""
+"""The metadata keys of a batch's hash: of any batch, and of the last one, which is empty."""
 
 NONE = np.empty(0, np.int64)
 

@@ -207,7 +207,7 @@ KEPT_FIELDS = {
     *("weight", "text_field", "share", "tokens", "min_epochs", "max_epochs", "group"),
     *("fim", "license", "languages", "domain"),
 }
-"""What the output's blend says of a dataset as the input's does."""
+"""The keys of a dataset that the output's blend copies from the input's."""
 
 PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.(jsonl|parquet)")
 
@@ -279,7 +279,7 @@ def inspect_dedup_shard(store: Store, receipt: Receipt) -> list[str]:
 
 
 def _miscounted(rows: int, documents: int) -> str:
-    return "" if rows == documents else f"holds {rows:,} rows, its receipt says {documents:,}"
+    return "" if rows == documents else f"holds {rows:,} rows, its receipt records {documents:,}"
 
 
 def _parquet_rows(place: str) -> int:

@@ -256,7 +256,7 @@ def _run(
     missing = [shard.place for shard in pending if shard.key not in proven]
     if missing:
         raise RunError(
-            f"{len(missing)} of {len(pending)} shards of the round {name!r} have no receipt, the first {missing[0]}; "
+            f"{len(missing)} of {len(pending)} shards of the round {name!r} don't have a receipt, the first {missing[0]}; "
             "rerun the same command to build them"
         )
 

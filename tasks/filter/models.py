@@ -72,7 +72,7 @@ def require_labels(settings: FilterSettings) -> None:
         known = [label.removeprefix(PREFIX) for label in _load(absolute(model.model)).labels]
         for label in model.keep:
             if label not in known:
-                raise InputError(f"{model.model}: has no label {label!r}; {nearest(label, known)}")
+                raise InputError(f"{model.model}: doesn't have a label {label!r}; {nearest(label, known)}")
 
 
 @cache

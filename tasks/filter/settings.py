@@ -66,13 +66,11 @@ class C4Quality(Strict, frozen=True):
 
     remove_lines: bool = Field(
         default=False,
-        description="Also remove these lines and citations from the documents that stay, as datatrove does; later rules see the rest.",
+        description="Also remove these lines and citations from kept documents, as datatrove does; later rules see the rest.",
     )
     remove_citations: bool = Field(default=True, description="Judge lines without [1], [edit] and [citation needed].")
     filter_no_terminal_punct: bool = Field(default=True, description="Fail lines that do not end a sentence.")
-    min_num_sentences: int = Field(
-        default=5, ge=-1, description="Minimum sentences in the lines that stay; -1 for any."
-    )
+    min_num_sentences: int = Field(default=5, ge=-1, description="Minimum sentences in the kept lines; -1 for any.")
     min_words_per_line: int = Field(default=3, ge=-1, description="Minimum words of a line; -1 for any.")
     max_word_length: int = Field(
         default=1000, ge=-1, description="Maximum length of a line's longest word; -1 for any."
@@ -89,7 +87,9 @@ class FineWebQuality(Strict, frozen=True):
     line_punct_thr: Share | None = Field(default=0.12, description="Minimum share of lines that end a sentence.")
     line_punct_exclude_zero: bool = Field(default=False, description="Keep documents in which no line ends a sentence.")
     stop_chars: str | None = Field(
-        default=None, min_length=1, description="Characters that end a sentence; by default those of all scripts."
+        default=None,
+        min_length=1,
+        description="Characters that end a sentence; by default, the characters of all scripts.",
     )
     short_line_thr: Share | None = Field(default=0.67, description="Maximum share of short lines.")
     short_line_length: Count = Field(default=30, description="Maximum characters of a short line.")
@@ -104,7 +104,7 @@ class Model(Strict, frozen=True):
 
     model: Place = Field(description="File of the model, .bin or .ftz.")
     keep: list[str] = Field(min_length=1, description="Labels to keep, without __label__.")
-    threshold: float = Field(default=0.65, ge=0, le=1, description="Minimum score of one of these labels.")
+    threshold: float = Field(default=0.65, ge=0, le=1, description="Minimum score for one of these labels.")
 
 
 class Classifier(Model, frozen=True):
@@ -122,7 +122,7 @@ class PersonalData(Strict, frozen=True):
     email_mask: str = Field(default="email@example.com", description="Replaces an e-mail address.")
     ip_mask: str = Field(default="192.0.2.1", description="Replaces an IPv4 address.")
     secret_mask: str = Field(default="<SECRET>", description="Replaces a secret.")
-    only_public_ips: bool = Field(default=True, description="Leave private and reserved IPv4 addresses alone.")
+    only_public_ips: bool = Field(default=True, description="Keep private and reserved IPv4 addresses.")
 
 
 FAMILIES: list[Family] = ["gopher_repetition", "gopher_quality", "c4", "fineweb"]
@@ -134,8 +134,8 @@ class FilterSettings(PreparationSettings, frozen=True):
     rules: list[Family] = Field(
         default=FAMILIES, description="Families of rules, in their order; the first rule that fails is the reason."
     )
-    gopher_repetition: GopherRepetition = Field(default=GopherRepetition(), description="Repetition rules of Gopher.")
-    gopher_quality: GopherQuality = Field(default=GopherQuality(), description="Quality rules of Gopher.")
+    gopher_repetition: GopherRepetition = Field(default=GopherRepetition(), description="Gopher's repetition rules.")
+    gopher_quality: GopherQuality = Field(default=GopherQuality(), description="Gopher's quality rules.")
     c4: C4Quality = Field(default=C4Quality(), description="Rules of C4.")
     fineweb: FineWebQuality = Field(default=FineWebQuality(), description="Rules of FineWeb.")
     language: Model | None = Field(default=None, description="Languages to keep, after the families of rules.")
@@ -150,5 +150,5 @@ class FilterSettings(PreparationSettings, frozen=True):
             raise ValueError(f"rules: {', '.join(self.rules)}: name each family once")
         names = [each.name for each in self.classifiers]
         if len(set(names)) < len(names):
-            raise ValueError(f"classifiers: {', '.join(names)}: give each a name of its own")
+            raise ValueError(f"classifiers: {', '.join(names)}: give each a unique name")
         return self

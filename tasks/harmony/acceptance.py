@@ -21,7 +21,7 @@ from .render import ENDS, opening, render
 from .semantics import WARNINGS, Parser, Quality, argument_faults, judge, prompt_faults
 
 STAND_IN = "{}"
-"""A body that no rule objects to, wherever it stands."""
+"""A body that passes every rule in any position."""
 
 
 @dataclass(slots=True)

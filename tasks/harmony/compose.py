@@ -61,7 +61,7 @@ def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | 
     # what follows the assistant's last message has nothing to learn from
     trailing = next((place for place, each in enumerate(reversed(messages)) if each.author == "assistant"), None)
     if trailing is None:
-        raise RejectionError("no_assistant", f"there is nothing to learn: none of {len(messages)} is by the assistant")
+        raise RejectionError("no_assistant", f"there is no text to learn: none of {len(messages)} is by the assistant")
     if trailing and policy.trailing == "reject":
         raise RejectionError("last_message_not_assistant", f"{trailing} messages follow the last one by the assistant")
     messages, thoughts = _without_old_thoughts(messages[: len(messages) - trailing], policy)
@@ -212,7 +212,7 @@ class _Turns:
             return [*_said(turn), *self._called(calls, results, last=last)] if calls else _said(turn)
         if role == "tool":
             raise RejectionError("tool_result_without_matching_open_call", "a tool result without a call")
-        raise RejectionError("developer_after_user", f"the {role} message stands within the conversation")
+        raise RejectionError("developer_after_user", f"the {role} message is within the conversation")
 
     def _called(self, calls: Sequence[Call], results: Sequence[Turn], *, last: bool) -> Iterator[HarmonyMessage]:
         """The calls of a turn and their results, in the order of the policy."""
@@ -312,7 +312,9 @@ def _require_answers(made: Sequence[_Exchange], *, last: bool) -> None:
         return
     if not last:
         call = quoted(waiting[0].call.recipient)
-        raise RejectionError("unanswered_call_before_next_turn", f"its call of {call} has no result, and others follow")
+        raise RejectionError(
+            "unanswered_call_before_next_turn", f"its call of {call} doesn't have a result, and other messages follow"
+        )
     if any(exchange.result is not None and not exchange.certain for exchange in made):
         found = f"{len(made)} calls have {len(made) - len(waiting)} results without ids"
         raise RejectionError("uncertain_pairing", f"{found}, and which belong together is not known")

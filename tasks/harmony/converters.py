@@ -269,7 +269,7 @@ NAMES = (
     ("agentic", "agentic"),
     ("instruction-following-chat", "instruction_following"),
 )
-"""Part of the name of one of NVIDIA's repositories after its `nemotron-`, and its converter; the first match applies."""
+"""Part of an NVIDIA repository's name after its `nemotron-`, and its converter; the first match applies."""
 
 
 def converter_for(path: str) -> str:

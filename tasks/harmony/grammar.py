@@ -126,7 +126,7 @@ def _checked(text: object) -> str:
     if not isinstance(text, str):
         raise FaultError("E13", 0, f"Harmony text is a string, not {type(text).__name__}")
     if not text:
-        raise FaultError("E01", 0, "there is no message")
+        raise FaultError("E01", 0, "a message is missing")
     check_characters(text)
     return text
 
@@ -155,7 +155,7 @@ def _messages(text: str) -> Iterator[ParsedMessage]:
     end = 0
     for tag in tags:
         if tag.start() != end or tag[0] != START:
-            raise FaultError("E02", end, f"{text[end : end + 40]!r} stands where {START} must")
+            raise FaultError("E02", end, f"{text[end : end + 40]!r} is where {START} must")
         start = end
         body_start = _body_start(text, tags)
         header = _header(text, start + len(START), body_start - len(MESSAGE))
@@ -166,7 +166,7 @@ def _messages(text: str) -> Iterator[ParsedMessage]:
             start=start, end=end, body_start=body_start, body_end=body_end,
         )  # fmt: skip
     if end != len(text):
-        raise FaultError("E02", end, f"{text[end : end + 40]!r} stands outside of any message")
+        raise FaultError("E02", end, f"{text[end : end + 40]!r} is outside of any message")
 
 
 def _body_start(text: str, tags: Iterator[re.Match[str]]) -> int:
@@ -177,16 +177,16 @@ def _body_start(text: str, tags: Iterator[re.Match[str]]) -> int:
         if kind == MESSAGE:
             return tag.end()
         if kind == START or kind in TERMINATORS:
-            raise FaultError("E03", tag.start(), f"{kind} stands where {MESSAGE} must")
+            raise FaultError("E03", tag.start(), f"{kind} is where {MESSAGE} must")
         if kind == CHANNEL:
             if passed:
-                raise FaultError("E10", tag.start(), f"{kind} stands after {passed}")
+                raise FaultError("E10", tag.start(), f"{kind} is after {passed}")
         elif kind != CONSTRAIN:
-            raise FaultError("E11", tag.start(), f"{kind} stands in a header")
+            raise FaultError("E11", tag.start(), f"{kind} is in a header")
         elif passed == CONSTRAIN:
-            raise FaultError("E12", tag.start(), f"{kind} stands twice")
+            raise FaultError("E12", tag.start(), f"{kind} appears twice")
         passed = kind
-    raise FaultError("E03", len(text), f"the text ends where {MESSAGE} must stand")
+    raise FaultError("E03", len(text), f"the text ends where {MESSAGE} must be")
 
 
 def _closing(text: str, tags: Iterator[re.Match[str]]) -> re.Match[str]:
@@ -195,7 +195,7 @@ def _closing(text: str, tags: Iterator[re.Match[str]]) -> re.Match[str]:
     if tag is None:
         raise FaultError("E04", len(text), "the text ends within a body; end it with <|end|>, <|call|> or <|return|>")
     if tag[0] not in TERMINATORS:
-        raise FaultError("E05" if tag[0] == START else "E06", tag.start(), f"{tag[0]} stands in a body")
+        raise FaultError("E05" if tag[0] == START else "E06", tag.start(), f"{tag[0]} is in a body")
     return tag
 
 
@@ -218,7 +218,7 @@ def read_header(header: str) -> Header:
     _check_word(author, "E07", 0, "author")
     recipient, plain = _words(words, len(author) + 1, None, types=not (tag or channel_tag))
     if recipient is None and author not in ROLES:
-        raise FaultError("E08", 0, f"{author!r} is no role, and a tool's name needs a recipient after it")
+        raise FaultError("E08", 0, f"{author!r} isn't a role, and a tool's name needs a recipient after it")
     channel = None
     if channel_tag:
         start = len(speaking) + len(CHANNEL)
@@ -260,8 +260,10 @@ def _words(words: list[str], offset: int, recipient: str | None, *, types: bool)
 def _constraint(header: str, content_type: str, recipient: str | None) -> str:
     if recipient is None:
         place = header.index(CONSTRAIN)
-        raise FaultError("E12", place, f"{CONSTRAIN} stands in a header without a recipient, and would be read as one")
+        raise FaultError("E12", place, f"{CONSTRAIN} is in a header without a recipient, and would be read as one")
     if not WORD.fullmatch(content_type):
         place = len(header) - len(content_type)
-        raise FaultError("E12", place, f"{content_type!r} is no content type: one word must follow {CONSTRAIN} at once")
+        raise FaultError(
+            "E12", place, f"{content_type!r} isn't a content type: one word must follow {CONSTRAIN} at once"
+        )
     return content_type

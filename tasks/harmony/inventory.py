@@ -1,8 +1,8 @@
-"""The inventory and the card of a normalized dataset: fields of the sources, columns of the rows, licences, counts.
+"""The inventory and the card of a normalized dataset: fields of the sources, columns of the rows, licenses, counts.
 
 Records are counted by field names and types, which takes half a µs per record and per message. Counts are trees in plain JSON.
-Receipts hold them as facts, and they can be added in any order. The card's licence is the strictest licence of any row, because
-one share-alike row makes the whole collection share-alike. If a row has no licence or an unknown one, it is `other`.
+Receipts hold them as facts, and they can be added in any order. The card's license is the strictest license of any row, because
+one share-alike row makes the whole collection share-alike. If a row has no license or an unknown one, it is `other`.
 """
 
 import json
@@ -31,7 +31,7 @@ TYPES: dict[type, str] = {
     SpelledFloat: "number",
     RepeatedKeys: "object",
 }
-"""JSON's names of Python types; types that only Parquet has keep Python's names."""
+"""JSON's names for Python types; types that only Parquet has keep Python's names."""
 
 LENGTHS = {"tokens": "stats_token_len", "completion_tokens": "stats_completion_tokens"}
 METADATA = [name for name in SCHEMA.names if name.startswith(("meta_", "source_"))]
@@ -205,7 +205,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[
 UNNAMED = "none named"
 
 LICENCES = ("cc0-1.0", "mit", "apache-2.0", "odc-by", "cc-by", "cc-by-sa", "cc-by-nc", "cc-by-nc-sa")
-"""Known licences, the least strict first; a name belongs to the last one that is a prefix of it."""
+"""Known licenses, the least strict first; a name belongs to the last one that is a prefix of it."""
 
 FULL_NAMES = {
     "cc-by": "cc-by-4.0",
@@ -219,7 +219,7 @@ SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (10**6,
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of a card: `rows` and `tokens` by split and by source, source files, rows by licence and by drop reason, and the
+    """Contents of a card: `rows` and `tokens` by split and by source, source files, rows by license and by drop reason, and the
     languages that the blend states.
     """
 
@@ -232,12 +232,12 @@ class Contents:
 
 
 def licences_of(rows: pa.Table) -> Counter[str]:
-    """Rows by licence."""
+    """Rows by license."""
     return Counter(name or UNNAMED for name in rows["source_license"].to_pylist())
 
 
 def strictest(licences: Mapping[str, int]) -> str:
-    """The licence of the whole by its name on the hub; `other` if one is missing or unknown."""
+    """The license of the whole by its name on the Hub; `other` if one is missing or unknown."""
     known = [_known(name) for name in licences]
     if not known or None in known:
         return "other"
@@ -265,8 +265,8 @@ def card(contents: Contents, folders: Sequence[str] = ()) -> str:
         "",
         *_table(("split", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.splits.items()]),
         *_table(("dataset", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.sources.items()]),
-        *_table(("licence of rows", "rows"), sorted(contents.licences.items())),
-        *_table(("left out because", "rows"), sorted(contents.drops.items())),
+        *_table(("license of rows", "rows"), sorted(contents.licences.items())),
+        *_table(("excluded because", "rows"), sorted(contents.drops.items())),
         "Made from:",
         "",
         *(f"* `{file}`" for file in contents.files),

@@ -62,7 +62,7 @@ def require_choices(blend: Blend, settings: HarmonySettings) -> None:
             require_no(source, ["transforms", "fim", "template_variables"], "Harmony")
             if source.converter is not None and source.converter not in CONVERTERS:
                 raise InputError(
-                    f"dataset {source.name!r}: there is no converter {source.converter!r}; "
+                    f"dataset {source.name!r}: unknown converter {source.converter!r}; "
                     f"{nearest(source.converter, CONVERTERS)}"
                 )
 

@@ -117,9 +117,9 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not name:
-        raise RejectionError("bad_tools", "a tool has no name")
+        raise RejectionError("bad_tools", "a tool doesn't have a name")
     if not isinstance(description, str | None):
-        raise RejectionError("bad_tools", f"the description of tool {name} is no text")
+        raise RejectionError("bad_tools", f"the description of tool {name} isn't text")
     return {"name": name, "description": description or "", "parameters": _parameters(name, function)}
 
 
@@ -128,7 +128,7 @@ def _parameters(name: str, function: Mapping[str, Any]) -> dict[str, Any] | None
     if given is None:
         return None
     if not isinstance(given, Mapping):
-        raise RejectionError("bad_tools", f"the parameters of tool {name} are no object")
+        raise RejectionError("bad_tools", f"the parameters of tool {name} aren't an object")
     repaired = _repaired(cast("Mapping[str, Any]", given))
     return (
         {**repaired, "required": required} if isinstance(required, list) and not repaired.get("required") else repaired

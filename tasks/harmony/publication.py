@@ -3,7 +3,7 @@
     OUT/data/<split>/part-00000-1a2b3c4d.parquet   the shards' files, in the order of the plan (hard links on a local disk)
     OUT/data/train-<split>/…                       if the blend has train, valid and test, which stay separate
     OUT/blend.json                                 the output as a blend, for the next step
-    OUT/README.md                                  the card: licences, counts, sources, columns
+    OUT/README.md                                  the card: licenses, counts, sources, columns
     OUT/tools/tools-00000-1a2b3c4d.json            the tools that the rows of a shard were offered, by `source_tools_id`
     OUT/inventory.json, coverage.md                fields of the sources and columns of the rows, with their counts
 

@@ -38,7 +38,7 @@ ENDS_BY_ID: dict[int, Terminator] = {IDS[tag]: name for tag, name in TERMINATORS
 def render(messages: Sequence[HarmonyMessage]) -> str:
     """The canonical text of at least one message. Raises InputError for messages that would not parse back unchanged."""
     if not messages:
-        raise InputError("a conversation without messages has no Harmony text; leave it out")
+        raise InputError("a conversation without messages can't be written as Harmony text; remove it")
     return "".join([_text(number, message) for number, message in enumerate(messages)])
 
 
@@ -51,7 +51,7 @@ def official(text: str) -> list[HarmonyMessage] | Fault:
     try:
         read = encoding().parse_messages_from_completion_tokens(ids, strict=True)
     except HarmonyError as error:
-        return Fault("R01", "reference_refuses", 0, f"the reference refuses the text: {error}")
+        return Fault("R01", "reference_refuses", 0, f"the reference implementation rejects the text: {error}")
     terminators: list[Terminator] = [ENDS_BY_ID[number] for number in ids if number in ENDS_BY_ID]
     if len(terminators) != len(read):
         return Fault("R01", "reference_refuses", len(text), "the reference reads a message that does not end")

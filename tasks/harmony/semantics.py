@@ -169,7 +169,11 @@ def _calls(messages: Sequence[HarmonyMessage], declared: Collection[str] | None,
                 yield number, code, detail
         elif message.author == "user" or message.channel == "final":
             for call in waiting:
-                yield call, "S21", f"the call of {messages[call].recipient} has no result before message {number}"
+                yield (
+                    call,
+                    "S21",
+                    f"the call of {messages[call].recipient} doesn't have a result before message {number}",
+                )
             waiting.clear()
 
 
@@ -263,7 +267,7 @@ def prompt_faults(messages: Sequence[HarmonyMessage]) -> Iterator[Finding]:
         if message.author != "user":
             continue
         if asks_nothing(message.body, first=first):
-            yield number, "S22", f"the user says {message.body[:20]!r}, which asks nothing"
+            yield number, "S22", f"the user's text is {message.body[:20]!r}, which isn't a question"
         first = False
 
 

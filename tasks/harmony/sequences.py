@@ -44,7 +44,7 @@ CONTROLS = Controls({tag: IDS[tag] for tag in sorted(TAGS)})
 """The control tokens of Harmony text."""
 
 NONE, ANALYSIS, CALL, ANSWER = range(4)
-"""Part of the assistant's output that a token belongs to: none (another author), reasoning, a tool call, or text for the
+"""Part of the assistant's output that a token belongs to: none (a different author), reasoning, a tool call, or text for the
 user (the answer and remarks before calls)."""
 
 
@@ -251,7 +251,5 @@ def _ended(messages: Sequence[HarmonyMessage]) -> list[HarmonyMessage]:
 def _parsed(text: str, number: int) -> Sequence[HarmonyMessage]:
     found = parse(text)
     if isinstance(found, Fault):
-        raise InputError(
-            f"text {number}, character {found.offset}: {found.detail} ({found.code}); fix it or leave it out"
-        )
+        raise InputError(f"text {number}, character {found.offset}: {found.detail} ({found.code}); fix it or remove it")
     return found

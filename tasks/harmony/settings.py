@@ -44,7 +44,7 @@ class HarmonySettings(PreparationSettings, frozen=True):
     @model_validator(mode="after")
     def _holds_nothing_out(self) -> Self:
         if "holdout" in self.model_fields_set:
-            raise ValueError("holdout does not apply, because rows keep the splits of their sources; leave it out")
+            raise ValueError("holdout does not apply, because rows keep the splits of their sources; remove it")
         return self
 
 

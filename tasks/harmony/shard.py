@@ -48,7 +48,7 @@ CHECKED_CHARACTERS = 1000
 """Of rows with more characters, fewer are sampled for the reference, so that a sample costs the same whatever their length."""
 
 GROUP_CHARACTERS = 8 << 20
-"""The characters of text after which a row group ends; the records of one more batch may follow."""
+"""A row group ends after this many characters; the records of one more batch may follow."""
 
 Row = dict[str, Any]
 Accepted = tuple[ValidText, Row]
@@ -230,7 +230,7 @@ def _problems_of(place: str, documents: int, tokens: int) -> list[str]:
     with cast("BinaryIO", system.open(path, "rb")) as stream:
         file = pq.ParquetFile(stream)
         if not file.schema_arrow.equals(SCHEMA):
-            return [f"its columns are {file.schema_arrow.names}, not those of normalized rows"]
+            return [f"its columns are {file.schema_arrow.names}, not the columns of normalized rows"]
         for batch in file.iter_batches(BATCH_ROWS, columns=["text", "stats_token_len"], use_threads=False):
             for text, length in zip(batch["text"].to_pylist(), batch["stats_token_len"].to_pylist(), strict=True):
                 found = parse(text)
@@ -239,5 +239,7 @@ def _problems_of(place: str, documents: int, tokens: int) -> list[str]:
                 rows, counted = rows + 1, counted + length
     agrees = (rows, counted) == (documents, tokens)
     return (
-        [] if agrees else [f"holds {rows:,} rows and {counted:,} tokens, its receipt says {documents:,} and {tokens:,}"]
+        []
+        if agrees
+        else [f"holds {rows:,} rows and {counted:,} tokens, its receipt records {documents:,} and {tokens:,}"]
     )

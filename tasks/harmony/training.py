@@ -20,7 +20,7 @@ from tokenmill.tasks.chat.encoding import Batch, Segments
 from tokenmill.tasks.chat.probes import NO_QUESTION, PROBES
 from tokenmill.tasks.chat.shapes import Given, fields_read
 from tokenmill.tasks.errors import InputError, nearest
-from tokenmill.tasks.renamed import LEAVES
+from tokenmill.tasks.renamed import LEAVES, renamed
 from tokenmill.tasks.sources.files import Rejected
 from tokenmill.tasks.tokenize.settings import SpecialTokens
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
@@ -65,15 +65,16 @@ class HarmonyTemplate:
 
     @property
     def variables(self) -> dict[str, Any]:
+        """The policy's fields that are options, as recipes keep them."""
         return {name: value for name, value in asdict(self.policy).items() if LEAVES.get(name, name) in OPTIONS}
 
     @classmethod
     def of(cls, variables: Mapping[str, Any]) -> "HarmonyTemplate":
-        """The template with some options. Raises InputError for an unknown option or value."""
-        variables = {LEAVES.get(name, name): value for name, value in variables.items()}
+        """The template with some options. Raises InputError for an unknown option or value, and for an option's old name."""
         for name, value in variables.items():
             if name not in OPTIONS:
-                raise InputError(f"template_variables: {name!r} is not an option of Harmony; {nearest(name, OPTIONS)}")
+                why = renamed(name, OPTIONS) or f"{name!r} isn't an option of Harmony; {nearest(name, OPTIONS)}"
+                raise InputError(f"template_variables: {why}")
             if value not in OPTIONS[name]:
                 known = ", ".join(OPTIONS[name])
                 raise InputError(f"template_variables.{name}: {value!r} is not a valid value; choose one of {known}")
@@ -155,7 +156,7 @@ def require_tokens(vocabulary: Vocabulary) -> None:
             has = "no such token" if found is None else f"the id {found} for it"
             raise InputError(
                 f"chat_template=harmony: {token} is token {number} of Harmony, but the tokenizer has {has}; set "
-                "tokenizer.model=o200k_harmony, or choose another chat_template"
+                "tokenizer.model=o200k_harmony, or choose a different chat_template"
             )
 
 
@@ -195,5 +196,5 @@ def require_official(sequences: Sequence[Segments], vocabulary: Vocabulary) -> N
     if not np.array_equal(ids, expected):
         raise InputError(
             "chat_template=harmony: the tokenizer gives Harmony text other ids than openai-harmony does; set "
-            "tokenizer.model=o200k_harmony, or choose another chat_template"
+            "tokenizer.model=o200k_harmony, or choose a different chat_template"
         )

@@ -13,7 +13,7 @@ from .parts import Cell, Chart, Mark, number, shortened
 
 WIDTH = 360
 MAX_BARS = 16
-"""Bars of a chart, or names on a side of a flow; the page says how many more there are."""
+"""Bars of a chart, or names on a side of a flow; the page counts the rest."""
 
 MAX_POINTS = 20_000
 """Above this many points, a cloud is drawn as cells, the darker the more points they have."""

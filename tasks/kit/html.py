@@ -22,7 +22,7 @@ DARK = ("#7ab0ec", "#f0a45a", "#7fcf9f", "#e08fcf", "#a9acec", "#5fd0c4")
 """The colors of series on a light and on a dark page."""
 
 MAX_ROWS = 100
-"""Rows of a table; the page says how many more there are."""
+"""Rows of a table; the page counts the rest."""
 
 
 @cache

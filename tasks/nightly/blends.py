@@ -24,7 +24,7 @@ from tokenmill.tasks.strict import parse
 from tokenmill.tasks.yaml_text import read_yaml, require_mapping
 
 KINDS = [name for name, kind in PREPARATIONS.items() if kind.nightly]
-"""The kinds of preparation with nightly updates."""
+"""Preparation kinds with nightly updates."""
 
 DEFAULTS = "defaults"
 
@@ -92,7 +92,7 @@ def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> Pr
     if blend.kind not in KINDS:
         where = f"{blend.kind!r}, which" if blend.kind else f"{blend.prefix} itself, which"
         raise InputError(
-            f"{blend.path}: is in {where} is not a kind of preparation; {nearest(blend.kind, KINDS)}; move it there"
+            f"{blend.path}: is in {where} isn't a preparation kind; {nearest(blend.kind, KINDS)}; move it there"
         )
     if blend.misnamed:
         raise InputError(f"{blend.misnamed}: settings are read from files that end in .yaml; rename it")

@@ -3,7 +3,7 @@
 Every document of A is kept, changed, moved to another split or gone; every document of B is one of the first three or new. The
 counts add up to both totals, which is checked. Slices of equal content have equal rows, so their maps are compared row by row; of
 shards with one key nothing is read. Other rows are aligned by a hash of what is published of each, first by equal hashes, then by
-their place between equal neighbours in the file: that tells a changed row from one removed and one added. Nothing is tokenized.
+their place between equal neighbors in the file: that tells a changed row from one removed and one added. Nothing is tokenized.
 
 Files that changed are read whole into memory, one at a time.
 """
@@ -51,7 +51,7 @@ CHOOSING = (
 MOST_EXAMPLES = 3
 
 Pairs = tuple[np.ndarray, np.ndarray]
-"""Rows of A and the rows of B that they became (int64 [pairs], each)."""
+"""Pairs of changed rows, as row numbers in A and in B (int64 [pairs], each)."""
 
 
 @dataclass
@@ -300,7 +300,7 @@ class Books:
         """Why rows of a shard of A and one of B differ that were made alike: the source changed, or a mark on a duplicate."""
         before, after = self._a.prepared.entries[old], self._b.prepared.entries[new]
         if before["source"] == after["source"]:
-            return "another decision about duplicates"
+            return "a different decision about duplicates"
         if after.get("decided", {}).get("mode") == "tag":
             return "the row changed in the source, or the decision about its duplicates"
         return "the row changed in the source"

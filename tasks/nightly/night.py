@@ -19,7 +19,7 @@ from .reasons import reasons
 from .versions import claim, folders_in, follow, latest, lineage, next_version, order, prune_versions
 
 STORE = "shards"
-"""The store that all blends share; its name differs from every kind of preparation."""
+"""The store that all blends share; its name differs from every preparation kind."""
 
 
 @dataclass(frozen=True, slots=True)

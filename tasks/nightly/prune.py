@@ -163,7 +163,7 @@ def remove(store: str, found: Leftovers) -> None:
 def _require_store(store: str) -> None:
     system, path = filesystem(store)
     if not system.isdir(path):
-        raise InputError(f"{store}: there is no store; check the path")
+        raise InputError(f"{store}: store not found; check the path")
 
 
 def _stored(store: str, kind: str) -> Iterable[StoredShard]:

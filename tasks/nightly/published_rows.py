@@ -32,10 +32,10 @@ CODES = {split: number for number, split in enumerate(SPLITS, 1)}
 whose blends name their own splits."""
 
 PLACE = frozenset({"dataset", "file"})
-"""Parts of the recipe of normalized rows that name where they come from."""
+"""Parts of the recipe of normalized rows that name their origin."""
 
 PLACED = frozenset({"dataset", "split", "source_file", "source_row", "row_id", "dup_of"})
-"""The columns of normalized rows that follow from their place; `dup_of` names the place of another row."""
+"""The columns of normalized rows that follow from their position; `dup_of` names the position of the kept duplicate."""
 
 
 def outcomes(prepared: ShardIndex, shard: int) -> np.ndarray:
@@ -53,7 +53,7 @@ def outcomes(prepared: ShardIndex, shard: int) -> np.ndarray:
             found[read_sequences(prepared.store, receipt, part, ["row"])["row"].to_numpy()] = code
         elif documents:
             raise RunError(
-                f"{prepared.path}: shard {entry['key']} has no document map; prepare the data again with force=true"
+                f"{prepared.path}: shard {entry['key']} doesn't have a document map; prepare the data again with force=true"
             )
     return found
 

@@ -66,7 +66,7 @@ def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str
         gone = len(changed - keys.keys())
         return [f"shards: {len(added)} new, {len(changed) - gone} changed, {gone} gone"]
     reordered = list(_sources(manifest["blend"])) != list(_sources(blend))
-    return found or (["the datasets stand in another order"] if reordered else [])
+    return found or (["the order of the datasets changed"] if reordered else [])
 
 
 def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any], renamed: Mapping[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ finds all bins with the best gap in one query. Apart from sorting, each distinct
 First fit queries a tree of maxima for every sequence, regardless of the capacity.
 
 The result depends on what is packed, not on the order of arrival: equal lengths are placed in the order of their content hash,
-and the seed sets the final order of the bins, because neighbours in a sorted packing are similar. Random orders come from
+and the seed sets the final order of the bins, because neighbors in a sorted packing are similar. Random orders come from
 hashes, because a generator's stream may change between versions.
 """
 

@@ -18,6 +18,7 @@ from tokenmill.tasks.chat.sequences import Renderer, SplitTurns
 from tokenmill.tasks.chat.shapes import KWARGS, Given, fields_read
 from tokenmill.tasks.chat.template import ChatTemplate, compiled
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.message import Policy
 from tokenmill.tasks.harmony.sequences import CONTROLS, HarmonyRenderer
 from tokenmill.tasks.harmony.training import HARMONY, HarmonyRows, HarmonyTemplate, checked, has_tokens, require_tokens
 from tokenmill.tasks.sources.files import Rejected
@@ -222,7 +223,7 @@ def format_of(
 ) -> Format:  # fmt: skip
     """The format of a template's source and variables, without a self-check."""
     if source == HARMONY:
-        return _harmony(HarmonyTemplate.of(variables), _harmony_renderer(policy, split_turns), special)
+        return _harmony(HarmonyTemplate(Policy(**variables)), _harmony_renderer(policy, split_turns), special)
     renderer = renderer_of(compiled(source, variables), vocabulary, policy, split_turns, special)
     return _jinja(renderer, vocabulary, split_turns, special)
 

@@ -46,7 +46,7 @@ SHARDS = "sft"
 """The kind of the members."""
 
 LEFT_OUT: dict[Oversize, str] = {"drop": "oversize", "truncate": "nothing_trained_in_pack", "error": "oversize"}
-"""Why a sequence is in no pack: it is too long, or has nothing to train on before its cut."""
+"""Why a sequence isn't packed: it is too long, or everything before its cut is masked."""
 
 GROUP_TOKENS = 1 << 26
 GROUP_PACKS = 256
@@ -139,7 +139,7 @@ def build_packs(shard: PlannedShard, store: Store) -> Receipt:
 
 
 def _distinct(rows: np.ndarray) -> int:
-    """The number of different rows; equal ones are neighbours."""
+    """The number of different rows; equal ones are neighbors."""
     return int(np.count_nonzero(np.diff(rows))) + bool(rows.size)
 
 
@@ -183,11 +183,11 @@ def _sequences(store: Store, receipt: Receipt, part: str) -> list[str]:
     except (pa.ArrowException, OSError) as error:
         return [f"{place}: cannot be read as an index of sequences: {error}"]
     if not index.schema.equals(SCHEMA):
-        return [f"{place}: its columns are {index.schema.names}, not those of sequences"]
+        return [f"{place}: its columns are {index.schema.names}, not the columns of sequences"]
     lengths = index["length"].to_numpy()
     found = PartCount(len(np.unique(index["row"].to_numpy())), int(lengths.sum(dtype=np.int64)))
     if found != receipt.parts[part]:
-        return [f"{place}: holds {found}, but its receipt says {receipt.parts[part]}"]
+        return [f"{place}: holds {found}, but its receipt records {receipt.parts[part]}"]
     if size_of(tokens) != 4 * found.tokens:
         return [f"{tokens}: does not hold the {found.tokens:,} tokens of its index"]
     return []
@@ -212,14 +212,14 @@ def _file(place: str, pack_size: int, facts: dict[str, int]) -> list[str]:
     with cast("BinaryIO", system.open(path, "rb")) as stream:
         file = pq.ParquetFile(stream)
         if not file.schema_arrow.equals(PACKED):
-            return [f"its columns are {file.schema_arrow.names}, not those of packs"]
+            return [f"its columns are {file.schema_arrow.names}, not the columns of packs"]
         found = {"packs": 0, "sequences": 0, "stored": 0, "loss_tokens": 0}
         for batch in file.iter_batches(64, use_threads=False):
             problem = next(_broken_rules(batch, pack_size, found), None)
             if problem:
                 return [problem]
     recorded = {name: facts.get(name) for name in found} | {"stored": facts["tokens"] + facts["padding"]}
-    return [] if found == recorded else [f"holds {found}, but its receipt says {recorded}"]
+    return [] if found == recorded else [f"holds {found}, but its receipt records {recorded}"]
 
 
 def _broken_rules(batch: pa.RecordBatch, pack_size: int, found: dict[str, int]) -> Iterator[str]:

@@ -279,7 +279,7 @@ def release_sft(planned: SftPlan, finished: Sequence[Finished]) -> Release:
 def require_choices(blend: Blend, settings: SftSettings, _output_dir: str) -> None:
     """Raises InputError for a missing tokenizer or template, and for a budget that packs cannot follow."""
     if blend.phases:
-        raise InputError("phases: trainers read a folder of packs in any order; prepare a blend for each phase")
+        raise InputError("phases: trainers read a folder with packs in any order; prepare a blend for each phase")
     if blend.budgeted and settings.sampling == "none":
         raise InputError(
             "sampling=none publishes all packs once; set sampling=down or sampling=up to follow the budget"
@@ -328,12 +328,12 @@ COUNTED = ("packs", "sequences", "tokens", "padding", "loss_tokens")
 
 EXCLUDED = {
     "truncated": "{:,} conversations have a sequence that is cut to the size of a pack",
-    "oversize_sequences": "{:,} sequences are longer than a pack and left out",
-    "nothing_trained_in_pack_sequences": "{:,} sequences have nothing to train on before their cut and are left out",
+    "oversize_sequences": "{:,} sequences are longer than a pack and excluded",
+    "nothing_trained_in_pack_sequences": "{:,} sequences are excluded, because everything before their cut is masked",
     "straddled_tokens": "{:,} tokens cross a boundary of the loss and are not trained on",
     "flagged_messages": "{:,} messages are excluded from training by the data, in whole or in part",
 }
-"""The facts of shards about what is not trained on, and their lines."""
+"""The facts of shards about masked tokens, and their lines."""
 
 
 def _sentence(split: str, facts: Mapping[str, int], pack_size: int) -> str:

@@ -105,7 +105,9 @@ def warnings(split: str, shares: Mapping[str, Mapping[str, float]], asked: Seque
     `shares` are those of `account`, `asked` the names of all datasets with a weight in the split.
     """
     absent = [
-        f"{split}: dataset {name!r} has no packs; the others share its weight" for name in asked if name not in shares
+        f"{split}: dataset {name!r} doesn't have packs; the others share its weight"
+        for name in asked
+        if name not in shares
     ]
     return absent + [
         f"{split}: dataset {name!r} has {share['realised']:.2%} of the tokens instead of {share['wanted']:.2%}; it has "

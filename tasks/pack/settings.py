@@ -79,7 +79,7 @@ class SftSettings(LossSettings, frozen=True):
         default=1, ge=1, description="Pad sequences to a multiple plus one, for context parallelism (2 x CP)."
     )
     sampling: Sampling = Field(default="none", description="Apply weights by dropping (down) or repeating (up) packs.")
-    seed: Seed = Field(default=42, description="Seed of the order of packs and files.")
+    seed: Seed = Field(default=42, description="Shuffle seed for packs and files.")
 
     @field_validator("template_variables", mode="before")
     @classmethod

@@ -1,7 +1,7 @@
 """Cards of a published preparation, in the forms that others read.
 
     README.md              a dataset card as the Hugging Face hub reads it
-    croissant.json         Croissant 1.1 (JSON-LD): files, columns, licence, and what the data were derived from
+    croissant.json         Croissant 1.1 (JSON-LD): files, columns, license, and what the data were derived from
     training-summary.md    on request: the public summary of training content that the European Commission's template asks for
 
 Every figure comes from the manifest and the published files, and `verify` makes the cards again and compares. What only the
@@ -81,7 +81,7 @@ FORMATS = {"bin": "application/octet-stream", "idx": "application/octet-stream",
 
 
 def licence_rows(manifest: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The documents of each licence: of rows that name one (Harmony), otherwise of datasets, from the blend."""
+    """The documents of each license: of rows that name one (Harmony), otherwise of datasets, from the blend."""
     return sorted(manifest["licences"].items()) if "licences" in manifest else stated_rows(manifest, "license")
 
 
@@ -101,7 +101,7 @@ def languages(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def origins(manifest: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """What the data were made from: name, place, licence, and a digest of the content, of every dataset."""
+    """What the data were made from: name, place, license, and a digest of the content, of every dataset."""
     contents: dict[str, list[str]] = {}
     for entry in manifest["shards"]:
         slices = [f"{each['start']}-{each['stop']}:{each['content']}" for each in entry_files(entry)]
@@ -172,7 +172,7 @@ def card(run: Measured) -> str:
         about=f"{description(run)} Made from {counted(totals['rows'], 'row')} of {counted(len(datasets), 'dataset')}.",
         splits=Table("Splits", ("split", *sizes), [row[: 1 + len(sizes)] for row in splits]),
         datasets=Table("Datasets", ("dataset", "rows", "documents", "dropped", "tokens")[:width], [row[:width] for row in datasets]),
-        dropped=Table("Rows dropped", ("left out because", "rows"), sorted(totals["dropped"].items())),
+        dropped=Table("Rows dropped", ("omitted because", "rows"), sorted(totals["dropped"].items())),
         licenses=Table("Licenses", ("license", "documents"), licence_rows(manifest)),
         sources=Table("Made from", ("dataset", "source", "license", "content"), origins(manifest)),
     )  # fmt: skip

@@ -70,12 +70,12 @@ def print_next_steps(prepared: str, blend: str, console: Console) -> None:
     """Print the files to look at and three commands to try."""
     console.print(
         f"\n[bold]Look at[/]\n"
-        f"  {prepared}/blend.json      what Megatron reads: prefixes and their weights\n"
-        f"  {prepared}/manifest.json   what each shard is made of, and its row counts\n"
+        f"  {prepared}/blend.json      the input of Megatron: prefixes and their weights\n"
+        f"  {prepared}/manifest.json   the inputs and row counts of each shard\n"
         f"  {prepared}/shards/         shards and prefixes, each with its receipt\n"
-        f"  {prepared.removesuffix('prepared')}conversations.html   packs of conversations, coloured by loss mask\n"
+        f"  {prepared.removesuffix('prepared')}conversations.html   packed conversations, colored by loss mask\n"
         f"[bold]Try[/]\n"
-        f"  tokenmill plan {blend} --output-dir {prepared} shard_size=4MB\n    nothing is left to do\n"
-        f"  change a weight in {blend} and run step 2 again\n    nothing is tokenized again\n"
+        f"  tokenmill plan {blend} --output-dir {prepared} shard_size=4MB\n    everything is already built\n"
+        f"  change a weight in {blend} and run step 2 again\n    all shards are reused\n"
         f"  flip a byte in {prepared}/shards/prefix/*/train.bin, then verify\n    it names the file"
     )

@@ -46,7 +46,7 @@ PACKAGES = {
     "transformers": ("tokenmill score with a model", "score"),
     "megatron-core": ("tokenmill train with megatron-core", "train"),
 }
-"""Optional packages: what needs each, and the extra that installs it."""
+"""Optional packages: the commands that need each, and the extra that installs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _disk(place: str) -> Check:
     free = shutil.disk_usage(folder).free
     found = f"{free / 1e9:,.1f} GB free in {folder}"
     if not os.access(folder, os.W_OK):
-        return Check("disk", "broken", f"{folder} is not writable", "every output", "choose another --output-dir")
+        return Check("disk", "broken", f"{folder} is not writable", "every output", "choose a different --output-dir")
     enough = free >= LEAST_DISK
     return Check(
         "disk", "ok" if enough else "missing", found, "shards and outputs", "" if enough else "free some space"
@@ -149,7 +149,7 @@ def _tokenizer(model: str) -> Check:
     remedy = {
         "ok": "",
         "missing": "compare it where transformers can load it",
-        "broken": "data are prepared with the ids of its own files; train and serve with a transformers that reads them alike, or "
+        "broken": "tokenmill prepares data with the ids of the tokenizer's files; train and serve with a transformers that reads them alike, or "
         "save what AutoTokenizer makes of it with save_pretrained, and prepare the data with that folder",
     }[state]
     return Check("tokenizer", state, found.line, "trainers and vLLM, which load it by AutoTokenizer", remedy)

@@ -25,7 +25,7 @@ def tell_if_asked(manifest: Mapping[str, Any], output_dir: str, warn: Callable[[
     try:
         tell(manifest, output_dir)
     except (InputError, RunError) as error:
-        warn(f"not told to OpenLineage: {error}")
+        warn(f"could not send the OpenLineage event: {error}")
 
 
 def tell(manifest: Mapping[str, Any], output_dir: str) -> None:

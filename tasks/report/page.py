@@ -500,7 +500,7 @@ def report_problems(output_dir: str) -> tuple[list[str], list[str]]:
         if absent:
             unchecked.append(f"the section {title!r} of {place}: {absent.removeprefix(NOT_SHOWN)}")
         elif left_out in text:
-            unchecked.append(f"the section {title!r} of {place}, which was left out when it was written; {again}")
+            unchecked.append(f"the section {title!r} of {place}, which was omitted when it was written; {again}")
         else:
             problems.append(f"{place}: the section {title!r} does not agree with the published files; {again}")
     problems += card_problems(output_dir)

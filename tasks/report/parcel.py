@@ -114,7 +114,9 @@ def _recorded(data: Measured) -> list[PublishedFile]:
     outputs = recorded_outputs(data.manifest)
     for store, entry in stored_entries(data.manifest):
         if outputs[entry["key"]] is None:
-            raise RunError(f"{data.path}: the shard of {entry['place']} has no valid receipt in {store.place}; {AGAIN}")
+            raise RunError(
+                f"{data.path}: the shard of {entry['place']} doesn't have a valid receipt in {store.place}; {AGAIN}"
+            )
     published = published_files(data.path, data.manifest, outputs)
     files = {file.place: _inside(data.path, file) for file in published}
     return list(files.values())

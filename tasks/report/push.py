@@ -47,14 +47,14 @@ LAST = (CARD,)
 """Files that describe the others; they go in the last commit, with the documents of the parcel."""
 
 READ_BY = (BLEND, *LAST)
-"""Files that name the folders of rows."""
+"""Files that name the row folders."""
 
 NOT_FOUND, SERVER_ERRORS = 404, 500
 
 MISTAKES = {
-    401: "the hub refused HF_TOKEN (or the saved login); renew it",
-    403: "the token may not write there; use one that may, or push to another name",
-    NOT_FOUND: "the hub has no such name, or the token may not see it; check the organization and the token",
+    401: "the Hub rejected HF_TOKEN (or the saved login); renew it",
+    403: "the token may not write there; use one that may, or push to a different name",
+    NOT_FOUND: "the Hub doesn't have this name, or the token may not see it; check the organization and the token",
 }
 """Statuses that the user must fix, with the remedy."""
 
@@ -113,7 +113,7 @@ def _checked(api: HfApi, repository: str, info: DatasetInfo, *, public: bool) ->
     private = info.private is True
     if not private and not public:
         raise InputError(
-            f"hf://{repository}: is public; push to another name, make it private in its settings on the hub, or "
+            f"hf://{repository}: is public; push to a different name, make it private in its settings on the Hub, or "
             "pass --public if everyone may read this"
         )
     if private and public:

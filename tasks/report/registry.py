@@ -39,7 +39,7 @@ RECORDS = ("training.json", "results.json")
 """Files that describe a folder without a manifest. They are sealed, unlike data files of the same name."""
 
 MOST_BYTES = 64_000_000
-"""Larger files of such a name are data."""
+"""Larger files with such a name are data."""
 
 DEEPEST = 20
 
@@ -100,7 +100,7 @@ def artifact_in(place: str) -> Artifact:
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(
-            f"{place}: neither prepared data, nor a training, nor results; point at the output folder of a command"
+            f"{place}: not a tokenmill output folder: no prepared data, training run or results here; point at the output folder of a command"
         )
     sources = dict.fromkeys(source["path"] for split in listed_sources(manifest["blend"]).values() for source in split)
     made_from = [MadeFrom(type="data", path=path) for path in sources]

@@ -29,7 +29,7 @@ CORRECTNESS = "meta_correctness_own"
 NLL = "nll_mean"
 
 ROWS, DRAWN = "harmony", ("nll", "embeddings")
-"""The type of a folder of rows, and those of scores."""
+"""The types of a row folder and of score folders."""
 
 MAX_HISTOGRAMS, MAX_GROUPS = 24, 5
 """The most histograms, one for each dataset and split, and the most colors; the largest groups have them."""
@@ -63,7 +63,7 @@ def report_page(places: Sequence[str]) -> Sections:
     for folder in scores:
         found |= _nll(folder, rows) if folder.type == "nll" else _map(folder, rows)
     if not found:
-        raise InputError(f"{', '.join(places)}: there is nothing to draw; name a folder of scores with --scores")
+        raise InputError(f"{', '.join(places)}: no scores to plot; name a score folder with --scores")
     return found
 
 
@@ -86,7 +86,7 @@ def _folders(places: Sequence[str]) -> tuple[RowsFolder | None, list[ScoreFolder
         else:
             raise InputError(f"{place}: holds {manifest['type']!r}; a report shows {', '.join([ROWS, *DRAWN])}")
     if len(rows) > 1:
-        raise InputError(f"{', '.join(each.place for each in rows)}: name only one folder of rows")
+        raise InputError(f"{', '.join(each.place for each in rows)}: name only one row folder")
     return (rows[0] if rows else None), scores
 
 

@@ -18,11 +18,11 @@ from .weights_and_biases import log_if_asked
 def report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
     """Write the page and the cards, attach a table, a summary and a link to the page to the run, log warnings; returns the artifact record."""
     create_table_artifact(dataset_rows(manifest), artifact_key("datasets"), "rows, documents and tokens per dataset")
-    create_markdown_artifact(markdown(manifest, output_dir), artifact_key("summary"), "what was prepared")
+    create_markdown_artifact(markdown(manifest, output_dir), artifact_key("summary"), "summary of the preparation")
     for warning in warnings(manifest):
         get_run_logger().warning(warning)
     leave_report(output_dir, get_run_logger().warning)
-    create_markdown_artifact(report_link(output_dir), artifact_key("report"), "what came in and went out, on one page")
+    create_markdown_artifact(report_link(output_dir), artifact_key("report"), "inputs and outputs on one page")
     log_if_asked(manifest, output_dir, get_run_logger().warning)
     tell_if_asked(manifest, output_dir, get_run_logger().warning)
     return artifact_record(manifest, output_dir)

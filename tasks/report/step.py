@@ -89,11 +89,13 @@ class Reading:
             place = join(path, JOB)
             job = job_of(read_bytes(place) or b"", place)
             if prepared_data(job.data.path).made_from != job.data.made_from:
-                raise InputError(f"{job.data.path}: prepared again since the training in {path}; its rows are gone")
+                raise InputError(f"{job.data.path}: prepared again since the training run in {path}; its rows are gone")
             return cls(path, job.data, job.settings.steps, job.settings.global_batch, opened(job, path))
         data, order = prepared_data(path), read_order(path)
         if order is None:
-            advice = "; point at the folder of a training on it" if data.kind == "sft" else f": tokenmill order {path}"
+            advice = (
+                "; point at the folder of a training run on it" if data.kind == "sft" else f": tokenmill order {path}"
+            )
             raise InputError(f"{join(path, ORDER)}: no order here, so no step is known{advice}")
         if order.content != data.made_from:
             raise InputError(
@@ -124,7 +126,7 @@ class Reading:
     def step(self, step: int, rows: int | None) -> ShownStep:
         """The first `rows` samples of a step, all for None. Raises InputError for a step that is not in the training."""
         if not 1 <= step <= self.steps:
-            raise InputError(f"--step: {step} is no step of {self.path}, which has steps 1 to {self.steps:,}")
+            raise InputError(f"--step: {step} isn't a step of {self.path}, which has steps 1 to {self.steps:,}")
         begin = (step - 1) * self._batch
         numbers = range(begin, begin + (self._batch if rows is None else min(rows, self._batch)))
         samples = self._packs(self._opened, numbers) if isinstance(self._opened, PackReads) else self._samples(numbers)

@@ -184,7 +184,7 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
         if verdict["backend"] == "reference"
     ]
     found += [
-        f"{name}: has no documents, so its weight cannot be applied"
+        f"{name}: doesn't have documents, so its weight can't be applied"
         for name, counts in manifest["totals"]["datasets"].items()
         if not counts["documents"]
     ]
@@ -208,7 +208,7 @@ def _repeated(manifest: Mapping[str, Any]) -> list[str]:
     tokens = {name: each["tokens"] for name, each in manifest["totals"]["datasets"].items()}
     weights = _weights(manifest)
     return [
-        f"{name.removeprefix('datasets/')}: {_share(weights, name)} of what is read comes from {_share(tokens, name)} of the "
+        f"{name.removeprefix('datasets/')}: the weights take {_share(weights, name)} of the reads from {_share(tokens, name)} of the "
         f"tokens, so it is read {epochs:,.1f} times; lower its weight, or add data"
         for name, epochs in _epochs(manifest).items()
         if epochs > MOST_EPOCHS
@@ -226,7 +226,7 @@ def _empty_splits(manifest: Mapping[str, Any]) -> list[str]:
         return []
     settings = " and ".join(f"holdout.{split}={held_out[split]:g}" for split in empty)
     return [
-        f"{' and '.join(empty)}: no documents, as {settings} of {counted(documents, 'document')} came to none; raise or clear it"
+        f"{' and '.join(empty)}: no documents, as {settings} of {counted(documents, 'document')} gives none; raise or clear it"
     ]
 
 
@@ -237,7 +237,7 @@ INPUT_SENTENCES = {
     "unread_subset": "{datasets}: not read: {files} ({size}): {what}; name the subset, a folder or a glob to read them",
     "read_twice": "{datasets}: the same content is read {times} times{epochs} ({files}, {size}): {what}",
 }
-"""What is said about each kind of warning about inputs."""
+"""The sentence for each kind of input warning."""
 
 
 def input_lines(found: Iterable[Mapping[str, Any]], epochs: Mapping[str, float]) -> Iterator[str]:

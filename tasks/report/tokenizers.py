@@ -117,7 +117,7 @@ def _slices(source: DataSource, rows: int) -> list[Slice]:
     leading = [chosen.on(part) for part in leading_rows(every, rows)]
     slices = ContentIndex().identify(leading, fields, "mtime")
     if not slices:
-        raise InputError(f"dataset {source.name!r}: {source.path} holds no rows; fix the path")
+        raise InputError(f"dataset {source.name!r}: {source.path} doesn't contain rows; fix the path")
     require_form(source, "documents", slices[0])
     return slices
 
@@ -169,7 +169,7 @@ FIGURES = (
     Figure("tokens_per_byte", "per byte", "Tokens per byte", lambda texts, of: _ratio(of.tokens, texts.size), "{:.3f}".format),
     Figure("tokens_per_character", "per char", "Tokens per character", lambda texts, of: _ratio(of.tokens, texts.characters), "{:.3f}".format),
     Figure("tokens_per_word", "per word", "Tokens per word", lambda texts, of: _ratio(of.tokens, texts.words), "{:.2f}".format),
-    Figure("fallback_share", "fallback", "Byte fallback: tokens that are no whole characters", lambda _, of: _ratio(of.fallback, of.tokens), "{:.2%}".format),
+    Figure("fallback_share", "fallback", "Byte fallback: tokens that aren't whole characters", lambda _, of: _ratio(of.fallback, of.tokens), "{:.2%}".format),
     Figure("long_share", "long", f"Tokens of {LONG_BYTES} bytes and more", lambda _, of: _ratio(of.long, of.tokens), "{:.2%}".format),
     Figure("mb_per_cpu_second", "MB/CPU-s", "Megabytes per CPU-second", lambda texts, of: _ratio(texts.size / 1e6, of.seconds), "{:,.1f}".format),
 )  # fmt: skip
@@ -239,10 +239,10 @@ def _notes(samples: Sequence[Sample]) -> list[str]:
     unread, filtered = sum(each.unread for each in samples), sum(each.filtered for each in samples)
     read = (
         f"{texts.documents:,} documents of {texts.size:,} bytes are encoded, {unread:,} rows are blank or cannot be read, "
-        f"{filtered:,} are left out by the blend."
+        f"{filtered:,} are excluded by the blend."
     )
-    fallback = "fallback: the share of tokens that are no whole characters"
-    long = f"long: of those of {LONG_BYTES} bytes and more"
+    fallback = "fallback: the share of tokens that aren't whole characters"
+    long = f"long: the share of tokens with {LONG_BYTES} bytes or more"
     return [read, f"{fallback}; {long}; controls: the tokenizer's control strings in text, encoded as any other text."]
 
 

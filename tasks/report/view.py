@@ -138,7 +138,9 @@ def _holding(parts: Sequence[ShardPart], wanted: DocumentId, decode: Decode) -> 
     if not packs:
         key = next(key for key in parts[0].shards if key.startswith(wanted.key))
         shard = f"shard {key} of {parts[0].sources}"
-        raise InputError(f"--doc: {shard} has no document {wanted.number}: it was dropped, or the number is too large")
+        raise InputError(
+            f"--doc: {shard} doesn't have document {wanted.number}: it was dropped, or the number is too large"
+        )
     return packs
 
 

@@ -1,5 +1,5 @@
-"""A view for the terminal. Trained text is between ⟦ and ⟧ and coloured: green, or where several documents share a row, each in
-the next of a few colours.
+"""A view for the terminal. Trained text is between ⟦ and ⟧ and colored: green, or where several documents share a row, each in
+the next of a few colors.
 
 All text passes `visible` and rich's `Text`, which interprets no markup. The two marks are escaped within the text.
 """
@@ -20,7 +20,7 @@ ESCAPED_MARKS = {ord(mark): f"\\u{ord(mark):04x}" for mark in (OPENING, CLOSING)
 
 UNTRAINED, LABEL, ASIDE = "default", "bold cyan", "dim"
 TRAINED, *_ = COLOURS = ("green", "yellow", "magenta", "blue", "cyan")
-"""The colours of trained text, by the number of the document in its row."""
+"""The colors of trained text, by the number of the document in its row."""
 
 
 def print_view(view: View, console: Console) -> None:

@@ -64,7 +64,7 @@ class Follower:
         stories = list(self._stories(self._output, file, line))
         if not stories:
             rows = self._rows(self._output, file)
-            raise InputError(f"{option}: {file} has no line {line:,} here, because {rows:,} rows of it were read")
+            raise InputError(f"{option}: {file} has only {rows:,} rows, so line {line:,} doesn't exist")
         return stories
 
     def of_document(self, document: str) -> list[Story]:
@@ -82,7 +82,7 @@ class Follower:
             row = output.source_row(shards[0], wanted.part, row) if row < documents else entry["rows"]
         if row >= entry["rows"]:
             raise InputError(
-                f"--doc: {document!r}: shard {entry['key']} has no such document; it has {entry['rows']:,} rows and "
+                f"--doc: {document!r}: shard {entry['key']} doesn't have this document; it has {entry['rows']:,} rows and "
                 f"{entry['documents']} documents"
             )
         return [story for shard in shards for story in self._from_origin(output, shard, row)]
@@ -224,7 +224,7 @@ def print_why(output_dir: str, stories: Sequence[Story], console: Console) -> No
             console.print(Text(f"not read by {visible_line(absolute(output_dir))}", "yellow"))
         if any(place.steps is None for place in story[-1].places) and story[-1].type in {"pretrain", "sft"}:
             console.print(
-                Text("to see the steps that train on it, name the folder of a training, or plan an order", "dim")
+                Text("to see the steps that train on it, pass the folder of a training run, or plan an order", "dim")
             )
         console.print()
 

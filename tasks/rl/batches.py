@@ -149,7 +149,7 @@ def _matched(rates: np.ndarray, batch: np.ndarray, span: float, spread: float, s
 
 
 def _centres(rates: np.ndarray, batch: np.ndarray, span: float, spread: float) -> np.ndarray:
-    """Where to centre the Gaussian of each moment (float64 [MOMENTS]) so that the mean of matched rows falls evenly.
+    """Where to center the Gaussian of each moment (float64 [MOMENTS]) so that the mean of matched rows falls evenly.
 
     The mean of what is matched is the gradient of a concave function of the centres, so following the error finds them.
     """
@@ -311,7 +311,7 @@ def _chosen(
     rates = {name: _rates(every, own, curriculum.field) for name, own in every.lines.items()}
     if all(np.isnan(own).all() for own in rates.values()):
         raise InputError(
-            f"curriculum.field={curriculum.field}: no training row has a number there; name a field of the rows, or leave it out"
+            f"curriculum.field={curriculum.field}: no training row has a number there; name a field of the rows, or remove it"
         )
     dropped = {
         name: Counter({"never_solved": int((own <= curriculum.drop_unsolved_at).sum()), "always_solved": int((own >= curriculum.drop_solved_at).sum())})
@@ -358,7 +358,7 @@ def _counts(rows: _JoinedRows, batches: BatchPlan) -> tuple[np.ndarray, dict[str
     names, held = list(rows.lines), np.array([len(own) for own in rows.lines.values()], np.int64)
     if not held.any():
         raise InputError(
-            "curriculum: every training row is left out; lower curriculum.drop_unsolved_at, or raise curriculum.drop_solved_at"
+            "curriculum: every training row is excluded; lower curriculum.drop_unsolved_at, or raise curriculum.drop_solved_at"
         )
     weights, mix = _wanted(names, held, batches)
     if mix is not None and batches.blend.total:
@@ -383,7 +383,7 @@ def _require_span(rows: _JoinedRows, counts: np.ndarray, span: float) -> None:
         most = most_span(np.resize(own, len(batch)) * np.sign(span), batch)
         if abs(span) > most:
             raise InputError(
-                f"curriculum.pass_rate_range={span:g}: the rows of dataset {name!r}, sorted, reach {most:.2f} from first batch to last; "
+                f"curriculum.pass_rate_range={span:g}: sorted rows of the dataset {name!r} reach {most:.2f} from first batch to last; "
                 "set a smaller range"
             )
 

@@ -42,7 +42,7 @@ MARKER = "{question}"
 TEMPLATE = f"{PLACEHOLDER}.question_template"
 PARAGRAPH = "\n\n"
 WRAPPED_PARAGRAPHS = 3
-"""With fewer paragraphs a question cannot stand between two others."""
+"""With fewer paragraphs a question can't be between two others."""
 DAPO_INSTRUCTION = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
     "$Answer (without quotes) where $Answer is the answer to the problem."
@@ -78,8 +78,10 @@ def resolve_placeholders(tables: Mapping[str, Callable[[], LookupTable]]) -> Tra
 
 def _unknown_table(name: object, tables: Mapping[str, object]) -> RejectionError:
     tip = nearest(name if isinstance(name, str) else "", tables)
-    remedy = "give resolve_placeholders a table of that name, or leave such rows out with a filter"
-    return RejectionError("unknown_placeholder_table", f"dataset is {quoted(name)}, which is no table; {tip}; {remedy}")
+    remedy = "give resolve_placeholders a table with that name, or exclude such rows with a filter"
+    return RejectionError(
+        "unknown_placeholder_table", f"dataset is {quoted(name)}, which isn't a table; {tip}; {remedy}"
+    )
 
 
 def _resolved(record: Record, table: LookupTable) -> Record:
@@ -259,5 +261,5 @@ def _params(record: Record) -> dict[str, Any]:
     """The parameters of the request in the row."""
     params = record.get(PARAMS)
     if params is not None and not isinstance(params, dict):
-        raise RejectionError("bad_request_params", f"{PARAMS} is {kind(params)}; make it an object, or leave it out")
+        raise RejectionError("bad_request_params", f"{PARAMS} is {kind(params)}; make it an object, or remove it")
     return cast("dict[str, Any]", params or {})

@@ -20,7 +20,7 @@ Check = Callable[[Record], Rejected | None]
 
 PARAMS = "responses_create_params"
 PLACEHOLDER, QUESTION_PLACEHOLDER = "_hf_placeholder", "_hf_question_placeholder"
-"""The fields in which rows of Nemotron 3 Nano and Super, and of Ultra and Lightning, refer to a question elsewhere."""
+"""The fields in which the rows for Nemotron 3 Nano and Super, and for Ultra and Lightning, refer to a question elsewhere."""
 ROLES = get_args(Role)
 
 READ = ("reasoning_content", "content", "tool_calls", "name", "arguments", "output")
@@ -100,7 +100,7 @@ def _message(message: object, where: str) -> Rejected | None:
     if "content" in fields and fields.get("tool_calls"):
         return None
     remedy = "write text, or null beside tool_calls"
-    return Rejected("no_content", f"{where} has no content, its keys are {listed(fields)}; {remedy}")
+    return Rejected("no_content", f"{where} doesn't have content; its keys are {listed(fields)}; {remedy}")
 
 
 def known_role(message: Record, known: tuple[str, ...], where: str) -> Rejected | None:

@@ -29,11 +29,9 @@ class Curriculum(Strict, frozen=True):
     )
     spread: float = Field(default=0.15, gt=0, description="Standard deviation of the pass rates that a batch asks for.")
     drop_unsolved_at: float = Field(
-        default=0.0, description="Leave out rows at or below this pass rate, as never solved."
+        default=0.0, description="Exclude rows at or below this pass rate, as never solved."
     )
-    drop_solved_at: float = Field(
-        default=1.0, description="Leave out rows at or above this pass rate, as always solved."
-    )
+    drop_solved_at: float = Field(default=1.0, description="Exclude rows at or above this pass rate, as always solved.")
 
 
 class RlSettings(PreparationSettings, frozen=True):
@@ -56,23 +54,25 @@ class RlSettings(PreparationSettings, frozen=True):
         description="Order the training rows so that every step of so many holds each dataset's share.",
     )
     sampling: Sampling = Field(
-        default="none", description="Apply weights in batches by leaving out (down) or repeating (up) rows."
+        default="none", description="Apply weights in batches by dropping (down) or repeating (up) rows."
     )
     curriculum: Curriculum = Field(default=Curriculum(), description="Order batches by the pass rates of their rows.")
-    seed: Seed = Field(default=42, description="Seed of the order of rows in batches.")
+    seed: Seed = Field(default=42, description="Shuffle seed for rows in batches.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.max_tokens is not None and self.target == "none":
             raise ValueError("max_tokens counts the texts that the target reads; set target as well")
         if self.val_holdout is not None and self.splits == "source":
-            raise ValueError("val_holdout holds rows out, splits=source uses those of the source; keep one of the two")
+            raise ValueError(
+                "val_holdout holds rows out, splits=source uses the splits of the source; keep one of the two"
+            )
         return self
 
     @model_validator(mode="after")
     def _orders_batches(self) -> Self:
         if self.batch_size is None and (self.sampling != "none" or self.curriculum.field):
-            raise ValueError("sampling and curriculum order the rows of batches; set batch_size as well")
+            raise ValueError("sampling and curriculum order rows within batches; set batch_size as well")
         if self.batch_size is not None and self.compression != "none":
             raise ValueError("batch_size orders rows, and compressed rows cannot be moved; set compression=none")
         return self

@@ -196,9 +196,11 @@ def _line(found: Record | Rejected, *, finite: bool) -> bytes | Rejected:
     try:
         line = _written(found)
     except (TypeError, RecursionError) as error:  # values that only Parquet has, such as bytes; deep nesting
-        return Rejected("not_json", f"the row holds a value that cannot be written as JSON: {error}; leave it out")
+        return Rejected("not_json", f"the row holds a value that cannot be written as JSON: {error}; remove it")
     if not finite and isinstance(line, bytes) and b"null" in line and not _finite(found):
-        return Rejected("not_json", "the row holds NaN or an infinity, which JSON cannot say; leave it out")
+        return Rejected(
+            "not_json", "the row contains NaN or an infinity, which isn't valid JSON; drop or replace the value"
+        )
     return line
 
 
@@ -209,7 +211,7 @@ def _written(record: Record) -> bytes | Rejected:
     except TypeError:
         key = repeated_key(record)
         if key is not None:
-            why = f"the row is rewritten, and the key {quoted(key)} stands twice in one of its objects"
+            why = f"the row is rewritten, and the key {quoted(key)} appears twice in one of its objects"
             return Rejected("repeated_key", f"{why}; keep one, or leave the field out with select")
         return compact(record)
 
@@ -283,7 +285,7 @@ def _file(place: str, compression: str, documents: int) -> list[str]:
                 found += 1
                 if not isinstance(row, bytes) or not _is_object(row):
                     return [f"line {found:,} is not a JSON object"]
-    return [] if found == documents else [f"holds {found:,} lines, but its receipt says {documents:,}"]
+    return [] if found == documents else [f"holds {found:,} lines, but its receipt records {documents:,}"]
 
 
 def _is_object(row: bytes) -> bool:

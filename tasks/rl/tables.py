@@ -73,7 +73,7 @@ KEY_SETS: dict[str, dict[str, TableSource]] = {
     "ultra3": _BY_SPLIT,
     "lightning35": _BY_SPLIT,
 }
-"""The tables of NVIDIA's published blends, by the value of `dataset` in a row, or by that and `split` in its placeholder.
+"""The tables for NVIDIA's published blends, by the value of `dataset` in a row, or by that and `split` in its placeholder.
 
 https://huggingface.co/datasets/nvidia/Nemotron-3-Nano-RL-Training-Blend
 https://huggingface.co/datasets/nvidia/Nemotron-RL-Super-Training-Blends
@@ -92,7 +92,7 @@ def table_sources(argument: JsonValue) -> dict[str, TableSource]:
     tables = {name: table for name, table in named.items() if not name.startswith("_")}
     if not tables:
         raise InputError(
-            f"resolve_placeholders: {argument!r} names no tables; write {' or '.join(map(repr, KEY_SETS))}, "
+            f"resolve_placeholders: {argument!r} doesn't name tables; write {' or '.join(map(repr, KEY_SETS))}, "
             'or tables by the value of dataset: {"my-questions": {"path": "table.parquet", "style": "dapo"}}'
         )
     return {name: parse(TableSource, table, f"resolve_placeholders: table {name!r}") for name, table in tables.items()}
@@ -127,7 +127,7 @@ def find_table(source: TableSource, name: str, index: ContentIndex, identity: Ch
     """
     pinned = index.identify(table_slices(source, name), FIELDS, identity)
     if not any(count_rows(part, 1) for part in pinned):
-        raise InputError(f"table {name!r}: {source.path} holds no rows; fix the path")
+        raise InputError(f"table {name!r}: {source.path} doesn't contain rows; fix the path")
     return TableFiles(source.style, tuple(pinned))
 
 
@@ -142,7 +142,7 @@ def table_slices(source: TableSource, name: str) -> list[Slice]:
 
 def _whole(file: SourceFile) -> list[Slice]:
     if not format_of(file).columnar:
-        raise InputError(f"{file.uri}: a table of questions must be Parquet; convert it, or name only Parquet files")
+        raise InputError(f"{file.uri}: a question table must be Parquet; convert it, or name only Parquet files")
     return cut(file, maxsize, FIELDS, _require_questions)
 
 
@@ -155,8 +155,8 @@ def _require_questions(metadata: pq.FileMetaData, fields: Sequence[str], uri: st
     if not _is_text(content) or not _is_answer(_inner(judged, "ground_truth")):
         columns = ", ".join(f"{name}: {kind}" for name, kind in known.items())
         raise InputError(
-            f"{uri}: not a table of questions; it needs {' and '.join(fields)}: a list of messages whose 'content' is "
-            f"text, and text, a number or a list of these; name another file, or rename its columns ({columns or 'none'})"
+            f"{uri}: not a question table; it needs {' and '.join(fields)}: a list of messages whose 'content' is "
+            f"text, and text, a number or a list of these; name a different file, or rename its columns ({columns or 'none'})"
         )
 
 

@@ -118,13 +118,13 @@ def _name_and_argument(spec: JsonValue) -> tuple[str, JsonValue]:
 
 def _maker(name: str, makers: Mapping[str, Maker]) -> Maker:
     if name not in makers:
-        raise InputError(f"there is no transform {name!r}; {nearest(name, makers)}")
+        raise InputError(f"unknown transform {name!r}; {nearest(name, makers)}")
     return makers[name]
 
 
 def _without_argument(transform: Transform, argument: JsonValue) -> Transform:
     if argument is not None:
-        raise InputError(f"it takes no argument, but {kind(argument)} is given; write only the name")
+        raise InputError(f"it doesn't take an argument, but {kind(argument)} is given; write only the name")
     return transform
 
 
@@ -237,7 +237,7 @@ def preference(argument: JsonValue) -> Transform:
     if not isinstance(form, str):
         raise InputError(f'its argument is {kind(form)}; write "completions" or "pairs"')
     if form not in forms:
-        raise InputError(f"it has no form {form!r}; {nearest(form, forms)}")
+        raise InputError(f"it doesn't have the form {form!r}; {nearest(form, forms)}")
 
     def transform(record: Record) -> Record | Rejected:
         made = forms[form](record)
@@ -289,7 +289,7 @@ def _paths(argument: JsonValue, defaults: Mapping[str, str | None]) -> Paths:
         raise InputError(f"its argument is {kind(argument)}; name fields: {example}")
     given = argument or {}
     if unknown := [name for name in given if name not in defaults]:
-        raise InputError(f"it takes no argument {unknown[0]!r}; {nearest(unknown[0], defaults)}")
+        raise InputError(f"it doesn't take an argument {unknown[0]!r}; {nearest(unknown[0], defaults)}")
     fields = {**defaults, **given}
     return {name: _path(_text(field)) for name, field in fields.items() if field is not None or defaults[name]}
 
@@ -325,7 +325,7 @@ def _take(record: Record, paths: Paths) -> Record | Rejected:
     for name, path in paths.items():
         value = _at(record, path)
         if value is _MISSING:
-            return Rejected("missing_field", f"there is no field {'.'.join(path)}; {_remedy(record)}")
+            return Rejected("missing_field", f"missing field {'.'.join(path)}; {_remedy(record)}")
         made[name] = value
     return made
 
@@ -407,7 +407,7 @@ def to_pairs(record: Record) -> Record | Rejected:
         return answers
     texts = [_text_alone(answer.get("completion")) for answer in answers]
     if None in texts:
-        why = "a completion is not a single assistant message with nothing but text, and pairs can say no more"
+        why = "a completion isn't a single assistant message with only text, and pairs can't express more"
         return Rejected("not_text", f"completions: {why}; keep the form with completions")
     prompt = _plain_text(ranks["context"], "user")
     return {"prompt": ranks["context"] if prompt is None else prompt, "chosen": texts[0], "rejected": texts[1]}
@@ -433,7 +433,7 @@ def _context(record: Record, shared: Messages) -> Messages | Rejected:
         return Rejected("bad_field", f"prompt is {kind(prompt)}; make it text or an array of messages")
     asked: Messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
     if not asked and not shared:
-        nothing = "there is no prompt, and chosen and rejected do not begin with the same messages"
+        nothing = "prompt is missing, and chosen and rejected don't begin with the same messages"
         return Rejected("missing_field", f"{nothing}; name the prompt with rename")
     if _holds(shared, asked):
         return shared
@@ -442,14 +442,14 @@ def _context(record: Record, shared: Messages) -> Messages | Rejected:
     if _role(shared[0]) == "assistant":
         return [*asked, *shared]
     both = "prompt is not among the messages that chosen and rejected begin with, so the question is unknown"
-    return Rejected("two_prompts", f"{both}; leave prompt out with select")
+    return Rejected("two_prompts", f"{both}; remove prompt with select")
 
 
 def _asks(field: str, answer: Messages) -> Rejected | None:
     """Reject an answer that begins with a question."""
     if _role(answer[0]) not in ("user", "system", "developer"):
         return None
-    why = f"{field} goes on with a message by {_role(answer[0])!r} where it stops being the same as the other one"
+    why = f"{field} continues with a message by {_role(answer[0])!r} where it stops being the same as the other one"
     return Rejected("two_prompts", f"{why}, so they answer different prompts; filter out such rows")
 
 

@@ -1,6 +1,6 @@
 """Publish a choice: the chosen rows, the rejected rows, and the reasons.
 
-    OUT/chosen.parquet      row_id, cluster, distance to its centre, and place: 1 for the chosen row nearest to the centre
+    OUT/chosen.parquet      row_id, cluster, distance to its center, and place: 1 for the chosen row nearest to the center
     OUT/rejected.parquet    every other row: its cluster, its distance, and the reason
     OUT/report.md, .json    clusters, quotas, datasets, and pairs of near-duplicates
     OUT/manifest.json       settings, inputs, and the hashes of these files
@@ -89,11 +89,13 @@ def _require_own(output_dir: str) -> None:
     """Raise InputError if the folder holds another kind of output."""
     manifest = published_manifest(output_dir)
     if manifest is not None and manifest["type"] != CHOICE:
-        raise InputError(f"{output_dir}: holds a preparation of type {manifest['type']!r}; choose another --output-dir")
+        raise InputError(
+            f"{output_dir}: holds a preparation of type {manifest['type']!r}; choose a different --output-dir"
+        )
 
 
 def chosen_rows(choice: Choice, names: pa.Table) -> pa.Table:
-    """The chosen rows, cluster by cluster, the nearest to the centre first."""
+    """The chosen rows, cluster by cluster, the nearest to the center first."""
     labels, distances = choice.clusters.labels[choice.rows], choice.clusters.distances[choice.rows]
     order = np.lexsort((choice.rows, distances, labels))
     rows, labels = choice.rows[order], labels[order]
@@ -231,7 +233,7 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     )
     yield from _table(
         "Near-duplicates",
-        ("left out", "chosen", "cosine"),
+        ("excluded", "chosen", "cosine"),
         [(each["removed"], each["kept"], f"{each['cosine']:.4f}") for each in facts["removed_pairs"]],
     )
 

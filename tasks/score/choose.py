@@ -40,7 +40,7 @@ BLOCK = 1024
 """Rows compared with the chosen ones at a time."""
 
 Nearest = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""A function of `vectors` [rows, dimensions] and `centres` [clusters, dimensions]: the nearest centre of each row (int64
+"""A function of `vectors` [rows, dimensions] and `centres` [clusters, dimensions]: the nearest center of each row (int64
 [rows]) and its squared distance (float32 [rows]).
 """
 
@@ -102,7 +102,7 @@ def choose(
 
 
 def kmeans(vectors: np.ndarray, clusters: int, seed: int, nearest: Nearest) -> Clusters:
-    """Lloyd's algorithm from centres chosen far apart. A cluster that loses all its rows keeps its centre."""
+    """Lloyd's algorithm from centers chosen far apart. A cluster that loses all its rows keeps its center."""
     generator = np.random.default_rng([seed, 0])
     sample = generator.choice(len(vectors), min(len(vectors), clusters * SAMPLE), replace=False)
     centres = _first_centres(vectors[np.sort(sample)], clusters, generator)
@@ -140,7 +140,7 @@ def nearest_centres(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarra
 
 
 def nearest_with_torch(device: str = "cuda") -> Nearest:
-    """`nearest_centres` with torch, in float32, some thousand rows at a time. Ties go to the first centre in both.
+    """`nearest_centres` with torch, in float32, some thousand rows at a time. Ties go to the first center in both.
 
     Raises InputError if torch is not installed, or this machine has no GPU.
     """
@@ -164,7 +164,7 @@ def nearest_with_torch(device: str = "cuda") -> Nearest:
 
 
 def _first_centres(vectors: np.ndarray, clusters: int, generator: np.random.Generator) -> np.ndarray:
-    """k-means++: each centre is a row, chosen with odds that grow with its distance to the earlier centres."""
+    """k-means++: each center is a row, chosen with odds that grow with its distance to the earlier centers."""
     chosen = [int(generator.integers(len(vectors)))]
     distances, squares = np.full(len(vectors), np.inf, np.float32), np.einsum("ij,ij->i", vectors, vectors)
     for _ in range(clusters - 1):

@@ -56,7 +56,7 @@ class HarmonyTexts:
 
     def read(self, record: Mapping[str, Any]) -> list[HarmonyMessage] | Rejected:
         if text_at(record, self.text_field) is None:
-            return Rejected("no_text", f"there is no text under {self.text_field!r}; normalize chats to Harmony first")
+            return Rejected("no_text", f"text not found under {self.text_field!r}; normalize chats to Harmony first")
         return harmony_text(record, self.text_field)
 
     def sequenced(self, read: Sequence[list[HarmonyMessage]]) -> Sequenced:

@@ -56,7 +56,7 @@ class Embedder(Protocol):
 class HashEmbedder:
     """Hashes words and pairs of words into `dimensions` numbers; needs no model and no network.
 
-    Every word and every pair of neighbours adds 1 or -1 to the number that its hash selects; in scripts without blanks,
+    Every word and every pair of neighbors adds 1 or -1 to the number that its hash selects; in scripts without blanks,
     characters and letters count as words (`units`). Texts that share words are similar, whatever they mean. Results are the
     same on every machine. A text of 60 words takes 40 microseconds.
     """
@@ -124,7 +124,7 @@ def as_stored(vectors: np.ndarray, place: Place = ROW) -> pa.FixedSizeListArray:
 def as_vectors(stored: pa.ChunkedArray) -> np.ndarray:
     """Stored vectors as float32 [rows, dimensions], normalized again. Raises InputError for a row without a vector."""
     if stored.null_count:
-        raise InputError(f"{stored.null_count} rows have no embedding; embed them, or leave them out")
+        raise InputError(f"{stored.null_count} rows don't have an embedding; embed them, or exclude them")
     dimensions = stored.type.list_size
     flat = [np.empty(0, np.float16), *(chunk.flatten().to_numpy() for chunk in stored.chunks)]
     return unit_vectors(np.concatenate(flat).reshape(-1, dimensions), dimensions)

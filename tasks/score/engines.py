@@ -136,7 +136,7 @@ def device_for_worker(device: Device, worker: int | None) -> str:
         raise RunError("device=cuda: this worker sees no GPU; start workers on machines with GPUs, or set device=cpu")
     if worker is None and count > 1:
         raise RunError(
-            f"device=cuda: this worker sees {count} GPUs and its name has no number to choose one; start workers as "
+            f"device=cuda: this worker sees {count} GPUs, and its name lacks a number to choose one; start workers as "
             "`CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nthreads 1 --resources GPU=1 --name gpu-0` (0, 1, … one per "
             "GPU)"
         )

@@ -284,7 +284,7 @@ class PoolingEmbedder:
         ids, offsets = self._tokens(texts, self.max_tokens)
         lengths = np.diff(offsets)
         if not lengths.all():
-            raise InputError(f"text {int(np.argmin(lengths))} has no tokens; leave out empty texts")
+            raise InputError(f"text {int(np.argmin(lengths))} doesn't have tokens; remove empty texts")
         vectors = np.empty((len(texts), self.dimensions), np.float32)
 
         def fill(rows: np.ndarray) -> None:
@@ -349,7 +349,7 @@ def _missing_end(tokenizer: Any) -> list[int]:  # noqa: ANN401 - see PoolingEmbe
         return []
     if tokenizer.eos_token_id is None:
         raise InputError(
-            "pooling=last needs an end token, and the model's tokenizer has no eos_token; use pooling=mean if the "
+            "pooling=last needs an end token, and the model's tokenizer lacks an eos_token; use pooling=mean if the "
             "model was trained with it, or set eos_token in tokenizer_config.json"
         )
     return [int(tokenizer.eos_token_id)]

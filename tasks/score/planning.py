@@ -215,7 +215,7 @@ def scored_blend(place: Blend | Mapping[str, Any] | str, what: What) -> Blend:
         return load_blend(join(folder, BLEND))
     if not manifest.get("selection", {}).get("candidates"):
         raise InputError(
-            f"{folder}: this normalization has no candidates to embed; run it again with selection.view=prompt, or name "
-            "a folder of rows"
+            f"{folder}: this normalization didn't select candidates to embed; run it again with selection.view=prompt, or name "
+            "a row folder"
         )
     return load_blend({"datasets": [{"name": CANDIDATES, "path": join(folder, CANDIDATES)}]})

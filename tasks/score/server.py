@@ -175,7 +175,7 @@ class ServerScorer:
         if found[1 - len(ours) :] != ours[1:]:  # the server may prepend a token, and never scores the first
             raise InputError(
                 f"tokenizer: the server encodes {PROBE!r} as {found[:8]}, this tokenizer as {ours[:8]}; set "
-                "tokenizer and chat_template to those of the served model"
+                "tokenizer and chat_template as in the served model"
             )
 
     def score(self, sequences: Completions, place: Place = ROW) -> pa.Table:
@@ -202,9 +202,9 @@ class ServerScorer:
             raise RunError(f"{place(row)}: {error}") from error
         if [token for token, _ in found] != ids[1:]:
             raise RunError(
-                f"{place(row)}: the log-probabilities are not those of the {len(ids)} tokens sent: "
-                f"{_difference([token for token, _ in found], ids[1:])}; turn off whatever in the server changes or "
-                "truncates prompts"
+                f"{place(row)}: the log-probabilities don't belong to the {len(ids)} tokens sent: "
+                f"{_difference([token for token, _ in found], ids[1:])}; turn off server features that change or "
+                "truncate prompts"
             )
         return -np.array([logprob for _, logprob in found], np.float32)
 
@@ -257,7 +257,11 @@ def _number(logprob: float | None) -> float:
 def _difference(found: Sequence[int], sent: Sequence[int]) -> str:
     pairs = zip(found, sent, strict=False)
     place = next((number for number, (one, other) in enumerate(pairs) if one != other), None)
-    return f"{len(found) + 1} came back" if place is None else f"token {place + 1} is {found[place]}, not {sent[place]}"
+    return (
+        f"{len(found) + 1} were returned"
+        if place is None
+        else f"token {place + 1} is {found[place]}, not {sent[place]}"
+    )
 
 
 def _shortened(response: httpx.Response) -> str:

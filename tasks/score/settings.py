@@ -72,9 +72,9 @@ class ScoreSettings(PreparationSettings, frozen=True):
         fields: dict[str, Any] = type(self).model_fields
         for name in IGNORED[engine]:
             if getattr(self, name) != fields[name].default:
-                raise ValueError(f"{name} does not apply to engine={engine}; remove it, or choose another engine")
+                raise ValueError(f"{name} does not apply to engine={engine}; remove it, or choose a different engine")
         if engine == "hash" and self.device == "cuda":
-            raise ValueError("engine=hash runs on a CPU; remove device=cuda, or choose another engine")
+            raise ValueError("engine=hash runs on a CPU; remove device=cuda, or choose a different engine")
         if engine == "server" and self.server is None:
             raise ValueError("engine=server needs server, its base URL, for example server=http://localhost:8000")
 
@@ -130,7 +130,7 @@ class EmbedSettings(ScoreSettings, frozen=True):
             )
         if (self.engine == "transformers") == (self.pooling is None):
             raise ValueError(
-                "engine=transformers needs pooling, last or mean as the model card says; other engines do not take it"
+                "engine=transformers needs pooling, last or mean as in the model card; other engines don't take it"
             )
         return self
 

@@ -116,8 +116,8 @@ class EmbedScoring:
     def read(self, record: Mapping[str, Any]) -> str | Rejected:
         found = next((text for name in self.recipe.fields if (text := text_at(record, name)) is not None), None)
         if found is None:
-            return Rejected("no_text", f"there is no text under {' or '.join(map(repr, self.recipe.fields))}")
-        return found if found.strip() else Rejected("empty_text", "the text says nothing")
+            return Rejected("no_text", f"text not found under {' or '.join(map(repr, self.recipe.fields))}")
+        return found if found.strip() else Rejected("empty_text", "the text is empty")
 
     def scored(self, read: Sequence[Any], place: Place) -> Scored:
         counts = self.embedder.token_counts(read)
@@ -255,15 +255,15 @@ def _problems(table: pa.Table, receipt: Receipt) -> Iterator[str]:
     nll = receipt.identity["kind"] == "nll"
     dimensions = 0 if nll else _dimensions(table)
     if not table.schema.equals(NLL if nll else embeddings(dimensions)):
-        yield f"its columns are {table.schema.names}, not those of scores"
+        yield f"its columns are {table.schema.names}, not the columns of scores"
         return
     tokens = table["total_token_count" if nll else "token_count"].to_numpy().sum()
     if (table.num_rows, tokens) != (receipt.documents, receipt.tokens):
-        said = f"its receipt says {receipt.documents:,} and {receipt.tokens:,}"
+        said = f"its receipt records {receipt.documents:,} and {receipt.tokens:,}"
         yield f"holds {table.num_rows:,} rows of {tokens:,} tokens, {said}"
     ids = table["row_id"]
     if ids.null_count or len(ids.unique()) < len(ids):
-        yield f"{ids.null_count:,} rows have no row_id, {len(ids) - len(ids.unique()):,} repeat one of another row"
+        yield f"{ids.null_count:,} rows lack a row_id, {len(ids) - len(ids.unique()):,} share one with a different row"
     yield from _nll(table) if nll else _vectors(table)
 
 
@@ -278,7 +278,7 @@ def _nll(table: pa.Table) -> Iterator[str]:
             yield f"column {name} holds NaN or infinities"
     missing = table["nll_mean"].is_null().to_numpy() != (table["completion_token_count"].to_numpy() == 0)
     if missing.any() or table["nll_mean"].null_count != table[PERCENTILE].null_count:
-        yield "a row with scored tokens has no score, or a row without them has one"
+        yield "a row with scored tokens lacks a score, or a row without them has one"
 
 
 def _vectors(table: pa.Table) -> Iterator[str]:

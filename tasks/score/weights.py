@@ -75,7 +75,9 @@ def find_model(name: str, revision: str | None = None) -> ModelFiles:
         raise InputError(f"model: {name!r} is a file; give the folder that save_pretrained() wrote")
     found = ModelFiles(name, path.absolute(), None) if path.is_dir() else _from_hub(name, revision)
     if not (found.folder / "config.json").is_file():
-        raise InputError(f"model: {found.folder} holds no config.json; give the folder that save_pretrained() wrote")
+        raise InputError(
+            f"model: {found.folder} doesn't contain config.json; give the folder that save_pretrained() wrote"
+        )
     return found
 
 

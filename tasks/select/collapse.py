@@ -151,13 +151,13 @@ def collapse(found: Survey, limits: Limits) -> Collapse:
 
 def _problems(facts: dict[str, Any], limits: Limits) -> Iterable[str]:
     if not facts["rows"]:
-        yield "there are no rows to survey; check the selection"
+        yield "the selection doesn't contain rows to survey; check it"
         return
     structures, calls = facts["share_distinct_structures"], facts["share_with_calls"]
     if structures < limits.structures:
         yield (
             f"{facts['distinct_structures']} distinct structures in {facts['rows']} rows are {structures:.3%}, "
-            f"below the limit of {limits.structures:.3%}; embed another view or select other rows"
+            f"below the limit of {limits.structures:.3%}; embed a different view or select other rows"
         )
     if calls < limits.calls:
         yield f"{calls:.3%} of rows call a tool, below the limit of {limits.calls:.3%}; select rows with tools"

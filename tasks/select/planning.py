@@ -52,7 +52,9 @@ def require_fitting(settings: NormalizationSettings, output_dir: str) -> None:
     require_selectable(settings.selection)
     for place in settings.selection.scores:
         if absolute(place) == output_dir:
-            raise InputError(f"selection.scores: {place} would be replaced by the output; choose another output folder")
+            raise InputError(
+                f"selection.scores: {place} would be replaced by the output; choose a different output folder"
+            )
     find_evaluations(settings.dedup.evaluations)
     sources = evaluation_sources(settings.dedup.evaluations)
     require_separate(sources, store_place(settings.store, output_dir), output_dir)

@@ -43,7 +43,7 @@ class PoolDefinition(Strict, frozen=True):
 class PoolDefinitions(Strict, frozen=True):
     """A file of pools."""
 
-    base: list[str] = Field(default=[], description="Predicates that rows of every pool must meet.")
+    base: list[str] = Field(default=[], description="Predicates that the rows in every pool must meet.")
     pools: list[PoolDefinition] = Field(min_length=1, description="Pools, in the order in which rows are assigned.")
 
     @model_validator(mode="after")

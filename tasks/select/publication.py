@@ -70,4 +70,4 @@ def _json(value: object) -> bytes:
 def require_variety(manifest: Mapping[str, Any], output_dir: str) -> None:
     """Raises RunError if the published behaviors have collapsed beyond the limits in the settings."""
     if problems := manifest["selection"]["collapsed"]:
-        raise RunError(f"{output_dir}: published, but behaviours have collapsed: {'; '.join(problems)}")
+        raise RunError(f"{output_dir}: published, but behaviors have collapsed: {'; '.join(problems)}")

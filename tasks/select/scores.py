@@ -33,7 +33,7 @@ from xxhash import xxh3_128_hexdigest
 ROW_ID = "row_id"
 
 Column = Sequence[str]
-"""A joined column: its name in the table of scores, its name beside the rows, and its type."""
+"""A joined column: its name in the score table, its name next to the rows, and its type."""
 
 
 def score_fields(columns: Iterable[Sequence[Column]]) -> list[pa.Field]:
@@ -105,7 +105,7 @@ def require_joinable(side: pa.Table) -> None:
     counts = counted.field("counts").to_numpy()
     if counts.max(initial=0) > 1:
         twice = counted.field("values")[int(np.argmax(counts))].as_py()
-        raise RunError(f"row {twice!r} has {counts.max()} scores; name each table of scores once")
+        raise RunError(f"row {twice!r} has {counts.max()} scores; name each score table once")
 
 
 def _require_ids(table: pa.Table, what: str) -> None:
@@ -114,7 +114,7 @@ def _require_ids(table: pa.Table, what: str) -> None:
 
 
 CHOICE, CHOSEN = "choice", "chosen.parquet"
-"""The type of a folder that holds a choice of rows, and the name of its table of chosen rows."""
+"""The type of a folder with chosen rows, and the file name of their table."""
 
 TYPES = ("nll", "embeddings", CHOICE)
 """The types of folders whose tables have `row_id`."""
@@ -159,7 +159,7 @@ class ScoreFolder:
     def schema(self) -> pa.Schema:
         """The columns of its tables. Raises InputError if there are no tables."""
         if not self.files:
-            raise InputError(f"{self.place}: this folder has no scores; run `tokenmill score` first")
+            raise InputError(f"{self.place}: this folder doesn't have scores; run `tokenmill score` first")
         system, path = filesystem(self.files[0].place)
         with cast("BinaryIO", system.open(path, "rb")) as stream:
             return pq.read_schema(stream)
@@ -243,7 +243,7 @@ def find_scores(places: Sequence[str], final: Sequence[Finished], store: Store) 
         found = [(file, keys[file.digits]) for file in folder.files if file.digits in keys]
         if final and not found:
             raise InputError(
-                f"selection.scores: {folder.place} has no scores of these rows; score the published rows again"
+                f"selection.scores: {folder.place} doesn't have scores for these rows; score the published rows again"
             )
         for file, of in found:
             content = file_hash(file.place)

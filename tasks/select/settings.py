@@ -30,7 +30,7 @@ class SelectionChoices(Strict, frozen=True):
         description="Folders of scores and choices with columns for predicates; null for rows without a score.",
     )
     unique: bool = Field(default=False, description="Put each row only into the first pool that matches it.")
-    materialize: bool = Field(default=False, description="Write copies of the rows of each pool, not a list of them.")
+    materialize: bool = Field(default=False, description="Write copies of each pool's rows, not a list of them.")
     view: View | Literal["none"] = Field(
         default="prompt", description="Part of a conversation to embed, or none for no candidates."
     )

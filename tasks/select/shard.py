@@ -176,7 +176,7 @@ def _problems_of(store: Store, receipt: Receipt) -> Iterator[str]:
                 yield f"{place}: cannot be read as Parquet: {error}"
                 continue
         if found != count:
-            yield f"{place}: holds {found:,} rows, its receipt says {count:,}"
+            yield f"{place}: holds {found:,} rows, its receipt records {count:,}"
 
 
 def _count_rows(place: str) -> int:

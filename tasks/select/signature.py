@@ -58,8 +58,8 @@ NO_ERROR = frozenset({"", "none", "null", "false", "0", "ok", "no error", "no er
 ERROR_TEXT = re.compile(
     r"""^[ \t]*(?:
         traceback\ \(most\ recent\ call\ last\)
-      | [\w.]*(?:error|exception)[ \t]*$                              # a name alone
-      | (?:[\w.]*(?:error|exception)|fatal|failed)\b[^:\n]{0,40}:     # a name and what it says …
+      | [\w.]*(?:error|exception)[ \t]*$                              # only a name
+      | (?:[\w.]*(?:error|exception)|fatal|failed)\b[^:\n]{0,40}:     # a name and its message …
         (?![ \t]*[-+]?[.\d][\d.,e+-]*[ \t]*(?:%[ \t]*)?$)             # … which is not just a number, a margin of error
       | an\ error\ (?:has\ )?occurred
     )""",
@@ -314,7 +314,7 @@ BLANK_LINE = "\n\n"
 def view_of(messages: Sequence[HarmonyMessage], view: View) -> str:
     """The text to embed for a conversation; empty if it has none for this view.
 
-    `prompt` is everything the user says; `reasoning_excerpt` the assistant's analysis up to 50,000 characters, else its
+    `prompt` is everything the user's text is; `reasoning_excerpt` the assistant's analysis up to 50,000 characters, else its
     answers, else any other text of it except calls; `behavior` the trace.
     """
     if view == "prompt":

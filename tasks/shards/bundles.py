@@ -5,7 +5,7 @@ and recipe are equal; any other file is cut into shards of its own, as if there 
 
 Boundaries depend on content, as in content-defined chunking: a hash of a file's content decides whether the file ends its
 bundle, with a probability in proportion to its size, so that bundles average a quarter of `shard_size`. No bundle exceeds
-`shard_size` or 4,096 files. So adding or removing a file rebuilds only the bundle that holds it, and its neighbour if the file
+`shard_size` or 4,096 files. So adding or removing a file rebuilds only the bundle that holds it, and its neighbor if the file
 ends a bundle. About 2 % of the boundaries are due to the limits; these move with every change before them, up to the next
 boundary by content.
 

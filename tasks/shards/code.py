@@ -94,7 +94,7 @@ def _fault(here: Mapping[str, str], answer: object) -> str:
     if isinstance(answer, OSError):
         return ""
     if not isinstance(answer, dict):
-        return f"have another tokenmill, without this check; here is {here['tokenmill']}"
+        return f"have a different tokenmill, without this check; here is {here['tokenmill']}"
     found = differences(here, cast("dict[str, str]", answer), "here")
     return f"would build other data: {found}" if found else ""
 

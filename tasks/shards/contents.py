@@ -14,7 +14,7 @@ ELSEWHERE = {
     *("name", "path", "subset", "split", "revision", "license", "languages", "domain"),
     *("weight", "share", "tokens", "min_epochs", "max_epochs", "group"),
 }
-"""The keys of a dataset that don't change what is read of a file. With another filter or field, other documents are read."""
+"""The keys of a dataset that don't change which documents are read from a file, unlike its filter or text field."""
 
 
 def read_twice(read: Iterable[tuple[str, DataSource, Iterable[Slice]]]) -> Iterator[InputWarning]:

@@ -24,7 +24,7 @@ from .store import Store
 
 MOST_ROWS = 100
 MOST_BYTES = 1_000_000
-"""The size that the shards of first rows are said to have, so that no engine is chosen by a race for them."""
+"""The nominal size of first-row shards, so that choosing an engine for them doesn't need a race."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ LITTLE_IN_THREADS = 2_000_000_000
 """`LITTLE_BYTES` of steps in threads: two cores pack so many bytes of tokens in about 8 s, and tokenize them in 10."""
 
 MOST_THREADS = 4
-"""A sixth of packing is in Python, so more threads would wait for one another."""
+"""A sixth of packing is in Python, so more threads would wait for each other."""
 
 RETRY_SECONDS = (2.0, 4.0, 8.0)
 """Average waits before a batch is tried again."""

@@ -48,7 +48,7 @@ def require_separate(sources: Iterable[tuple[str, str]], store: str, output_dir:
     if _is_input(output_dir):
         raise InputError(
             f"{join(output_dir, BLEND)}: is an input blend, and publishing here would replace it; move it, or choose "
-            "another output folder"
+            "a different output folder"
         )
 
 
@@ -75,9 +75,9 @@ def require_writable(place: str) -> None:
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
-        raise InputError(f"{place}: cannot be written, because {folder} is a file; choose another --output-dir")
+        raise InputError(f"{place}: cannot be written, because {folder} is a file; choose a different --output-dir")
     try:
         TemporaryFile(dir=folder).close()
     except OSError as error:
         reason = f"{folder} is not writable ({error.strerror})"
-        raise InputError(f"{place}: cannot be written, because {reason}; choose another --output-dir") from error
+        raise InputError(f"{place}: cannot be written, because {reason}; choose a different --output-dir") from error

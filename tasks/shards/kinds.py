@@ -70,7 +70,7 @@ KINDS: Mapping[str, Kind] = {
     "filter": Kind(
         "filter",
         "filter-blend",
-        "Keep the documents of a blend that pass rules of quality, language and personal data.",
+        "Keep the documents of a blend that pass quality, language and personal-data rules.",
         "Text filtered by quality, language and personal data, in JSON Lines",
         "tokenmill.tasks.filter.preparation:FILTER",
         nightly=False,
@@ -92,7 +92,7 @@ KINDS: Mapping[str, Kind] = {
         nightly=False,
     ),
 }
-"""Every kind of preparation, by the `type` of its manifest."""
+"""Every preparation kind, by the `type` of its manifest."""
 
 
 WORDS = {kind.command.rpartition(" ")[2]: name for name, kind in KINDS.items()}
@@ -107,7 +107,7 @@ def kind_of(manifest: Mapping[str, Any]) -> "Preparation[Any, Any] | None":
 def preparation(name: str) -> "Preparation[Any, Any]":
     """The record of a kind. Raises InputError for an unknown name."""
     if name not in KINDS:
-        raise InputError(f"{name!r} is not a kind of preparation; {nearest(name, KINDS)}")
+        raise InputError(f"{name!r} isn't a preparation kind; {nearest(name, KINDS)}")
     module, _, attribute = KINDS[name].record.partition(":")
     return getattr(import_module(module), attribute)
 

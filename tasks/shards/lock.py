@@ -70,7 +70,7 @@ def _opened(folder: str) -> int:
         Path(folder).mkdir(parents=True, exist_ok=True)
         return os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be used as a folder ({error.strerror}); choose another") from error
+        raise InputError(f"{folder}: cannot be used as a folder ({error.strerror}); choose a different one") from error
 
 
 def _lock(descriptor: int, kind: int, before_waiting: Callable[[], object]) -> None:
@@ -95,7 +95,7 @@ def _holder(inode: Inode) -> str:
         for fields in map(str.split, LOCKS.read_text().splitlines()):
             if fields[1] == "FLOCK" and fields[5] == place:
                 return _described(int(fields[4]))
-    return "another run"
+    return "a different run"
 
 
 def _described(process: int) -> str:

@@ -42,7 +42,7 @@ SUMMED = ("rows", "documents", "tokens", "quarantined", "truncated", "source_byt
 """The counts that are summed over shards."""
 
 Names = Mapping[str, Mapping[str, Sequence[str]]]
-"""The published names of shards by place and split. A name is the path of a part's only file, or the prefix that its files
+"""Published shard names, by place and split. A name is the path of a part's only file, or the prefix that its files
 share. A shard published more than once has several.
 """
 
@@ -79,7 +79,7 @@ def read_manifest(output_dir: str) -> dict[str, Any] | None:
     """
     manifest = _manifest(output_dir)
     if manifest is not None and manifest.get("status") == FAILED:
-        raise RunError(f"{join(output_dir, MANIFEST)}: the run failed and published nothing: {manifest['error']}")
+        raise RunError(f"{join(output_dir, MANIFEST)}: the run failed and didn't publish: {manifest['error']}")
     return manifest
 
 

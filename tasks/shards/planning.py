@@ -43,7 +43,7 @@ TAKING: Mapping[str, str] = {
     "transforms": "tokenmill rl",
     "fim": "tokenmill pretrain",
 }
-"""The commands for blends with keys that not every kind of preparation takes."""
+"""The commands for blends with keys that not every preparation kind takes."""
 
 
 def places(blend: Blend, settings: PreparationSettings, output_dir: str | None, kind: str) -> tuple[str, Store]:
@@ -56,7 +56,7 @@ def places(blend: Blend, settings: PreparationSettings, output_dir: str | None, 
     store = store_place(settings.store, output_dir)
     require_separate(data_sets(blend), store, output_dir)
     if settings.previous is not None and published_manifest(settings.previous) is None:
-        raise InputError(f"previous: there is no published output in {settings.previous}; check the path")
+        raise InputError(f"previous: published output not found in {settings.previous}; check the path")
     return output_dir, Store(store, kind)
 
 
@@ -139,7 +139,7 @@ def _no_rows(source: DataSource, found: Found) -> str:
     """The error for a dataset without rows."""
     size = sum(file.size for file in found.files)
     held = f"{len(found.files)} files of {size:,} bytes" if len(found.files) > 1 else f"a file of {size:,} bytes"
-    return f"{source.path} holds no rows ({held}); fix the path, or remove the dataset from the blend"
+    return f"{source.path} doesn't contain rows ({held}); fix the path, or remove the dataset from the blend"
 
 
 def _slices(
@@ -169,6 +169,6 @@ def require_no(source: DataSource, keys: Sequence[str], kind: str) -> None:
         if getattr(source, key):
             instead = f", or prepare the blend with {TAKING[key]}" if key in TAKING else ""
             raise InputError(
-                f"dataset {source.name!r}: {key!r} has no effect on {kind}, which takes rows as they are; remove it, "
+                f"dataset {source.name!r}: {key!r} doesn't affect {kind}, which takes rows as they are; remove it, "
                 f"or apply it in an earlier preparation{instead}"
             )

@@ -54,14 +54,14 @@ TOLERATED_ROWS = 10
 """Any dataset may have this many bad rows, however small it is."""
 
 QUARANTINE, QUARANTINED = "quarantine", "quarantine.jsonl"
-"""The published folder of bad rows, and the shard file that they come from."""
+"""The published folder with bad rows, and the shard file with them."""
 
 QUARANTINES = re.compile(r".+\.jsonl")
 
 PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.\w+")
 
 REPLACED = "replaced"
-"""The folder that keeps the manifest of a publication of another kind, for the next run if this one is killed."""
+"""The folder that keeps the manifest of a publication of a different kind, for the next run if this one is killed."""
 
 Weights = Mapping[tuple[str, str], float]
 """The weight of each dataset, by `(split of the plan, name)`."""
@@ -152,7 +152,7 @@ def collect(plan: Plan, *, allow_partial: bool) -> tuple[list[Finished], list[st
     if missing and not allow_partial:
         shown = ", ".join(missing[:MOST_SHOWN])
         raise RunError(
-            f"{len(missing)} of {len(pairs)} planned shards have no receipt: {shown}; run the same command again to "
+            f"{len(missing)} of {len(pairs)} planned shards don't have a receipt: {shown}; run the same command again to "
             "build them, or set allow_partial=true to publish without them"
         )
     return finished, missing

@@ -52,10 +52,10 @@ COPIES = 16
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 NO_LOCK = {errno.EWOULDBLOCK, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
-"""Another process holds the lock, or the file system has none (NFS without a lock daemon, Lustre without `flock`)."""
+"""A different process holds the lock, or the file system has none (NFS without a lock daemon, Lustre without `flock`)."""
 
 NO_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK}
-"""Another device, a file system without hard links, or a file with the maximum number of links."""
+"""A different device, a file system without hard links, or a file with the maximum number of links."""
 
 Put = Callable[[memoryview], object]
 

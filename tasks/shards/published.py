@@ -90,7 +90,7 @@ def size_problem(place: str, recorded: Output, listed_in: str) -> str | None:
     size = size_of(place)
     if size is None:
         return f"{place}: missing"
-    return None if size == recorded.size else f"{place}: {size:,} bytes, but {listed_in} says {recorded.size:,}"
+    return None if size == recorded.size else f"{place}: {size:,} bytes, but {listed_in} records {recorded.size:,}"
 
 
 def content_problem(place: str, recorded: Output, listed_in: str) -> str | None:
@@ -103,7 +103,7 @@ def content_problem(place: str, recorded: Output, listed_in: str) -> str | None:
     found = file_hash(place)
     if found == recorded.xxh3_128:
         return None
-    return f"{place}: content changed (xxh3_128 is {found}, {listed_in} says {recorded.xxh3_128})"
+    return f"{place}: content changed (xxh3_128 is {found}, {listed_in} records {recorded.xxh3_128})"
 
 
 def changed_extents(place: str, recorded: Joined) -> list[int]:

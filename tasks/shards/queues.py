@@ -23,7 +23,7 @@ ANSWER_SECONDS = 30
 CURES = {
     "PartitionTimeLimit": "lower walltime to what `sinfo` shows for the partition",
     "PartitionNodeLimit": "ask for fewer nodes",
-    "PartitionConfig": "lower cores and memory to what a node of the partition has (`sinfo --Node --long`)",
+    "PartitionConfig": "lower cores and memory to fit a node of the partition (`sinfo --Node --long`)",
     "BadConstraints": "lower cores and memory, or remove a constraint",
     "InvalidAccount": "set account to one of `sacctmgr show associations user=$USER`",
     "InvalidQOS": "correct --qos in job_extra_directives",
@@ -133,7 +133,7 @@ class JobQueue:
         """See Queue."""
         if self._cluster.refusals:
             raise RunError(
-                f"{self._command} refuses the jobs of workers: {self._cluster.refusals[-1]}; correct queue, account, "
+                f"{self._command} rejects worker jobs: {self._cluster.refusals[-1]}; correct queue, account, "
                 f"walltime, cores or memory in the profile; {KEPT}"
             )
         live, ended = self._jobs()

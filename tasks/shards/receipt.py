@@ -65,12 +65,12 @@ class Receipt:
     def __post_init__(self) -> None:
         """Raises InvalidReceiptError unless the key matches the identity and every row is accounted for."""
         if self.key != shard_key(self.identity):
-            raise InvalidReceiptError(f"shard {self.key}: the receipt belongs to another identity")
+            raise InvalidReceiptError(f"shard {self.key}: the receipt belongs to a different identity")
         accounted = self.documents + sum(self.drops.values())
         if self.rows_in != accounted:
             raise InvalidReceiptError(
                 f"shard {self.key}: {self.rows_in} rows went in but {self.documents} documents and "
-                f"{sum(self.drops.values())} drops came out"
+                f"{sum(self.drops.values())} drops were recorded"
             )
         if sum(self.rows_by_file) != self.rows_in:
             raise InvalidReceiptError(

@@ -30,7 +30,7 @@ class Holdout(Strict, frozen=True):
 
     valid: float = Field(default=0.01, ge=0, lt=1, description="Share of documents for validation.")
     test: float = Field(default=0.01, ge=0, lt=1, description="Share of documents for testing.")
-    seed: Seed = Field(default=42, description="Seed of the choice of documents.")
+    seed: Seed = Field(default=42, description="Seed for choosing documents.")
 
     @model_validator(mode="after")
     def _leaves_something(self) -> Self:

@@ -29,10 +29,10 @@ THREADS = 16
 """Receipts read at a time: on an object store each costs a round trip of some 30 ms."""
 
 PREFIX = "prefix"
-"""The kind of shards that are joined from outputs of others."""
+"""The shard kind that is joined from outputs of other shards."""
 
 PACKS = "packs"
-"""The kind of shards that are packed from sequences of others."""
+"""The shard kind that is packed from sequences of other shards."""
 
 LISTED = 1_000
 """With this many keys or more, list folders before reading receipts: one page of an object store's listing."""
@@ -176,7 +176,7 @@ class Store:
         if recorded is None:
             identity = receipt.identity
             raise RunError(
-                f"{place}: format {identity['format_version']} of {identity['kind']} has no such file; prepare the data again "
+                f"{place}: format {identity['format_version']} of {identity['kind']} doesn't have this file; prepare the data again "
                 "with this version of tokenmill"
             )
         data = read_bytes(place)

@@ -117,7 +117,7 @@ def verify(output_dir: str, inspect: Inspect, find_workers: FindWorkers = lambda
     files, size = sum(shard.files for shard in checked), sum(shard.size for shard in checked)
     withdrawn = list(dict.fromkeys(key for shard in checked for key in shard.damaged))
     formats = Counter(shard.unjudged for shard in checked if shard.unjudged)
-    maker = manifest["volatile"].get("versions", {}).get("tokenmill", "another version")
+    maker = manifest["volatile"].get("versions", {}).get("tokenmill", "a different version")
     unchecked = [
         f"{name} ({count:,} of {len(checked):,} shards), made by tokenmill {maker}; hashes and counts agree"
         for name, count in formats.items()
@@ -176,7 +176,7 @@ def _check_shard(
     ]  # fmt: skip
     problems = [problem for output in outputs if (problem := _output_problem(store, key, output, joined))]
     problems += [
-        f"{place}: lists no file for its part {part!r}"
+        f"{place}: doesn't list a file for its part {part!r}"
         for part, count in receipt.parts.items()
         if count.documents and not outputs_of(part, receipt.outputs)
     ]
@@ -251,7 +251,7 @@ def _count_problems(place: str, entry: Mapping[str, Any], receipt: Receipt) -> l
         "facts": receipt.facts,
     }
     return [
-        f"{place}: {name} are {found!r}, but the manifest says {entry.get(name, {})!r}"
+        f"{place}: {name} are {found!r}, but the manifest records {entry.get(name, {})!r}"
         for name, found in counts.items()
         if found != entry.get(name, {})
     ]

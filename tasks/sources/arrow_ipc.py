@@ -54,7 +54,7 @@ class ArrowIpc(RowFormat):
         while block := stream.read(BLOCK_BYTES):
             end = (end + block)[-len(MAGIC) :]
         if is_file and end != MAGIC:
-            raise BrokenContentError("has no footer, so the file is truncated or damaged")
+            raise BrokenContentError("doesn't have a footer, so the file is truncated or damaged")
 
     def rows(self, part: Slice) -> Iterator[list[Row]]:
         with open_source(part.file) as stream:

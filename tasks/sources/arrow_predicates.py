@@ -43,10 +43,10 @@ def expression(
         known = {*schema.names, *absent, *keys}
         if first in keys:
             predicate.refuse(
-                column.position, f"field {first!r} comes from the path of the file, so it's text without fields"
+                column.position, f"field {first!r} is part of the file's path, so it's text without fields"
             )
         if first not in known:
-            predicate.refuse(column.position, f"there is no field {first!r}; {nearest(first, known)}")
+            predicate.refuse(column.position, f"unknown field {first!r}; {nearest(first, known)}")
         if first not in schema.names:
             return None
         kind = schema.field(first).type
@@ -54,7 +54,7 @@ def expression(
             names = [each.name for each in kind] if pa.types.is_struct(kind) else []
             if key not in names:
                 has = nearest(key, names) if names else f"it is {named(kind)}"
-                predicate.refuse(column.position, f"there is no field {key!r} in {column.name!r}; {has}")
+                predicate.refuse(column.position, f"unknown field {key!r} in {column.name!r}; {has}")
             kind = kind.field(key).type
         return compute.field(*column.path), kind
 
@@ -119,7 +119,7 @@ class _Binding:
             both = f"{self._described(left, one)} and {self._described(right, other)}"
             self._refuse(right, f"{both}; compare values of one type")
         if one.kind == BOOLEAN and sign not in {"==", "!="}:
-            self._refuse(right, f"{self._described(right, other)}, which has no order; write == or !=")
+            self._refuse(right, f"{self._described(right, other)}, which isn't ordered; write == or !=")
         return COMPARE[sign](*_same_type(one, other))
 
     def is_null(self, column: Column) -> compute.Expression:

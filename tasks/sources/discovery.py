@@ -135,7 +135,7 @@ def _without_refusals() -> Generator[None]:
         reason = (
             "is a link that leads back to itself" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
         )
-        raise InputError(f"{error.filename}: {reason}; fix or remove it, or name another path") from error
+        raise InputError(f"{error.filename}: {reason}; fix or remove it, or name a different path") from error
 
 
 def _of_one_snapshot(folder: Path, names: list[str]) -> tuple[list[str], list[str]]:
@@ -155,8 +155,8 @@ def _of_one_snapshot(folder: Path, names: list[str]) -> tuple[list[str], list[st
         current = main.read_text("utf-8").strip() if main.is_file() else ""
         if current not in snapshots:
             raise InputError(
-                f"{repository}: holds {len(snapshots)} versions of one dataset ({shortened(sorted(snapshots))}), and refs/main "
-                "names none of them; name the folder of one in snapshots/"
+                f"{repository}: contains {len(snapshots)} versions of one dataset ({shortened(sorted(snapshots))}), and refs/main "
+                "doesn't name one of them; name a version's folder in snapshots/"
             )
         older.update(name for commit, listed in snapshots.items() if commit != current for name in listed)
     return [name for name in names if name not in older], sorted(older)
@@ -201,7 +201,9 @@ def _why_no_file(path: Path) -> str:
         mode = path.stat().st_mode
     except FileNotFoundError:
         if path.is_symlink():
-            return f"{path}: is a link to {path.readlink()}, which does not exist; fix the link, or name another path"
+            return (
+                f"{path}: is a link to {path.readlink()}, which does not exist; fix the link, or name a different path"
+            )
         return f"{path} does not exist; {_nearest_there(path)}"
     except NotADirectoryError:
         return f"{path} does not exist; {_nearest_there(path)}"
@@ -336,14 +338,14 @@ def _explained(place: str) -> Generator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise InputError(f"{place}: there is no such bucket or path; check the spelling and the region") from error
+        raise InputError(f"{place}: bucket or path not found; check the spelling and the region") from error
     except (OSError, *_client_errors()) as error:
         # gcsfs has no exception type for a 403; Google's clients have a code only where a server answered.
         refused = isinstance(error, PermissionError) or str(error).startswith("Forbidden")
         if not (refused if isinstance(error, OSError) else getattr(error, "code", UNAUTHORIZED) == UNAUTHORIZED):
             raise
         remedy = "check the bucket name and the credentials in the environment"
-        raise InputError(f"{place}: access was refused ({error}); {remedy}") from error
+        raise InputError(f"{place}: access denied ({error}); {remedy}") from error
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
@@ -381,7 +383,7 @@ def require_no_overlap(name: str, source: str, written: Mapping[str, str], publi
         if replaced is not None and _below(replaced, location) is not None:
             raise InputError(
                 f"{name}: {source} is inside the output folder {published}, where publishing replaces and removes files; "
-                "choose another output folder"
+                "choose a different output folder"
             )
 
 

@@ -84,7 +84,7 @@ def _exact(value: Any, raw: bytes) -> Any:  # noqa: ANN401 - same
         return value
     if _is_too_deep(value):
         raise NumberRangeError(
-            "numbers are not read exactly in rows of more than 254 levels; nest less, or write them as strings"
+            "numbers are not read exactly in rows with more than 254 levels; nest less, or write them as strings"
         )
     return _parsed(raw)
 

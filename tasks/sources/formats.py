@@ -34,7 +34,7 @@ METADATA = re.compile(
     r"|(?:authors|changelog|citation|contributing|copying|licen[cs]e|notice|readme|requirements)[^/]*\.txt",
     re.IGNORECASE,
 )
-"""Names of files that describe a dataset and hold no rows: those of the `datasets` library, and notes for people."""
+"""Names of files that describe a dataset and don't contain rows: metadata of the `datasets` library, and notes for people."""
 
 HIDDEN = ("_", ".")
 """First characters of hidden names."""

@@ -41,7 +41,7 @@ FIRST_BATCHES = 2
 """Batches of about a mebibyte whose rows are looked at."""
 
 BLENDS = ".json"
-"""The ending of blends, which files of rows may have too."""
+"""The ending of blends, which data files may have too."""
 
 HUB_NAME = re.compile(r"hf://(?:datasets/)?(?:[^/@]+/)?([^/@]+)")
 """The repository of a dataset of the hub, without its organization."""

@@ -249,7 +249,7 @@ def _left(
     """The data files that `source` leaves unread without saying so, by the kind of warning and what they are."""
     kinds: dict[str, tuple[str, str]] = {}
     if source.split is None:
-        kinds.update(dict.fromkeys(offered, ("unread_subset", "files of no split or of a different subset")))
+        kinds.update(dict.fromkeys(offered, ("unread_subset", "files without a split or from a different subset")))
         kinds.update({name: ("unread_split", f"split {split!r}") for split, files in splits.items() for name in files})
     for files in filter(None, taken.values()):
         read = ending_of(of_one_format(files)[0])

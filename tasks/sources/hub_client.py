@@ -157,9 +157,9 @@ def _answered(error: HfHubHTTPError, kind: Kind, where: str, said: str) -> Input
     if isinstance(error, GatedRepoError):
         why = "access is restricted; accept the terms on its hub page, then set HF_TOKEN to a token of that account"
     elif isinstance(error, RevisionNotFoundError):
-        why = "it has no branch, tag or commit of that name; check the revision, or leave it out"
+        why = "it doesn't have a branch, tag or commit with that name; check the revision, or remove it"
     elif status in {401, 403} and "Invalid credentials" in str(error):
-        why = "the hub rejected HF_TOKEN (or the saved login); renew it, or unset it for what is public"
+        why = "the Hub rejected HF_TOKEN (or the saved login); renew it, or unset it for public repositories"
     elif status in {401, 403} or isinstance(error, RepositoryNotFoundError):
         why = f"no such {kind} on the hub, or it is private; check the spelling, or set HF_TOKEN to a token with access"
     elif status not in PASSING:

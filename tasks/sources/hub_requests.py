@@ -22,7 +22,7 @@ from tokenmill.tasks.errors import RunError
 from .files import MAX_PLACES, PLACES, SourceFile
 
 WAITS = (1, 2, 4, 8)
-"""Seconds before the hub is asked again, unless it says when."""
+"""Seconds before the Hub is asked again, unless it asks for a different wait."""
 
 MAX_WAIT = 300
 """Seconds to wait in all. The hub counts requests per five minutes."""
@@ -69,7 +69,7 @@ def patiently(
         except passing:
             wait = usual
         if wait > WAITS[-1]:
-            LOGGER.warning("the hub has had too many requests; asking again in %.0f seconds, as it says", wait)
+            LOGGER.warning("the Hub has had too many requests; asking again in %.0f seconds, as it requests", wait)
         left -= wait
         time.sleep(wait)
     return ask()
@@ -134,7 +134,7 @@ class HubStream(AbstractBufferedFile):
             raise failure(error, self.path) from error
         if len(content) != end - start:
             raise RunError(
-                f"{self.path}: {len(content):,} bytes came instead of {end - start:,}; run the same command again, or check "
+                f"{self.path}: {len(content):,} bytes arrived instead of {end - start:,}; run the same command again, or check "
                 "HF_ENDPOINT"
             )
         return content

@@ -71,7 +71,7 @@ def split_elements(blocks: Iterator[bytes]) -> Iterator[list[Row]]:
             if pending.size:
                 found.append(pending.take())
             elif several:
-                found.append(pending.refuse("malformed_json", "an element is missing: nothing stands beside a comma"))
+                found.append(pending.refuse("malformed_json", "an element is missing next to a comma"))
             begun = mark + 1
         _extend(pending, block[begun:])
         if found:

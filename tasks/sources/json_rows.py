@@ -59,7 +59,7 @@ EVERY_ROW = RowFilter({})
 NO_ROWS = np.empty(0, np.int64)
 
 NOT_COMPARABLE = "not_comparable"
-"""The reason for a row with a value of another type than `where` compares it with."""
+"""The reason for a row with a value whose type differs from the one in `where`."""
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
@@ -308,10 +308,13 @@ def _nested_text(value: object, path: Sequence[str]) -> str | tuple[str, str]:
         if value is None and place != "the row":
             break
         if not isinstance(value, dict):
-            return "not_an_object", f"{place} is {kind_of(value)}, so it has no field {key!r}"
+            return "not_an_object", f"{place} is {kind_of(value)}, so it doesn't have the field {key!r}"
         fields = cast("dict[str, object]", value)
         if key not in fields:
-            return "missing_field", f"{place} has no field {key!r}; {nearest(key, fields) if fields else 'it is empty'}"
+            return (
+                "missing_field",
+                f"{place} doesn't have the field {key!r}; {nearest(key, fields) if fields else 'it is empty'}",
+            )
         value = fields[key]
         place = repr(key) if place == "the row" else f"{place}.{key!r}"
     if isinstance(value, str):

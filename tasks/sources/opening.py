@@ -32,7 +32,7 @@ from .files import MAX_PLACES, PLACES, Compression, Slice, SourceFile, files_of
 from .integrity import hashing
 
 BLOCK_BYTES = 1 << 20
-"""Unit of reading and parsing. 1 MiB stays in the processor's cache until it is parsed and copied: 640 MB/s from file to
+"""Unit of reading and parsing. 1 MiB remains in the processor's cache until it is parsed and copied: 640 MB/s from file to
 Arrow on one core, against 430 with 4 MiB and 240 with 16 MiB."""
 
 REMOTE_BLOCK_BYTES = 8 << 20
@@ -56,7 +56,7 @@ GZIP = 16 + zlib.MAX_WBITS
 GZIP_MAGIC = b"\x1f"
 
 
-UNPACK = "unpack it, and name what is in it"
+UNPACK = "unpack it, and name its content"
 UNENCRYPTED = "write it again without encryption"
 ONE_A_LINE = "write one object a line, as `jq -c .` does"
 REWRITE = "write its rows as Parquet or JSON Lines"
@@ -92,7 +92,7 @@ NOT_LINES = (
     (rb"\s*\[\s*\{", "a JSON array", "end its name in .json instead"),
     (rb'\s*\{\s*\n\s*"', "an object over several lines", ONE_A_LINE),
     (rb'(?:[^\n]*?\}[ \t\r]*\{"\w[^"\\\n]*"[ \t]*:){2}', "several objects in one line", ONE_A_LINE),
-    (rb"(?i)\s*<(?:!doctype|html)", "a page of HTML", "fetch the file again"),
+    (rb"(?i)\s*<(?:!doctype|html)", "an HTML page", "fetch the file again"),
 )
 """The same for text that should be JSON Lines, of which a whole file may be a single bad row."""
 

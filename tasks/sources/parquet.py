@@ -235,7 +235,7 @@ MAX_SHOWN = 12
 """Fields that an error lists."""
 
 NOTE = "tokenmill.note"
-"""The key of a file's metadata under which its writer says what to do where a field is missing."""
+"""The metadata key under which a file's writer states how to treat a missing field."""
 
 
 def _note(metadata: pq.FileMetaData) -> str:
@@ -250,7 +250,7 @@ def require_text(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> 
     schema, note = metadata.schema.to_arrow_schema(), _note(metadata)
     for field in fields:
         if note and column_path(field, schema)[0] not in schema.names:
-            raise InputError(f"{uri}: text_field {field!r}: the file has no such column; {note}")
+            raise InputError(f"{uri}: text_field {field!r}: the file doesn't have this column; {note}")
         _require_text(schema, field, uri)
 
 
@@ -262,7 +262,7 @@ def require_filtered(metadata: pq.FileMetaData, chosen: RowFilter, uri: str) -> 
     keys = chosen.beside(schema.names).keys
     for field in chosen.wanted:
         if field not in keys and field_path(field)[0] not in schema.names:
-            raise InputError(f"{uri}: filters: there is no field {field!r}; {nearest(field, [*schema.names, *keys])}")
+            raise InputError(f"{uri}: filters: unknown field {field!r}; {nearest(field, [*schema.names, *keys])}")
     if chosen.where:
         try:
             expression(where_of(chosen.where), schema, keys=keys)
@@ -402,7 +402,7 @@ def _explained(file: SourceFile, where: str, error: Exception) -> Exception:
         return error
     if isinstance(error, pa.ArrowNotImplementedError):
         return InputError(
-            f"{file.uri}: {where} cannot be read by Arrow: {error}; write the file again, with rows of less than 2 GiB and "
+            f"{file.uri}: {where} cannot be read by Arrow: {error}; write the file again, with rows smaller than 2 GiB and "
             "a common compression such as zstd"
         )
     return SourceCorrupt(

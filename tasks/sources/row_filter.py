@@ -39,7 +39,7 @@ NULL = "__HIVE_DEFAULT_PARTITION__"
 """How Hive writes the key of rows without one."""
 
 KINDS: Mapping[type, type] = {SpelledFloat: float, RepeatedKeys: dict}
-"""Types that count as another."""
+"""Types that count as a different one."""
 
 TYPES: Mapping[Any, pa.DataType] = {
     NoneType: pa.null(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(), OUTSIDE: pa.float64(),

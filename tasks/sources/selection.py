@@ -40,7 +40,7 @@ IN_FOLDER = {
 IN_FILE = {split: re.compile(rf"(?:.*{SEPARATOR})?(?:{words}){SEPARATOR}.*") for split, words in SPLIT_WORDS.items()}
 
 PREFERRED = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
-"""Endings in the order in which one is chosen among equally frequent ones; others come after them."""
+"""Endings in the order in which one is chosen among equally frequent ones; others follow."""
 
 FAMILIES = ({".jsonl", ".json", ".ndjson"}, {".csv", ".tsv"})
 """Endings that are read together."""
@@ -53,7 +53,7 @@ NO_DATA = re.compile(
     r"\.(?:md|rst|py|ipynb|sh|ya?ml|toml|cfg|ini|lock|cff|bib|tex|license|log|html?|css|js|crc|md5|sha\d+|asc|sig"
     r"|png|jpe?g|gif|svg|webp|ico|pdf)(?:\.(?:gz|zst|bz2|xz|lz4))?"
 )
-"""Endings of files that stand beside data: documentation, code, settings, checksums and pictures."""
+"""Endings of files next to data: documentation, code, settings, checksums and pictures."""
 
 NUMBERED = re.compile(r"[\d.]")
 """A name without an ending is one of data if it has a number or a dot, as `part-00000` or `a.jsonl_old`; `README` has neither."""
@@ -68,7 +68,7 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(glob_translate(pattern))
     except ValueError as error:
-        raise InputError(f"{pattern}: '**' stands for whole folders; write '**/*.jsonl', not '**.jsonl'") from error
+        raise InputError(f"{pattern}: '**' matches whole folders; write '**/*.jsonl', not '**.jsonl'") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def data_names(names: Iterable[str], place: str) -> list[str]:
     data = [name for name in seen if _kind_skipped(name, place) is None]
     if data:
         return data
-    found = f"none of the {len(seen)} files can be read: {shortened(seen)}" if seen else "there are no files"
+    found = f"none of the {len(seen)} files can be read: {shortened(seen)}" if seen else "files not found"
     raise InputError(f"{place}: {found}; supported are {supported()}")
 
 

@@ -39,7 +39,7 @@ from .parquet import require_any
 CHUNK_BYTES = 4 << 20
 THREADS = min(32, (os.cpu_count() or 1) * 2)
 REMOTE_THREADS = 32
-"""A footer costs a request, which waits for a store and takes no core."""
+"""A footer costs a request, which waits for a store and doesn't use a core."""
 
 RACY_NANOSECONDS = 2_000_000_000
 """A file that was modified this recently before it was read may change again within one tick of the clock; its hash is

@@ -86,7 +86,7 @@ class WebStream(AbstractBufferedFile):
             self._whole = content
             content = content[start:end]
         if len(content) != end - start:
-            raise RunError(f"{self.path}: {len(content):,} bytes came instead of {end - start:,}; {AGAIN}")
+            raise RunError(f"{self.path}: {len(content):,} bytes arrived instead of {end - start:,}; {AGAIN}")
         return content
 
 
@@ -131,9 +131,9 @@ def _failure(url: str, error: Exception) -> InputError | RunError:
         return InputError(f"{url}: cannot be reached ({error}); check the address and the network, then {AGAIN}")
     status = error.response.status_code
     if status in NOT_THERE:
-        return InputError(f"{url}: there is no such file ({status}); check the address")
+        return InputError(f"{url}: file not found ({status}); check the address")
     if status in REFUSED:
-        return InputError(f"{url}: access was refused ({status}); a signed address may have expired: get a new one")
+        return InputError(f"{url}: access denied ({status}); a signed address may have expired: get a new one")
     if status in PASSING:
         return RunError(f"{url}: the server fails ({status}); {AGAIN}")
     return InputError(f"{url}: the server answers {status}; check the address, or {DOWNLOAD}")

@@ -106,7 +106,7 @@ def map_problems(store: Store, receipt: Receipt) -> list[str]:
     """Parts whose documents a shard's map and its receipt count differently. Raises RunError as `read_map` does."""
     rows = read_map(store, receipt)
     return [
-        f"{store.path(receipt.key, FILE)}: has {rows.documents(part):,} documents of {part}, but its receipt says "
+        f"{store.path(receipt.key, FILE)}: has {rows.documents(part):,} documents of {part}, but its receipt records "
         f"{count.documents:,}"
         for part, count in receipt.parts.items()
         if rows and rows.documents(part) != count.documents

@@ -56,7 +56,7 @@ FIRST_LEAD = -64
 """Bytes below it, as int8, are 0x80 to 0xBF: they continue a character in UTF-8."""
 
 FACT, COUNTED = "fim", ("documents", "psm", "spm")
-"""What a receipt says of rearranged documents, and of fragments (documents, unless these are split) by layout."""
+"""The facts in a receipt about rearranged documents, and about fragments (documents, unless these are split) by layout."""
 
 ROLES = ("text", "prefix", "suffix", "middle", "prefix and middle")
 TEXT, PREFIX, SUFFIX, MIDDLE, PREFIX_AND_MIDDLE = range(len(ROLES))
@@ -132,13 +132,15 @@ def _control_strings(fim: Fim, vocabulary: Vocabulary) -> Sequence[str]:
         some = ", ".join(map(repr, list(controls)[:MOST_NAMED]))
         more = f" and {len(controls) - MOST_NAMED:,} more" if len(controls) > MOST_NAMED else ""
         raise InputError(
-            "fim: the tokenizer has no prefix, middle and suffix token of a known name; name three of its control tokens in "
+            "fim: the tokenizer lacks prefix, middle and suffix tokens with known names; name three of its control tokens in "
             f"fim.prefix_token, fim.middle_token and fim.suffix_token; it has {some or 'none'}{more}"
         )
     given = {name: getattr(fim, name) for name in ("prefix_token", "middle_token", "suffix_token")}
     for name, string in given.items():
         if string not in controls:
-            raise InputError(f"fim.{name}: the tokenizer has no control token {string!r}; {nearest(string, controls)}")
+            raise InputError(
+                f"fim.{name}: the tokenizer doesn't have the control token {string!r}; {nearest(string, controls)}"
+            )
     return list(given.values())
 
 

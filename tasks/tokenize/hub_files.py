@@ -31,7 +31,7 @@ BEFORE_REVISION = frozenset({"tree", "blob", "resolve", "raw", "commit", "commit
 """The words of the hub's addresses that a revision follows."""
 
 NO_OWNERS = frozenset({"api", "blog", "collections", "docs", "learn", "models", "organizations", "papers", "posts"})
-"""First words of the hub's addresses that are no names of accounts."""
+"""First words of Hub addresses that aren't account names."""
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FILE = re.compile(r"/?[^/]+\.(?:json|model|tiktoken|jinja|txt)(?:\.v\d+)?")
@@ -111,7 +111,7 @@ def _of_id(name: str, setting: str) -> HubModel:
         _require_model(parts[0], name, setting)
         parts = parts[parts[0] == "models" :]
     elif name.startswith((".", "/", "~")) or "\\" in name or len(parts) > 2:  # noqa: PLR2004 - org/name
-        raise InputError(f"{setting}: there is no file or folder {name!r}; check the path")
+        raise InputError(f"{setting}: file or folder not found: {name!r}; check the path")
     file = FILE.search(after) if is_reference and "/" in after else None
     revision = unquote(after[: file.start()] if file else after)
     return HubModel("/".join(parts[:2]), revision or None, file[0].strip("/") if file else "/".join(parts[2:]))

@@ -62,10 +62,10 @@ Controls = tuple[dict[str, int], int]
 Stamps = tuple[tuple[str, int, int], ...]
 
 TEMPLATES = ("chat_template.jinja", "additional_chat_templates/default.jinja")
-"""The chat template of newer models, which comes before an entry in tokenizer_config.json."""
+"""The chat template of newer models, which has priority over an entry in tokenizer_config.json."""
 
 OLD_TEMPLATE = "chat_template.json"
-"""The chat template of the processors of older models; counts if there is no other."""
+"""The chat template of the processors of older models; used as the last choice."""
 
 ADDED_TOKENS = "added_tokens.json"
 """The added tokens of older models, with their ids."""
@@ -85,7 +85,7 @@ RENUMBERED = frozenset(
     ("BigBirdPegasus", "Barthez", "Camembert", "M2M100", "MBart", "MBart50", "Nllb", "PLBart", "Pegasus", "Speech2Text", "XGLM",
      "XLMProphetNet", "XLMRoberta")
 )  # fmt: skip
-"""Tokenizers of transformers whose ids aren't those of their SentencePiece model."""
+"""Tokenizers of transformers whose ids differ from their SentencePiece model."""
 
 
 def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
@@ -155,7 +155,7 @@ def recorded_vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
     if vocabulary.fingerprint != recorded:
         raise InputError(
             f"tokenizer.model: {named['model']!r} is {vocabulary.fingerprint} here, but the shards were made with "
-            f"{recorded}; put the files of that tokenizer back, or prepare the data again"
+            f"{recorded}; put back the files from that tokenizer, or prepare the data again"
         )
     return vocabulary
 

@@ -36,7 +36,7 @@ from .binidx import Index, read_index, write_index
 FOLDER = "phases"
 
 ALMOST = 1e-6
-"""The part of a dataset that counts as nothing."""
+"""Parts of a dataset below this count as 0."""
 
 
 @dataclass(frozen=True, slots=True)

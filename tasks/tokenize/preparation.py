@@ -341,7 +341,7 @@ def _pair(store: Store, receipt: Receipt, part: str) -> list[str]:
     except BinIdxError as error:
         return [f"{place}: {error}"]
     found = PartCount(index.documents, index.tokens)
-    return [] if found == recorded else [f"{place}: holds {found}, but its receipt says {recorded}"]
+    return [] if found == recorded else [f"{place}: holds {found}, but its receipt records {recorded}"]
 
 
 def require_tokenizer(_blend: Blend, settings: PretrainSettings, _output_dir: str) -> None:

@@ -154,7 +154,7 @@ def tiktoken_file(content: bytes, config: Mapping[str, Any]) -> RankFile | None:
     for key in ("bos_token", "eos_token"):
         if config.get(key) and _content(config[key]) not in special:
             raise ValueError(
-                f"has no control token {_content(config[key])!r}, its {key}; add it to added_tokens_decoder"
+                f"doesn't have a control token {_content(config[key])!r}, its {key}; add it to added_tokens_decoder"
             )
     bos, eos = (
         special.get(_content(config.get(key) or default or ""))

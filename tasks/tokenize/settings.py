@@ -39,7 +39,9 @@ class TokenizerSource(Strict, frozen=True):
     @model_validator(mode="after")
     def _refuse_remote_code(self) -> Self:
         if self.trust_remote_code:
-            raise ValueError("trust_remote_code=true is refused: convert the tokenizer to a tokenizer.json instead")
+            raise ValueError(
+                "trust_remote_code=true isn't supported: convert the tokenizer to a tokenizer.json instead"
+            )
         return self
 
 
@@ -59,7 +61,7 @@ class PretrainSettings(PreparationSettings, frozen=True):
     )
     min_doc_chars: int | None = Field(default=None, ge=1, description="Drop and count shorter documents.")
     max_doc_tokens: int | None = Field(default=None, ge=1, description="Cut longer documents; EOS is kept.")
-    fim: Fim | None = Field(default=None, description="Fill in the middle; a dataset's own key comes before it.")
+    fim: Fim | None = Field(default=None, description="Fill in the middle; a dataset's own `fim` replaces it.")
     prefix_size: Size = Field(
         default=32_000_000_000, description="Bytes of tokens in one published .bin, for example 32GB."
     )
@@ -68,7 +70,7 @@ class PretrainSettings(PreparationSettings, frozen=True):
     def _leave_room_for_text(self) -> Self:
         extra = self.tokenizer.add_bos + self.tokenizer.add_eos
         if self.max_doc_tokens is not None and self.max_doc_tokens <= extra:
-            raise ValueError(f"max_doc_tokens={self.max_doc_tokens} leaves no space for text besides BOS and EOS")
+            raise ValueError(f"max_doc_tokens={self.max_doc_tokens} doesn't leave space for text besides BOS and EOS")
         return self
 
 

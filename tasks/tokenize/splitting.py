@@ -157,7 +157,7 @@ PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 """Bytes that are written as themselves; the others move beyond 0xFF, in order."""
 
 POSSESSIVE = re.compile(r"(\\p\{\w+\}\{\d+,\d+\})\+")
-"""A possessive bounded repetition. Oniguruma, which reads a tokenizer.json, would take the `+` as another repetition."""
+"""A possessive bounded repetition. Oniguruma, which reads a tokenizer.json, would take the `+` as a second repetition."""
 
 
 def tiktoken_definition(encoding: tiktoken.Encoding, *, nfc: bool = False) -> bytes:

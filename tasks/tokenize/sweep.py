@@ -1,8 +1,8 @@
 r"""A sweep over Unicode for suspects: characters that the fast library and the reference treat differently.
 
 Tokenizers normalize and split text by Unicode tables, and two libraries rarely ship the same version. Around a letter, digit or
-mark that only one of them knows, they split text differently, and the ids differ if a neighbour would have merged. Which
-neighbours merge depends on the vocabulary, so the sweep compares the pieces:
+mark that only one of them knows, they split text differently, and the ids differ if a neighbor would have merged. Which
+neighbors merge depends on the vocabulary, so the sweep compares the pieces:
 
 *   Both libraries get the tokenizer's own pre-tokenizer with an artificial vocabulary whose ids show the borders between
     pieces.
@@ -60,7 +60,7 @@ IDEOGRAPHS = 0x20000
 """From here on, planes hold ideographs, which combine with nothing."""
 
 BLOCK = 128
-"""New characters combine with characters of their own block, or with marks of older versions of Unicode."""
+"""New characters combine with characters in the same block, or with marks of older versions of Unicode."""
 
 Writing = Callable[[str], str]
 """Writes a text around a character."""
@@ -96,7 +96,7 @@ PLAIN = [*"aA1! \n\r\t", *map(chr, range(0x21, 0x7F)), *"ǅʰª中あア가ا\u0
 OPTIONAL = re.compile(r"[?*]|\{0?,")
 LOOKAROUND = re.compile(r"\(\?<?[=!]")
 NOTHING = re.compile(r"[+{^$]|\\[AbBGzZ]|\(\?[a-zA-Z-]+\)")
-"""Parts that match no character of their own: repetitions, anchors and flags."""
+"""Parts that don't match a character: repetitions, anchors and flags."""
 
 END, BEGINNING = 3, 3
 """Characters of one alternative before a border, and of the next one after it."""
@@ -218,7 +218,7 @@ def _encoded(encoder: Encoder, texts: list[str]) -> list[np.ndarray]:
 
 
 def showing_borders(candidates: Iterable[Context]) -> dict[bytes, int]:
-    """Ranks by which a character of several bytes merges with its neighbours in the same piece.
+    """Ranks by which a character of several bytes merges with its neighbors in the same piece.
 
     Its first byte merges with the ASCII before it, and its last byte with the ASCII after it or with the first byte of the
     next such character; ASCII merges first. So borders between pieces show in the ids, whatever the character.

@@ -242,7 +242,7 @@ MERGED: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
     "GPT2Tokenizer": (None, ("bos_token", "eos_token", "unk_token")),
     "Qwen2Tokenizer": (QWEN_PATTERN, ("eos_token", "pad_token", "unk_token")),
 }
-"""By class of transformers that reads vocab.json and merges.txt: the expression, if not GPT-2's, and what is END_OF_TEXT by default."""
+"""By class of transformers that reads vocab.json and merges.txt: the expression, if not GPT-2's, and the token that is END_OF_TEXT by default."""
 
 END_OF_TEXT = "<|endoftext|>"
 

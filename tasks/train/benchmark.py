@@ -41,7 +41,7 @@ from .settings import RUNTIME_SETTINGS
 WARMUP = 2
 THRESHOLD = 0.05
 LOSS_BOUND = 0.02
-"""The allowed difference in loss between runs of one configuration, in nats per token; it comes from rounding."""
+"""The allowed difference in loss between runs of one configuration, in nats per token, due to rounding."""
 
 IGNORED = {*RUNTIME_SETTINGS - {"nodes"}, "device"}
 """Settings that affect neither a step nor its loss, and those that the record holds separately."""
@@ -236,7 +236,7 @@ def compare(
     if differing := difference(_compared(baseline), _compared(found)):
         named = ", ".join(f"{name} ({ours!r} here, {theirs!r} there)" for name, (theirs, ours) in differing.items())
         raise InputError(
-            f"baseline: it was recorded with another {named}; benchmark the same configuration on the same device, or "
+            f"baseline: it was recorded with a different {named}; benchmark the same configuration on the same device, or "
             "record a new baseline"
         )
     loss_difference = found.loss - baseline.loss

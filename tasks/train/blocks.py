@@ -98,7 +98,7 @@ def _check(name: str, file: memoryview, hashes: np.ndarray, blocks: Iterable[int
         if xxh3_64_intdigest(file[begin : begin + BLOCK_BYTES]) != hashes[block]:
             raise InputError(
                 f"{name}: changed between bytes {begin:,} and {begin + BLOCK_BYTES:,} since it was prepared; "
-                "find out more with tokenmill verify, run the same preparation again, and resume this training"
+                "find out more with tokenmill verify, run the same preparation again, and resume this training run"
             )
 
 

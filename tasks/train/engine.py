@@ -82,7 +82,7 @@ def joined(device: Device | None) -> Generator[World]:
     """Join the processes that `torchrun` started; without it, a world of one. Raises InputError for a missing GPU."""
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if chosen == "cuda" and not torch.cuda.is_available():
-        raise InputError("device=cuda: this machine has no GPU; set device=cpu, or train where there is one")
+        raise InputError("device=cuda: this machine doesn't have a GPU; set device=cpu, or train where there is one")
     place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if chosen == "cuda" else torch.device("cpu")
     if chosen == "cuda":
         torch.cuda.set_device(place)

@@ -142,7 +142,7 @@ def given(prompts: Sequence[str], vocabulary: Vocabulary) -> list[Opening]:
     tokens = vocabulary.reference(True).encode(pa.array(prompts, pa.large_string()))
     for text, length in zip(prompts, tokens.lengths.tolist(), strict=True):
         if not length:
-            raise InputError(f"prompts: {text!r} has no tokens; give some text to continue")
+            raise InputError(f"prompts: {text!r} doesn't have tokens; give some text to continue")
     ids = np.split(tokens.ids.astype(np.int32), tokens.offsets[1:-1])
     return [Opening(None, each, None) for each in ids]
 

@@ -31,7 +31,7 @@ def held_out(data: TrainData, split: Split, max_tokens: int | None = None) -> It
     sources = data.of(split)
     if not sources:
         raise InputError(
-            f"{data.path}: split {split} has no documents; prepare it with holdout.{split} above 0, or evaluate "
+            f"{data.path}: split {split} doesn't have documents; prepare it with holdout.{split} above 0, or evaluate "
             "on the other split"
         )
     read = _documents if data.kind == "pretrain" else _sequences

@@ -24,7 +24,7 @@ from .settings import EvaluateSettings, TrainSettings
 JOB = "job.json"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
-"""The folder of the trained model, inside that of the training, in the format of Hugging Face's libraries."""
+"""The folder of the trained model, inside the training run's folder, in the format of Hugging Face's libraries."""
 
 Kind = Literal["pretrain", "sft"]
 
@@ -154,7 +154,9 @@ def job_of(content: bytes, place: str) -> Job:
             settings.pop("engine", None)  # earlier versions had a choice
         return parse(Job, fields, place)
     except ValueError as error:  # of orjson, or an InputError
-        raise InputError(f"{error}; {place} is not a job of this version: name another folder, or delete it") from error
+        raise InputError(
+            f"{error}; {place} isn't a job of this version: name a different folder, or delete it"
+        ) from error
 
 
 def read_skip_list(place: str) -> list[Skipped]:
@@ -186,11 +188,11 @@ def check_skipped(skipped: Sequence[Skipped], data: str, steps: int) -> None:
     """Raises InputError for a document of other data than `data`, and for a step after the last of `steps`."""
     late = next((step for step in skipped_steps(skipped) if step > steps), None)
     if late is not None:
-        raise InputError(f"skip_list: step {late:,} is listed, but this training has {steps:,}; remove the line")
+        raise InputError(f"skip_list: step {late:,} is listed, but this training run has {steps:,}; remove the line")
     other = next((each for each in skipped if isinstance(each, SkippedDocument) and each.data != data), None)
     if other is not None:
         raise InputError(
-            f"skip_list: {other.row or 'a document'} was listed for data of content {other.data}, but this training reads "
+            f"skip_list: {other.row or 'a document'} was listed for data of content {other.data}, but this training run reads "
             f"{data}; list it again with tokenmill step"
         )
 

@@ -106,7 +106,7 @@ class Order(OrderPlan, frozen=True):
             asked |= {"global_batch": self.global_batch, "steps": self.steps}
         asked["content"] = data.made_from
         return [
-            f"{name} is {value} in the training and {getattr(self, name)} in the order"
+            f"{name} is {value} in the training run and {getattr(self, name)} in the order"
             for name, value in asked.items()
             if value != getattr(self, name)
         ]
@@ -177,7 +177,9 @@ def sentence_on_order(data: TrainData, settings: TrainSettings) -> list[str]:
     place = join(data.path, ORDER)
     if not differences:
         return [f"{place}: read in this order; its indices are used"]
-    return [f"{place}: for another training ({'; '.join(differences)}); this one reads in its own order"]
+    return [
+        f"{place}: for a training run with different settings ({'; '.join(differences)}); this one reads in its own order"
+    ]
 
 
 @contextmanager
@@ -217,7 +219,7 @@ def checked_data(path: str, settings: OrderSettings) -> TrainData:
     data = prepared_data(path)
     if data.kind != "pretrain":
         raise InputError(
-            f"{data.path}: holds packs, which megatron-core keeps no indices of; train reads them in an order of its own, and "
+            f"{data.path}: holds packs, which megatron-core doesn't index; train reads them in its own order, and "
             "records it. tokenmill order takes the output of tokenmill pretrain"
         )
     if not data.of("train"):
@@ -525,7 +527,7 @@ def print_order(order: Order, console: Console) -> None:
     ]  # fmt: skip
     print_table(console, Table("documents of each dataset, by how often they are read", COLUMNS, rows))
     console.print(
-        f"{order.steps:,} steps of {order.global_batch:,} rows of {order.sequence_length:,} tokens, seed {order.seed}: a training "
-        "with these settings reads in this order and builds no index",
+        f"{order.steps:,} steps of {order.global_batch:,} rows of {order.sequence_length:,} tokens, seed {order.seed}: a training run "
+        "with these settings reads in this order and doesn't build an index",
         highlight=False, soft_wrap=True,
     )  # fmt: skip

@@ -107,7 +107,7 @@ def _check_data(job: Job, manifest: Mapping[str, Any], content: str) -> None:
         )
     if pack_size is not None and length < pack_size - 1:
         raise InputError(
-            f"sequence_length={length} is too short for packs of up to {pack_size} tokens, {pack_size - 1} of them "
+            f"sequence_length={length} is too short for packs with up to {pack_size} tokens, {pack_size - 1} of them "
             f"inputs; set sequence_length={pack_size}, or prepare with pack_size={length}"
         )
     if pack_size is None and longest <= length:
@@ -138,7 +138,7 @@ def _check_file_sizes(path: str, listed: Sequence[ListedFile], manifest: Mapping
     if problems := [problem for problem in in_threads(problem_of, listed, THREADS) if problem]:
         raise InputError(
             f"{problems[0]}; {len(problems):,} of {len(listed):,} files are wrong: see all with `tokenmill verify {path}`, "
-            "then run the same preparation again, which builds only what is missing"
+            "then run the same preparation again, which builds only the missing shards"
         )
 
 
@@ -163,7 +163,7 @@ def _cleared_by_bridge(job: Job) -> Iterator[str]:
     if cleared:
         yield (
             f"{cleared:,} of {trained:,} trained tokens ({cleared / trained:.1%}, of the first {COUNTED_TOKENS:,} tokens per "
-            "dataset) follow an EOS: Megatron-Bridge 0.6.2 and older leave them out of the loss (NVIDIA-NeMo/Megatron-Bridge#5213); "
+            "dataset) follow an EOS: Megatron-Bridge 0.6.2 and older omit them from the loss (NVIDIA-NeMo/Megatron-Bridge#5213); "
             "use 0.7 or newer, or launcher=local"
         )
 
@@ -176,7 +176,7 @@ def _check_own_features(job: Job) -> None:
         raise InputError("check_reads=true: packs are copied once before training; check them with tokenmill verify")
     for asked, name in ((job.settings.check_reads, "check_reads=true"), (job.skipped, "skip_list")):
         if asked and launcher not in OWN_LAUNCHERS:
-            raise InputError(f"{name}: launcher={launcher} starts another trainer; set launcher=local")
+            raise InputError(f"{name}: launcher={launcher} starts a different trainer; set launcher=local")
     if job.settings.check_reads:
         require_block_hashes(job.data)
 
@@ -297,7 +297,7 @@ def _check_output(job: Job) -> list[str]:
     content = read_bytes(join(place, JOB))
     if content is None:
         if read_bytes(join(place, MANIFEST)) is not None:
-            raise InputError(f"{place}: {MANIFEST} here belongs to a preparation; choose another --output-dir")
+            raise InputError(f"{place}: {MANIFEST} here belongs to a preparation; choose a different --output-dir")
         return []
     earlier = job_of(content, join(place, JOB))
     system, path = filesystem(place)
@@ -312,7 +312,7 @@ def _check_output(job: Job) -> list[str]:
     if changed:
         differences = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in changed.items())
         raise InputError(
-            f"{join(place, JOB)}: another training was started here: {differences}; choose another --output-dir, or delete this one"
+            f"{join(place, JOB)}: a different training run was started here: {differences}; choose a different --output-dir, or delete this one"
         )
     return [f"{place}: this job resumes from its last checkpoint"]
 
@@ -328,7 +328,9 @@ def _check_initial_weights(job: Job) -> None:
     training = Path(start).expanduser()
     if (training / JOB).is_file():
         if not (training / MODEL / "config.json").is_file():
-            raise InputError(f"start_from={start}: this training has not written its {MODEL} yet; let it finish first")
+            raise InputError(
+                f"start_from={start}: this training run hasn't written its {MODEL} yet; let it finish first"
+            )
         earlier = job_of((training / JOB).read_bytes(), str(training / JOB))
         fingerprint, config = earlier.data.fingerprint, None
         before, model = earlier.settings.model.model_dump(), job.settings.model.model_dump()
@@ -362,7 +364,7 @@ def _tokenizer_and_config(start: str) -> tuple[str, dict[str, Any]]:
         fingerprint = find_vocabulary(TokenizerSource(model=str(folder))).fingerprint
     except InputError as error:
         raise InputError(
-            f"start_from={start}: its tokenizer cannot be compared with that of the data: {error}; put the model's "
+            f"start_from={start}: its tokenizer can't be compared with the data's tokenizer: {error}; put the model's "
             "tokenizer.json beside its config.json"
         ) from error
     place = folder / "config.json"

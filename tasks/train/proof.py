@@ -72,7 +72,7 @@ def recorded_reads(path: str, global_batch: int) -> dict[int, str]:
     if steps and not whole:
         raise InputError(
             f"{path}: no step of {global_batch} samples is recorded whole; each data-parallel replica writes its own "
-            "reads-RANK.jsonl: copy those of all machines into this folder"
+            "reads-RANK.jsonl: copy the files of all machines into this folder"
         )
     return whole
 
@@ -209,9 +209,9 @@ def prove(path: str) -> Proof:
     plan = place if order is None else join(path, ORDER)
     for number in range(1, last + 1):
         if number not in steps:
-            return Proof(last, plan, f"step {number} was skipped: no record of it")
+            return Proof(last, plan, f"step {number} was skipped: not recorded")
         if steps[number] is None:
-            return Proof(last, plan, f"step {number}: what it read was not recorded; an earlier version trained it")
+            return Proof(last, plan, f"step {number}: its samples weren't recorded; an earlier version trained it")
     observed = [str(steps[number]) for number in range(1, last + 1)]
     skipped = [number for number in range(1, last + 1) if steps[number] == SKIPPED]
     return Proof(last - len(skipped), plan, _problem(_Comparison(job, path, order, observed)), skipped)
@@ -263,7 +263,7 @@ def _problem(compared: _Comparison) -> str | None:
             continue
         order = compared.order
         reasons = order.differences(compared.job.data, compared.job.settings) if order else []
-        return "; ".join([f"step {step} did not read what was planned: {_explained(compared, step)}", *reasons])
+        return "; ".join([f"step {step} did not read its planned samples: {_explained(compared, step)}", *reasons])
     return None
 
 
@@ -275,7 +275,7 @@ def _explained(compared: _Comparison, step: int) -> str:
     try:
         instead = next((other for other in near if compared.digest(other) == observed), None)
         if instead is not None:
-            return f"from its first sample on, it read what was planned for step {instead}"
+            return f"from its first sample on, it read the samples planned for step {instead}"
         position, found = wrong_position(planned, observed, size) if planned else None, ""
         if position is None and planned and compared.planned is not compared.own:
             own, expected = compared.own.hashes(step), compared.planned.hashes(step)
@@ -288,7 +288,7 @@ def _explained(compared: _Comparison, step: int) -> str:
     except (ImportError, InputError, OSError) as error:
         return f"its samples cannot be named here ({error})"
     if planned[:16] == observed[:16]:
-        return "its samples were read in another order"
+        return "its samples were read in a different order"
     return "more than one of its samples differ" if planned else "no such step was planned"
 
 
@@ -296,10 +296,12 @@ def print_proof(proof: Proof, path: str, console: Console) -> None:
     """Show what was proven. Raises RunError with the first difference."""
     if proof.problem:
         raise RunError(f"{path}: {proof.problem} (compared with {proof.plan})")
-    console.print(f"✓ {proof.steps:,} steps read exactly what {proof.plan} says", highlight=False, soft_wrap=True)
+    console.print(
+        f"✓ {proof.steps:,} steps read exactly the samples planned in {proof.plan}", highlight=False, soft_wrap=True
+    )
     if proof.skipped:
         skipped = ", ".join(f"{step:,}" for step in proof.skipped)
-        console.print(f"- left out by the trainer: step {skipped}", highlight=False, soft_wrap=True)
+        console.print(f"- skipped by the trainer: step {skipped}", highlight=False, soft_wrap=True)
 
 
 def proof_record(proof: Proof, path: str) -> dict[str, Any]:

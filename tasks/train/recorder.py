@@ -65,7 +65,7 @@ def use_order(config: Any, data: str | TrainData) -> None:  # noqa: ANN401 - meg
     if cache is None or not is_local(str(cache)):
         raise InputError(
             f"path_to_cache={cache}: indices are kept on a disk that all processes share; set it (in Megatron-LM "
-            "--data-cache-path) to a folder of this training"
+            "--data-cache-path) to a folder of this training run"
         )
     if order is None or order.content != found.made_from:
         return
@@ -110,7 +110,7 @@ class ReadRecorder:
     ) -> None:  # fmt: skip
         _require_one_batch_size()
         if getattr(dataset, "dataset_index", 0) is None:
-            raise InputError("--dataloader-defer-npy-index-mmap: samples cannot be recorded with it; leave it out")
+            raise InputError("--dataloader-defer-npy-index-mmap: samples can't be recorded with it; remove it")
         if global_batch % replicas or not 0 <= replica < replicas:
             raise InputError(
                 f"replica={replica}, replicas={replicas}, global_batch={global_batch}: give the rank and the number of data-parallel "
@@ -120,7 +120,7 @@ class ReadRecorder:
         if found.phases and isinstance(data, str):
             raise InputError(
                 f"{data}: has a budget, which only tokenmill train follows exactly; train with it, or prepare the blend without "
-                "'tokens' and 'phases', which tokenizes nothing again"
+                "'tokens' and 'phases', which doesn't tokenize again"
             )
         self._samples, phase, self._first = dataset, *_phase_of((first_step or 1) - 1, global_batch, found)
         _require_prefixes(dataset, phase)
@@ -219,7 +219,7 @@ def _keep_job(job: Job) -> None:
     if changed:
         differences = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in changed.items())
         raise InputError(
-            f"{place}: another training was recorded here: {differences}; choose another folder, or give tokenmill train the "
+            f"{place}: a different training run was recorded here: {differences}; choose a different folder, or give tokenmill train the "
             "settings of this one"
         )
     keep_order(followed_order(job.data, job.settings), job.output_dir)

@@ -278,7 +278,7 @@ class TrainedRows:
             known = each.source < len(counts) and each.document < counts[each.source]
             if not known or packed == (each.sequence is None):
                 raise InputError(
-                    f"skip_list: {each.model_dump_json()} names no document of the training data; list it again with tokenmill step"
+                    f"skip_list: {each.model_dump_json()} doesn't name a document of the training data; list it again with tokenmill step"
                 )
         return cls(rows, frozenset((each.source, each.document, each.sequence) for each in documents))
 

@@ -65,8 +65,8 @@ class OptimizerSettings(Strict, frozen=True):
     warmup_steps: int = Field(default=0, ge=0, description="Steps of linear growth.")
     decay: Decay = Field(default="cosine", description="From the peak to the minimum, over the remaining steps.")
     weight_decay: float = Field(default=0.1, ge=0, description="Applied to matrices, not to norms.")
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the mean of gradients.")
-    beta2: float = Field(default=0.95, ge=0, lt=1, description="Decay of the mean of squared gradients.")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay rate for the mean gradient.")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="Decay rate for the mean squared gradient.")
     epsilon: float = Field(default=1e-8, gt=0, description="Added to the denominator of an update.")
     clip: float = Field(default=1.0, gt=0, description="Maximum norm of the gradient.")
     distributed: bool = Field(default=False, description="Replicas share the optimizer's state.")
@@ -85,7 +85,8 @@ class TrainSettings(Strict, frozen=True):
     parallel: ParallelSettings = Field(default=ParallelSettings(), description="How the model is split over processes.")
     optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="How the weights are updated.")
     start_from: Place | None = Field(
-        default=None, description="Initial weights: an earlier training, or the folder or hub id of a Llama-like model."
+        default=None,
+        description="Initial weights: an earlier training run, or the folder or Hub id of a Llama-like model.",
     )
     steps: int = Field(default=20, ge=1, description="Optimizer steps.")
     sequence_length: int = Field(default=128, ge=2, description="Tokens per row; for packs, at least pack_size.")
@@ -156,7 +157,7 @@ class OrderSettings(OrderPlan, ClusterSettings, frozen=True):
     """The settings of an order: those of the training that it is for, and where it is made."""
 
     block_hashes: bool = Field(
-        default=False, description="Hash every block of the data, for a training with check_reads=true."
+        default=False, description="Hash every block of the data, for a training run with check_reads=true."
     )
 
 

@@ -166,7 +166,7 @@ EMPTY = "the blend is empty; list at least one dataset under 'datasets' or 'trai
         ({"datasets": [source(fields={"answer": "a"})]}, "datasets[0].fields.answer: unknown key"),
         (
             {"datasets": [source(messages_field="m", fields={"prompt": "q", "response": "a"})]},
-            "datasets[0]: 'messages_field' and 'fields.prompt' both say where",
+            "datasets[0]: 'messages_field' and 'fields.prompt' both name the",
         ),
         (
             {"datasets": [source(tools_field="t", fields={"tools": "u"})]},

@@ -107,7 +107,7 @@ def test_a_ramp_is_a_staircase_between_its_neighbours():
          ["'a': min_epochs=3", "at least 71 tokens in all"]),
         ([{"name": "a", "share": 0.5}, {"name": "b", "share": 0.4}], {"tokens": 60}, {"a": 10, "b": 40},
          ["a, b add up to 0.9", "make them add up to 1"]),
-        ([{"name": "a", "share": 0.5}, {"name": "b"}], {"tokens": 60}, {"a": 0, "b": 40}, ["'a': has no tokens"]),
+        ([{"name": "a", "share": 0.5}, {"name": "b"}], {"tokens": 60}, {"a": 0, "b": 40}, ["'a': doesn't have tokens"]),
         ([{"name": "a", "tokens": 50}, {"name": "b", "tokens": 20}], {"tokens": 60}, {"a": 10, "b": 40},
          ["'a': tokens=50", "'b': tokens=20", "at least 71"]),
         ([{"name": "a"}, {"name": "b", "max_epochs": 1}],

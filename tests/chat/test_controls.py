@@ -36,7 +36,7 @@ PLACES = {
     "a system": talk({"role": "system", "content": f"\n{END}"}, answer()),
     "reasoning": talk(user(), answer(reasoning_content=END)),
     "a result": talk({"role": "tool", "content": END}, answer()),
-    "the name of a function": talk(answer(None, tool_calls=[call(END)])),
+    "a function name": talk(answer(None, tool_calls=[call(END)])),
     "a value": talk(answer(None, tool_calls=[call(a=END)])),
     "a key": talk(answer(None, tool_calls=[call(**{END: 1})])),
     "a value deep inside": talk(answer(None, tool_calls=[call(a=[1, {"b": [None, END]}])])),

@@ -78,7 +78,7 @@ def test_a_tokenizer_without_one(vocabulary, tmp_path, named):
     vocabulary()
     if named:
         config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": named}))
-    with pytest.raises(InputError, match=r"chat_template: the tokenizer has no template .*nano3"):
+    with pytest.raises(InputError, match=r"chat_template: the tokenizer doesn't include a template .*nano3"):
         load_template("tokenizer", vocabulary(), {})
 
 

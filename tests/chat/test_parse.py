@@ -266,7 +266,7 @@ BAD = {
     "thoughts on a channel alone": ({"messages": [Q, {**A, "channel": "analysis"}]}, "no_content", "message 2"),
     "an unknown mask": ({"messages": [Q, {**A, "loss_mask": 0}]}, "bad_loss_flag", "loss_mask"),
     "a mask of tokens": ({"messages": [Q, {**A, "mask": [0, 1]}]}, "bad_loss_flag", "mask"),
-    "a weight of the loss": ({"messages": [Q, {**A, "loss": 0.5}]}, "bad_loss_flag", "loss is 0.5"),
+    "a weight of the loss": ({"messages": [Q, {**A, "loss": 0.5}]}, "bad_loss_flag", "loss=0.5"),
     "a step of no known class": ({"content": [{"class_": "web_observation", "html": "x"}], "details": {}}, "not_text", "web_observation"),
     "a list of answers": ({"question": "q", "answer": ["a", "b"]}, "not_text", "answer is a list of 2 texts"),
     "no answers": ({"prompt": "q", "completion": []}, "not_text", "completion is a list of 0 texts"),
@@ -354,7 +354,7 @@ BAD = {
     "a call of text": (calling("f()"), "bad_tool_calls", "tool call 1 is a string"),
     "a call of a text function": (calling({"function": "f"}), "bad_tool_calls", "the function of tool call 1 is a string"),
     "a call without a name": (calling({"function": {"arguments": {}}}), "bad_tool_calls", "its keys: 'arguments'"),
-    "a call with an empty name": (calling({"name": ""}), "bad_tool_calls", "no function name"),
+    "a call with an empty name": (calling({"name": ""}), "bad_tool_calls", "have a function name"),
     "a call with a number for a name": (calling({"name": 5}), "bad_tool_calls", "tool call 1's name is a number"),
     "a call with a number for an id": (calling({**SEARCH_CALL, "id": 5}), "bad_tool_calls", "tool call 1's id is a number"),
     "calls in two places": (answer(tool_calls=[SEARCH_CALL], function_call={"name": "f"}), "bad_tool_calls", "keep tool_calls"),
@@ -389,7 +389,7 @@ BAD = {
     "a tool with a key twice": (loads('{"messages": [{"role": "assistant", "content": "a"}], "tools": [{"name": "f", "name": "g"}]}'), "bad_tools", "'name' occurs twice"),
     "a message with two contents": (loads('{"messages": [{"role": "assistant", "content": "a", "content": "b"}]}'), "bad_message", "'content' occurs twice"),
     "a call with two names": (loads('{"messages": [{"role": "assistant", "content": null, "tool_calls": [{"name": "f", "name": "g"}]}]}'), "bad_message", "'name' occurs twice"),
-    "a flag of loss in words": ({"messages": [Q, {**A, "train": "no"}]}, "bad_loss_flag", "train is a string"),
+    "a flag of loss in words": ({"messages": [Q, {**A, "train": "no"}]}, "bad_loss_flag", "train=a string"),
     "nobody answers": ({"messages": [Q, {"role": "tool", "content": "r"}]}, "no_assistant", "none of its 2 messages"),
 }  # fmt: skip
 

@@ -108,7 +108,7 @@ def kind_of(character):
 
 
 def cut(word):
-    """A word, or the pieces of a long one: a cut stands where the hash of the four bytes before has two leading zeros."""
+    """A word, or the pieces of a long one: a cut is where the hash of the four bytes before has two leading zeros."""
     if len(word) <= LONGEST_WORD:
         return [(word, "words")]
     pieces = [""]

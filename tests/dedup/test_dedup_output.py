@@ -159,7 +159,7 @@ def test_what_stands_in_two_splits_stays_in_the_first_and_the_output_is_a_blend(
         "valid": [{"name": "a", "path": str(out / "data/valid/a"), "weight": 2.0, "text_field": "body"}],
         "test": [],
     }
-    assert warnings(manifest) == ["test/a: has no documents, so its weight cannot be applied"]
+    assert warnings(manifest) == ["test/a: doesn't have documents, so its weight can't be applied"]
     edges = pq.read_table(out / "edges.parquet").to_pylist()
     assert edges[0]["dropped"] == "valid/a/a.jsonl@0#0"
     again, _ = prepare(str(out / "blend.json"), tmp_path / "again")
@@ -190,7 +190,7 @@ def test_evaluations_and_prompts_that_cannot_be_held_are_told_of(tmp_path):
     assert manifest["totals"]["dropped"] == {"beyond_cap": 1, "contaminated": 1}
     assert warnings(manifest) == [
         "evaluation exam/exam.jsonl: 1 of 2 rows have fewer than 3 words and are not searched for",
-        "cap: 1 documents have no prompt, so the cap does not apply to them",
+        "cap: 1 documents don't have a prompt, so the cap doesn't apply to them",
     ]
     assert "| contaminated | 1 |" in markdown(manifest, "out")
     assert artifact_record(manifest, "out")["dedup"]["dropped"] == {"beyond_cap": 1, "contaminated": 1}
@@ -297,7 +297,7 @@ def test_a_dry_run_tells_what_is_signed_and_why_not(tmp_path):
 @pytest.mark.parametrize(
     ("source", "chosen", "message"),
     [
-        ({"converter": "x"}, {}, "'converter' has no effect on deduplication"),
+        ({"converter": "x"}, {}, "'converter' doesn't affect deduplication"),
         ({"path": "/nowhere.jsonl"}, {}, "nowhere"),
         ({"text_field": "txt"}, {}, "no column 'txt'; did you mean 'text'"),
         ({}, {"cap": 3}, "cap and cap_by need each other"),
@@ -337,7 +337,7 @@ def test_shards_that_do_not_add_up_to_what_was_decided_are_not_published(tmp_pat
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b'{"text": 1}\n[]\n{"text": 2}\n', "holds 2 rows, its receipt says 3"),
+        (b'{"text": 1}\n[]\n{"text": 2}\n', "holds 2 rows, its receipt records 3"),
         (b'{"a": 1}\n{broken\n', "cannot be read"),
     ],
 )
@@ -356,7 +356,7 @@ def test_decisions_that_are_not_what_they_were_or_of_another_run_are_not_applied
     one, other = (decisions_of(prepare(blend_of(file), tmp_path / file.stem)[0]) for file in files)
     content = Path(other.uri).read_bytes()
     Path(one.uri).write_bytes(content)
-    with pytest.raises(RunError, match="holds no decisions"):
+    with pytest.raises(RunError, match="doesn't contain decisions"):
         rows_decided(one.uri, one.digests[0])
     Path(other.uri).write_bytes(content.replace(b"near_duplicate", b"fear_duplicate"))
     with pytest.raises(RunError, match="damaged since it was built"):

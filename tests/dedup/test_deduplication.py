@@ -272,13 +272,13 @@ def test_decisions_are_found_by_their_hash_and_are_what_they_were(tmp_path):
     assert len({*found.digests}) == 3
     for number in range(4):
         assert digest_of(rows_decided(found.uri, found.digests[number])) == found.digests[number]
-    with pytest.raises(RunError, match="holds no decisions 0000"):
+    with pytest.raises(RunError, match="doesn't contain decisions 0000"):
         rows_decided(found.uri, "0000")
 
 
 def test_a_round_that_leaves_gaps_is_an_error(tmp_path):
     slices = slices_of(tmp_path, a=["one"], b=["two"])
-    with pytest.raises(RunError, match=r"2 of 2 shards of the round 'sign' have no receipt, the first sign/a@0/"):
+    with pytest.raises(RunError, match=r"2 of 2 shards of the round 'sign' don't have a receipt, the first sign/a@0/"):
         decisions_about(slices, tmp_path, lambda *_, **__: None)
 
 

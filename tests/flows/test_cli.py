@@ -105,7 +105,7 @@ def test_an_output_that_cannot_be_written_is_a_wrong_call(place, tmp_path, blend
     result = called("pretrain", blend, "--output-dir", place)
     assert result.returncode == 2, result.stderr
     assert result.stderr.startswith("tokenmill: ")
-    assert "choose another --output-dir" in result.stderr
+    assert "choose a different --output-dir" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
 
 
@@ -160,6 +160,7 @@ def test_options_override_the_config_file_and_overrides_override_both(tmp_path, 
     config.write_text("sample: 50\nshard_size: 1kB\ntokenizer: {add_bos: true}\n")
     planned = called("plan", blend, "--format", "json", "--config", config, "--sample", "20", "tokenizer.add_bos=false")
     assert planned.returncode == 0, planned.stderr
+    assert planned.stderr.startswith(f"{config}: shard_size=1kB (default 256MB)\n")
     one = json.loads(planned.stdout)["plan"]
     all_rows = json.loads(called("plan", blend, "--format", "json", "shard_size=1kB").stdout)["plan"]
     assert 0 < one["shards"]["total"] < all_rows["shards"]["total"]
@@ -436,5 +437,5 @@ def test_a_demo_in_the_place_of_a_file_is_refused(data):
     done = tokenmill("demo", "--output-dir", data)
     assert (done.returncode, done.stderr) == (
         2,
-        f"tokenmill: {data}: cannot be written, because {data} is a file; choose another --output-dir\n",
+        f"tokenmill: {data}: cannot be written, because {data} is a file; choose a different --output-dir\n",
     )

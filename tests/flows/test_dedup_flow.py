@@ -162,5 +162,5 @@ def test_a_run_with_gaps_after_its_rounds_cannot_end_completed(folder, tmp_path,
     monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: None))
     state = run(folder, out)
     assert state.type == StateType.FAILED
-    assert "have no receipt" in str(state.result(raise_on_failure=False))
+    assert "don't have a receipt" in str(state.result(raise_on_failure=False))
     assert not (out / "blend.json").exists()

@@ -80,7 +80,7 @@ def test_a_run_with_gaps_cannot_end_completed(prepared, tmp_path, prefect_api, m
     monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: None))
     state = run(prepared, prepared.blend, tmp_path / "out")
     assert state.type == StateType.FAILED
-    assert "have no receipt" in str(state.result(raise_on_failure=False))
+    assert "don't have a receipt" in str(state.result(raise_on_failure=False))
     assert not (tmp_path / "out/blend.json").exists()
 
 

@@ -67,7 +67,7 @@ def built(planned):
     ("environment", "words"),
     [
         (other_code, r"would build other data: tokenmill \S+\+\w+ \(here \S+\+\w+\); install the same"),
-        (older, r"have another tokenmill, without this check; here is \S+\+\w+; install the same"),
+        (older, r"have a different tokenmill, without this check; here is \S+\+\w+; install the same"),
         (missing, r"have no tokenmill, which the run has as \S+\+\w+; install the same"),
         (other_library, r"would build other data: pyarrow 0\.1 \(here \d+\S+\); install the same"),
         (None, None),

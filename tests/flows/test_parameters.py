@@ -19,6 +19,7 @@ from prefect.utilities.schema_tools.validation import ValidationError as Refused
 from prefect.utilities.schema_tools.validation import preprocess_schema, validate
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from tokenmill.flows.preparation import preparation_flow
+from tokenmill.flows.training_commands import _settings as training_settings
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.dedup.settings import DedupSettings
 from tokenmill.tasks.pack.settings import SftSettings
@@ -246,3 +247,25 @@ def test_the_form_of_every_kind_takes_remote_and_columnar_sources_and_no_others(
     assert refused(name, {"blend": "s3://bucket/blend.json", "output_dir": "s3://bucket/out"}) == []
     for path in ("", "  ", 7, None, ["a.parquet"]):
         assert refused(name, {"blend": {"datasets": [{"name": "a", "path": path}]}}) != [], path
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_effective_defaults_are_the_documented_ones(name):
+    """docs/settings.md is generated from the models; flows and commands start from the same values."""
+    parameter, models = SETTINGS[name]
+    flow = load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"])
+    chosen = {
+        key: each.default for key, each in signature(flow.fn).parameters.items() if each.default is not each.empty
+    }
+    for model in models:
+        fields = {key: each for key, each in model.model_fields.items() if not each.is_required()}
+        documented = {key: each.get_default(call_default_factory=True) for key, each in fields.items()}
+        if not parameter:
+            unset = {key for key in documented if chosen.get(key) is None and len(models) > 1}  # the mode's default
+            assert {key: chosen[key] for key in (documented.keys() & chosen) - unset}.items() <= documented.items()
+        elif parameter[0] in chosen:
+            assert chosen[parameter[0]] == ("pipeline-tiny" if name == "pipeline" else model())
+
+
+def test_training_without_a_config_has_the_documented_defaults():
+    assert training_settings(None, []) == TrainSettings()

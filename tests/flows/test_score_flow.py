@@ -120,7 +120,7 @@ def test_a_number_that_is_none_fails_the_command_publishes_nothing_and_is_noted(
     assert f"(row_id {rare})" in note["error"]
     checked = called("verify", out)
     assert checked.returncode == 1
-    assert "the run failed and published nothing" in checked.stderr.replace("\n", " ")
+    assert "the run failed and didn't publish" in checked.stderr.replace("\n", " ")
 
 
 def test_a_dry_run_scores_nothing_and_knows_what_is_there(folder, expected, tmp_path):
@@ -139,7 +139,7 @@ def test_a_dry_run_scores_nothing_and_knows_what_is_there(folder, expected, tmp_
     ("what", "arguments", "words"),
     [
         ("nll", [], "model: missing"),
-        ("nll", ["model=./nowhere"], "no file or folder './nowhere'"),
+        ("nll", ["model=./nowhere"], "file or folder not found: './nowhere'"),
         ("embed", ["engine=hsh"], "engine"),
         ("embed", ["engine=server", "model=a/b"], "engine=server needs server"),
         ("embed", ["loss_on=final_only"], "loss_on: unknown key"),

@@ -125,7 +125,7 @@ def read_until(process, words):
 @pytest.mark.parametrize(
     ("chosen", "complaint"),
     [
-        ({"queue": "nowhere"}, "sbatch refuses the jobs of workers: .*Invalid partition name specified; correct queue"),
+        ({"queue": "nowhere"}, "sbatch rejects worker jobs: .*Invalid partition name specified; correct queue"),
         ({"queue": "brief"}, r"Slurm will not start job \d+ \(PartitionTimeLimit\); lower walltime"),
         (
             {"python": "/nowhere/python"},

@@ -245,10 +245,10 @@ def test_a_file_whose_texts_are_no_harmony_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "settings", "words"),
     [
-        ({"converter": "math_v3"}, {}, "no converter 'math_v3'; did you mean 'math_v2'?"),
+        ({"converter": "math_v3"}, {}, "unknown converter 'math_v3'; did you mean 'math_v2'?"),
         ({}, {"disabled_rules": ["S99"]}, "disabled_rules: 'S99' is not a rule"),
         ({}, {"holdout": {"valid": 0.1}}, "holdout does not apply"),
-        ({"transforms": ["passthrough"]}, {}, "'transforms' has no effect on Harmony"),
+        ({"transforms": ["passthrough"]}, {}, "'transforms' doesn't affect Harmony"),
     ],
 )
 def test_a_wrong_choice_is_refused_before_anything_is_read(tmp_path, keys, settings, words):

@@ -236,7 +236,7 @@ def test_no_messages_are_no_text():
     ("text", "says"),
     [
         ("<|start|>user<|message|>x", "does not end"),
-        ("no tags", "refuses the text"),
+        ("no tags", "rejects the text"),
         ("<|start|>user:bob<|message|>x<|end|>", "Unknown role"),
     ],
 )

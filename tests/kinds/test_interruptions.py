@@ -134,7 +134,7 @@ def test_a_run_that_stops_publishes_nothing_and_the_next_goes_on_from_there(prep
     def stopping(step, pending, store, arguments, *, rebuild):
         return build_here(step, random.Random(0).sample(pending, len(pending) // 2), store, arguments, rebuild=rebuild)
 
-    with pytest.raises(RunError, match="have no receipt"):
+    with pytest.raises(RunError, match="don't have a receipt"):
         prepared.run(build=stopping, shard_size=prepared.slices)
     assert not published(tree(prepared.out)).keys() & {"blend.json"}
 

@@ -160,7 +160,7 @@ def test_data_sets_that_came_went_or_changed_places_are_named(nights):
     nights.blend("web", "recent", "common")
     reasons = {name: compared.reasons for name, compared in nights.compare(SECOND).items()}
     assert reasons[NEWS] == ["recent: the dataset is gone", "old: the dataset is new"]
-    assert reasons[WEB] == ["the datasets stand in another order"]
+    assert reasons[WEB] == ["the order of the datasets changed"]
     assert reasons[BOOKS] == []
 
 

@@ -148,7 +148,7 @@ def test_an_output_that_cannot_be_read_or_is_of_another_store_stops_everything(n
         prune(store, [*everything(nights), str(tmp_path / "nowhere")])
     with pytest.raises(InputError, match=f"its shards are in {store}, not in {tmp_path}/copy/shards"):
         prune(str(tmp_path / "copy/shards"), everything(nights))
-    with pytest.raises(InputError, match="there is no store"):
+    with pytest.raises(InputError, match="store not found"):
         prune(str(tmp_path / "nothing"), everything(nights))
     assert not (tmp_path / "nothing").exists()
     assert whereabouts(nights.out) == before

@@ -252,7 +252,8 @@ def test_composition_is_chosen_by_variables_of_the_template(chats, tmp_path):
     assert text == render(composed(twice, **variables))
     for wrong, remedy in [
         ({"efort": "high"}, "did you mean 'effort'"), ({"effort": "huge"}, "choose one of low, medium, high"),
-        ({"special_strings": "escape"}, "'special_strings' is not an option"),
+        ({"special_strings": "escape"}, "'special_strings' isn't an option"),
+        ({"thoughts": "keep_all"}, "'thoughts' has a new name, 'keep_reasoning'"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=r"^template_variables") as refusal:
             plan(blend_of(chats / "chat.jsonl"), tmp_path / "out", template_variables=wrong)

@@ -112,13 +112,13 @@ def test_a_broken_rule_is_named(tmp_path, which, change, problem):
 )  # fmt: skip
 def test_other_counts_than_the_receipts_are_named(tmp_path, packs, found):
     recorded = {"packs": 2, "sequences": 3, "stored": 19, "loss_tokens": 8}
-    assert problems(tmp_path, table(packs)) == [f"holds {found}, but its receipt says {recorded}"]
+    assert problems(tmp_path, table(packs)) == [f"holds {found}, but its receipt records {recorded}"]
 
 
 def test_no_packs_and_missing_values_are_a_problem(tmp_path):
     nothing = {"packs": 0, "sequences": 0, "stored": 0, "loss_tokens": 0}
     (problem,) = problems(tmp_path, table([]))
-    assert problem.startswith(f"holds {nothing}, but its receipt says ")
+    assert problem.startswith(f"holds {nothing}, but its receipt records ")
     for change in (
         {"input_ids": None},
         {"loss_mask": [0, None, 0]},
@@ -141,7 +141,7 @@ def test_no_packs_and_missing_values_are_a_problem(tmp_path):
     ids=["no mask", "no documents", "wider ids", "a mask of floats", "another order"],
 )
 def test_other_columns_are_named(tmp_path, types):
-    assert problems(tmp_path, table(PACKS, types)) == [f"its columns are {list(types)}, not those of packs"]
+    assert problems(tmp_path, table(PACKS, types)) == [f"its columns are {list(types)}, not the columns of packs"]
 
 
 def test_what_is_no_parquet_or_nothing_at_all_is_named(tmp_path):
@@ -233,7 +233,7 @@ def test_a_file_that_is_whole_but_no_packs_costs_its_shard(whole):
     ("change", "problem"),
     [
         (lambda index, tokens: (index.slice(1), tokens), "holds PartCount"),
-        (lambda index, tokens: (index.drop_columns(["row"]), tokens), "not those of sequences"),
+        (lambda index, tokens: (index.drop_columns(["row"]), tokens), "not the columns of sequences"),
         (lambda index, tokens: (index, tokens[4:]), "does not hold the"),
     ],
     ids=["a sequence less", "no rows", "a token less"],

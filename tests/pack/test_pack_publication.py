@@ -402,7 +402,7 @@ def test_a_budget_says_how_many_tokens_of_each_data_set_are_published(tmp_path):
 @pytest.mark.parametrize(
     ("budget", "settings", "words"),
     [
-        ({"tokens": 100, "phases": [{"name": "p"}]}, {"sampling": "up"}, "phases: trainers read a folder of packs"),
+        ({"tokens": 100, "phases": [{"name": "p"}]}, {"sampling": "up"}, "phases: trainers read a folder with packs"),
         ({"tokens": 100}, {"sampling": "none"}, "sampling=none publishes all packs once"),
     ],
 )

@@ -660,7 +660,7 @@ def test_a_sequence_whose_answer_lies_behind_the_cut_is_counted_also_where_its_c
     planned, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
     (receipt,) = pack_receipts(planned)
     assert receipt.facts["nothing_trained_in_pack_sequences"] == 1
-    assert any("nothing to train on before their cut" in line for line in packing_lines(manifest))
+    assert any("everything before their cut is masked" in line for line in packing_lines(manifest))
     assert pack_counts(manifest)["left_out"] == {"nothing_trained_in_pack_sequences": 1}
     assert (manifest["totals"]["dropped"], manifest["totals"]["truncated"]) == ({}, 0)
     first, _ = by_turn(tokenizer, record)

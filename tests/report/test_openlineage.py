@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_written_is_a_warning(prepared, tmp_path, monkeypa
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__LOG_FILE_PATH", str(tmp_path / "none" / "events.jsonl"))
     tell_if_asked(*prepared[:2], warned.append)
     assert len(warned) == 1
-    assert warned[0].startswith("not told to OpenLineage: ")
+    assert warned[0].startswith("could not send the OpenLineage event: ")
 
 
 def test_without_the_client_the_remedy_is_told(prepared, monkeypatch):

@@ -160,7 +160,7 @@ def test_another_preparation_in_the_same_folder_is_another_version(tmp_path, pre
     "line", [b"", b"[]", b"{}", b'{"a": 1}', b'{"a": {}, "b": {}}', b'{"a": {"path": "", "type": "x"}}', b"\xff"]
 )
 def test_what_is_no_artifact_is_refused(line):
-    with pytest.raises(InputError, match="holds no artifact record"):
+    with pytest.raises(InputError, match="doesn't contain an artifact record"):
         read_artifact(line, set(), "train")
 
 
@@ -179,7 +179,7 @@ def test_data_that_is_called_like_our_records_is_data(tmp_path):
     (source / "results.json").write_text('{"type": "results", "volatile": {}}')
     (from_it,) = lineage(str(tmp_path / "out"))["made_from"]
     assert from_it == {"type": "data", "path": str(source), "made_from": []}
-    with pytest.raises(InputError, match="neither prepared data"):
+    with pytest.raises(InputError, match="not a tokenmill output folder"):
         artifact_in(str(source))
 
 

@@ -206,8 +206,8 @@ def test_what_cannot_be_drawn_is_refused(published, tmp_path):
     empty, other = (publish_scores(tmp_path / kind, kind, []) for kind in ("nll", "sft"))
     for places, words in (
         ([tmp_path], r"no manifest\.json here"),
-        ([folder / "out", folder / "out"], "name only one folder of rows"),
-        ([empty], "there is nothing to draw; name a folder of scores"),
+        ([folder / "out", folder / "out"], "name only one row folder"),
+        ([empty], "no scores to plot; name a score folder"),
         ([other], "holds 'sft'; a report shows harmony, nll, embeddings"),
     ):
         with pytest.raises(InputError, match=words):

@@ -217,11 +217,11 @@ def test_a_step_is_shown_with_its_loss(data, tmp_path):
 def test_what_is_not_there(data, packed_data, tmp_path):
     reading = Reading.of(data.path)
     for step in (0, STEPS + 1):
-        with pytest.raises(InputError, match=f"--step: {step} is no step of"):
+        with pytest.raises(InputError, match=f"--step: {step} isn't a step of"):
             reading.step(step, None)
-    with pytest.raises(InputError, match=r"no order here.*point at the folder of a training"):
+    with pytest.raises(InputError, match=r"no order here.*point at the folder of a training run"):
         Reading.of(packed_data.path)
-    with pytest.raises(InputError, match=r"--find: .*a\.jsonl has no line 9,999"):
+    with pytest.raises(InputError, match=r"--find: .*a\.jsonl has only"):
         reading.find("a.jsonl:9999")
 
 

@@ -36,8 +36,8 @@ def test_each_dataset_shows_its_tokens_beside_its_target(manifest):
 
 def test_many_epochs_and_empty_splits_are_warned_about(manifest):
     assert warnings(manifest) == [
-        "rare: 90.0% of what is read comes from 10.0% of the tokens, so it is read 9.0 times; lower its weight, or add data",
-        "valid: no documents, as holdout.valid=0.0001 of 100 documents came to none; raise or clear it",
+        "rare: the weights take 90.0% of the reads from 10.0% of the tokens, so it is read 9.0 times; lower its weight, or add data",
+        "valid: no documents, as holdout.valid=0.0001 of 100 documents gives none; raise or clear it",
     ]
 
 

@@ -147,7 +147,7 @@ def test_tokenizers_of_one_name_are_told_apart_by_their_paths(folder, blend, mod
         ({}, [], "name one or more tokenizers"),
         ({}, ["small", "small"], "each once"),
         ({}, ["o200k_harmoni"], "did you mean"),
-        ({"transforms": ["passthrough"]}, ["small"], "'transforms' has no effect on a comparison of tokenizers"),
+        ({"transforms": ["passthrough"]}, ["small"], "'transforms' doesn't affect a comparison of tokenizers"),
         ({"path": "/no/such/file.jsonl"}, ["small"], "/no/such/file.jsonl"),
         ({"path": "chat.jsonl"}, ["small"], "holds conversations"),
     ],

@@ -370,7 +370,7 @@ def test_a_row_that_is_read_twice_has_two_stories(tmp_path, vocabulary):
 WRONG = {
     "plain.jsonl": "is not FILE:LINE",
     "plain.jsonl:0": "is not FILE:LINE",
-    "plain.jsonl:1000": "plain.jsonl has no line 1,000 here, because",
+    "plain.jsonl:1000": "plain.jsonl has only",
     "plane.jsonl:1": "did you mean .*/plain.jsonl",
     "nothing:1": "the sources are .*packed.jsonl.gz, .*plain.jsonl",
 }

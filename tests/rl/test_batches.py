@@ -175,8 +175,8 @@ def test_one_batch_has_no_schedule(tmp_path):
         ({"tokens": 10}, {"batch_size": 8}, "sampling=down or sampling=up"),
         ({"tokens": 10}, {}, "set batch_size"),
         ({}, {"batch_size": 8, "curriculum": {"field": "rate"}}, "no training row has a number there"),
-        ({}, {"batch_size": 8, "curriculum": {"field": "pass.rate", "pass_rate_range": 3}}, "dataset 'a', sorted, reach 0.9"),
-        ({}, {"batch_size": 8, "curriculum": {"field": "row", "drop_solved_at": 0}}, "every training row is left out"),
+        ({}, {"batch_size": 8, "curriculum": {"field": "pass.rate", "pass_rate_range": 3}}, "sorted rows of the dataset 'a' reach 0.9"),
+        ({}, {"batch_size": 8, "curriculum": {"field": "row", "drop_solved_at": 0}}, "every training row is excluded"),
         ({"tokens": 900}, {"batch_size": 8, "sampling": "up"}, "'a': max_epochs=2 of 100 tokens"),
     ],
 )  # fmt: skip

@@ -243,8 +243,8 @@ def test_a_placeholder_that_names_no_row_is_rejected(placeholder, said, style):
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
-        ({"dataset": "nano_dapo18k"}, "dataset is 'nano_dapo18k', which is no table; did you mean 'nano_dapo17k'?"),
-        ({"dataset": None}, "dataset is null, which is no table; known: nano_dapo17k, skywork"),
+        ({"dataset": "nano_dapo18k"}, "dataset is 'nano_dapo18k', which isn't a table; did you mean 'nano_dapo17k'?"),
+        ({"dataset": None}, "dataset is null, which isn't a table; known: nano_dapo17k, skywork"),
         ({"dataset": ["skywork"]}, "dataset is an array"),
         ({}, "dataset is null"),
     ],
@@ -254,7 +254,7 @@ def test_a_row_of_an_unknown_table_is_rejected(dataset, said):
     found = resolve_placeholders({"nano_dapo17k": unused, "skywork": unused})(given)
     assert found.reason == "unknown_placeholder_table"
     assert said in found.detail
-    assert "give resolve_placeholders a table of that name" in found.detail
+    assert "give resolve_placeholders a table with that name" in found.detail
 
 
 def test_each_table_is_called_for_once_and_only_when_it_is_needed():

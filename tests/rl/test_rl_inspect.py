@@ -65,7 +65,7 @@ def test_more_or_fewer_rows_than_the_receipt_says_are_a_problem(tmp_path, compre
     content = PACK[compression](b"{}\n" * 1500)
     for documents in (1499, 1501):
         found = problems(tmp_path / f"{documents}", content, documents, compression)
-        assert found == [f"holds 1,500 lines, but its receipt says {documents:,}"]
+        assert found == [f"holds 1,500 lines, but its receipt records {documents:,}"]
 
 
 def test_a_frame_that_is_cut_short_or_garbled_or_none_at_all_is_named(tmp_path):

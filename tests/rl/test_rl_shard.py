@@ -236,7 +236,7 @@ def test_moments_are_written_as_text_and_what_json_has_not_makes_a_bad_row(tmp_p
     assert manifest["totals"]["dropped"] == {"not_json": 3}
     quarantined = quarantine(tmp_path / "out", "some")
     assert [(row["line"], row["reason"]) for row in quarantined] == [(number, "not_json") for number in (2, 3, 4)]
-    assert all("leave it out" in row["detail"] for row in quarantined)
+    assert all("drop or replace" in row["detail"] for row in quarantined)
     assert "raw" in quarantined[0]["excerpt"]
 
 
@@ -509,4 +509,4 @@ def test_a_changed_row_never_loses_one_of_two_values(tmp_path):
     _, manifest = prepare(transformed(path, {"select": ["x"]}), tmp_path / "out")
     assert lines_of(manifest["train"]) == [b'{"x":{"a":1}}']
     (bad,) = [json.loads(line) for file in (tmp_path / "out/quarantine").rglob("*.jsonl") for line in file.open()]
-    assert (bad["reason"], "'a' stands twice" in bad["detail"]) == ("repeated_key", True)
+    assert (bad["reason"], "'a' appears twice" in bad["detail"]) == ("repeated_key", True)

@@ -217,7 +217,7 @@ def test_what_is_no_table_is_refused(tmp_path):
     assert said.startswith("table 'some': ")
     assert f"did you mean {tmp_path / 'dapo-math.parquet'}?" in said
     assert "'revision' 'main' applies to hf:// paths only" in refusal(tmp_path, revision="main")
-    assert "holds no rows" in refusal(write_pairs(tmp_path / "a.parquet", []))
+    assert "doesn't contain rows" in refusal(write_pairs(tmp_path / "a.parquet", []))
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines/a.jsonl").write_text(json.dumps(row("q", "a")))
     assert "must be Parquet; convert it" in refusal(tmp_path / "lines")
@@ -243,7 +243,7 @@ def test_what_is_no_table_is_refused(tmp_path):
 def test_a_file_of_another_shape_is_no_table_of_questions(tmp_path, schema):
     write_rows(tmp_path / "a.parquet", [dict.fromkeys(schema.names)], schema)
     said = refusal(tmp_path / "a.parquet")
-    assert "not a table of questions" in said
+    assert "not a question table" in said
     assert f"({schema.names[0]}: " in said
 
 
@@ -313,11 +313,11 @@ def test_tables_of_ones_own_are_an_object_by_name_and_key_sets_stay_as_they_are(
     [
         ("nano", "did you mean 'nano3'?"),
         ("", "known: lightning35, nano3, super3, ultra3"),
-        (None, "None names no tables; write 'nano3' or 'super3' or 'ultra3' or 'lightning35'"),
-        (True, "names no tables"),
-        (["nano3"], "names no tables"),
-        ({}, "names no tables"),
-        ({"_only": "a comment"}, "names no tables"),
+        (None, "None doesn't name tables; write 'nano3' or 'super3' or 'ultra3' or 'lightning35'"),
+        (True, "doesn't name tables"),
+        (["nano3"], "doesn't name tables"),
+        ({}, "doesn't name tables"),
+        ({"_only": "a comment"}, "doesn't name tables"),
         ({"a": "b.parquet"}, "table 'a': "),
         ({"a": {"path": "b.parquet"}}, "table 'a': style: missing"),
         ({"a": {"style": "dapo"}}, "table 'a': path: missing"),

@@ -83,7 +83,7 @@ def test_parquet_with_a_number_that_json_cannot_say_makes_a_bad_row(tmp_path, nu
     assert manifest["totals"]["dropped"] == {"not_json": 2}
     found = quarantine(tmp_path / "out")
     assert [(row["line"], row["reason"]) for row in found] == [(2, "not_json"), (4, "not_json")]
-    assert all("NaN or an infinity" in row["detail"] and "leave it out" in row["detail"] for row in found)
+    assert all("NaN or an infinity" in row["detail"] and "drop or replace" in row["detail"] for row in found)
 
 
 def test_moments_beside_a_null_are_written_as_ever(tmp_path):

@@ -217,7 +217,7 @@ def test_what_cannot_be_chosen_from_is_refused(tmp_path, capsys):
     nll = publish_scores(tmp_path / "nll", "nll", [("a-00000000.parquet", nll_table([], []))])
     with pytest.raises(InputError, match="holds nll, not embeddings; make them with `tokenmill score embed`"):
         choose_rows(nll, str(tmp_path / "out"), ChoiceSettings())
-    with pytest.raises(InputError, match="of type 'embeddings'; choose another --output-dir"):
+    with pytest.raises(InputError, match="of type 'embeddings'; choose a different --output-dir"):
         choose_rows(place, place, ChoiceSettings())
     with pytest.raises(InputError, match="choose 10000 of 30 rows from 31 clusters"):
         choose_rows(place, str(tmp_path / "out"), ChoiceSettings(clusters=31))

@@ -127,7 +127,7 @@ def test_last_takes_the_state_of_the_end_token_of_the_tokenizer(ends_with, eos, 
     [
         (None, ["last"], "pooling=last needs an end token"),
         (END, ["mean", 33], "dimensions=33: the model's vectors have 32"),
-        (END, ["mean"], "text 1 has no tokens"),
+        (END, ["mean"], "text 1 doesn't have tokens"),
     ],
 )
 def test_what_cannot_be_embedded_is_refused(eos, options, message):
@@ -243,7 +243,7 @@ def test_a_number_that_is_none_is_found_and_its_row_named(value):
 
 def test_rows_without_a_vector_cannot_be_read():
     stored = pa.chunked_array([pa.array([[1.0, 0.0], None], pa.list_(pa.float16(), 2))])
-    with pytest.raises(InputError, match="1 rows have no embedding"):
+    with pytest.raises(InputError, match="1 rows don't have an embedding"):
         as_vectors(stored)
 
 

@@ -177,7 +177,7 @@ def test_a_normalization_without_candidates_has_nothing_to_embed(tmp_path):
     path = write_rows(tmp_path / "in/train.jsonl", [chat(1)])
     source = {"name": "one", "path": str(path)}
     preparing_harmony.prepare({"datasets": [source]}, tmp_path / "out", selection={"view": "none"})
-    with pytest.raises(InputError, match="has no candidates to embed"):
+    with pytest.raises(InputError, match="didn't select candidates to embed"):
         plan("embed", str(tmp_path / "out"), tmp_path / "scores")
 
 
@@ -207,7 +207,7 @@ def test_a_number_that_is_none_publishes_nothing_and_names_file_and_row(folder, 
     assert note["status"] == "failed"
     assert rare in note["error"]
     for look in (read_manifest, problems):
-        with pytest.raises(RunError, match=r"the run failed and published nothing: .*the NLL of a token is nan"):
+        with pytest.raises(RunError, match=r"the run failed and didn't publish: .*the NLL of a token is nan"):
             look(str(out))
     assert plan_record(plan("nll", str(folder / "out"), out, model=str(folder / "random")))["plan"]["shards"]["pending"]
     score(folder, out)
@@ -277,12 +277,12 @@ def replaced(table, name, values):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda table: table.slice(1), "its receipt says"),
-        (lambda table: table.drop_columns(["ppl"]), "not those of scores"),
-        (lambda table: replaced(table, "row_id", ["x"] * len(table)), "repeat one of another row"),
-        (lambda table: replaced(table, "row_id", [None] * len(table)), "have no row_id"),
+        (lambda table: table.slice(1), "its receipt records"),
+        (lambda table: table.drop_columns(["ppl"]), "not the columns of scores"),
+        (lambda table: replaced(table, "row_id", ["x"] * len(table)), "share one with a different row"),
+        (lambda table: replaced(table, "row_id", [None] * len(table)), "lack a row_id"),
         (lambda table: replaced(table, "nll_mean", [float("nan")] * len(table)), "nll_mean holds NaN"),
-        (lambda table: replaced(table, "percentile_within_split", [None] * len(table)), "has no score"),
+        (lambda table: replaced(table, "percentile_within_split", [None] * len(table)), "lacks a score"),
     ],
 )
 def test_a_table_of_nll_that_is_not_what_it_should_be_is_found(folder, one_shard, change, words):

@@ -82,13 +82,13 @@ def test_another_tokenizer_is_refused(vllm):
     ("change", "difference"),
     [
         (lambda ids, logprobs: ([*ids[:-1], 7], logprobs), "token 8 is 7, not 4"),
-        (lambda ids, logprobs: (ids[:-2], logprobs[:-2]), "7 came back"),
-        (lambda ids, logprobs: ([*ids[:2], *ids[3:]], logprobs[:-1]), "8 came back"),
+        (lambda ids, logprobs: (ids[:-2], logprobs[:-2]), "7 were returned"),
+        (lambda ids, logprobs: ([*ids[:2], *ids[3:]], logprobs[:-1]), "8 were returned"),
     ],
 )
 def test_log_probabilities_of_other_tokens_are_refused(vllm, change, difference):
     vllm.change = change
-    with pytest.raises(RunError, match=rf"a\.jsonl: row 0: .* are not those of the 9 tokens sent: {difference}"):
+    with pytest.raises(RunError, match=rf"a\.jsonl: row 0: .* don't belong to the 9 tokens sent: {difference}"):
         scorer(vllm).score(completions([(4, 1, 3)] * 9), place)
 
 

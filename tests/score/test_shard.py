@@ -347,7 +347,7 @@ SERVED = {"engine": "server", "server": "http://a:1", "model": "small"}
     ("what", "settings", "words"),
     [
         ("nll", {}, "model: missing"),
-        ("nll", {"model": "./nowhere"}, "there is no file or folder './nowhere'"),
+        ("nll", {"model": "./nowhere"}, "file or folder not found: './nowhere'"),
         ("nll", {"model": "small"}, "'small' has a vocabulary of 500 tokens, .* chat_template=tokenizer"),
         ("nll", {"model": "small", "tokenizer": {"model": "o200k_base"}}, "remove tokenizer"),
         ("nll", {"model": "small", "holdout": {"valid": 0.1}}, "holdout does not apply"),
@@ -392,7 +392,7 @@ def test_gpus_are_dealt_out_to_workers_in_turn(monkeypatch):
     monkeypatch.setattr(engines, "gpus", lambda: 4)
     assert [device_for_worker("cuda", number) for number in (0, 3, 4, 10)] == ["cuda:0", "cuda:3", "cuda:0", "cuda:2"]
     assert device_for_worker("cpu", 3) == "cpu"
-    with pytest.raises(RunError, match=r"sees 4 GPUs and its name has no number .* --resources GPU=1 --name gpu-0`"):
+    with pytest.raises(RunError, match=r"sees 4 GPUs, and its name lacks a number .* --resources GPU=1 --name gpu-0`"):
         device_for_worker("cuda", None)
     monkeypatch.setattr(engines, "gpus", lambda: 1)
     assert device_for_worker("cuda", None) == "cuda:0"

@@ -170,7 +170,7 @@ def test_code_of_a_repository_is_not_run(folder):
 
 def test_a_folder_or_file_that_is_no_model_is_an_error_that_helps(tmp_path):
     (tmp_path / "model.gguf").write_text("x")
-    with pytest.raises(InputError, match=r"holds no config\.json"):
+    with pytest.raises(InputError, match=r"doesn't contain config\.json"):
         find_model(str(tmp_path))
     with pytest.raises(InputError, match="is a file; give the folder"):
         find_model(str(tmp_path / "model.gguf"))

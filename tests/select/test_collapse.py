@@ -77,7 +77,7 @@ def test_a_word_is_what_stands_between_blanks():
         ([plain(), with_tool("x")], Limits(calls=0.5), []),
         ([plain(), plain(), with_tool("x")], Limits(calls=0.5), ["33.333% of rows call a tool, below the limit of 50.000%"]),
         ([plain()] * 200, Limits(calls=0.1), ["1 distinct structures", "0.000% of rows call a tool"]),
-        ([], Limits(structures=0), ["there are no rows to survey"]),
+        ([], Limits(structures=0), ["the selection doesn't contain rows to survey"]),
         ([None], Limits(), ["0 distinct structures in 1 rows are 0.000%"]),
     ],
 )  # fmt: skip

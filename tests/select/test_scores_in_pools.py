@@ -284,10 +284,10 @@ def test_folders_that_hold_no_scores_of_these_rows_are_refused(blend, tmp_path):
     with pytest.raises(InputError, match="of type 'harmony'; expected nll, embeddings, choice"):
         score_folder(str(out))
     other = publish_scores(tmp_path / "other", "nll", [("x-0123abcd.parquet", scores({"a": 1.0}))])
-    with pytest.raises(InputError, match="has no scores of these rows; score the published rows again"):
+    with pytest.raises(InputError, match="doesn't have scores for these rows; score the published rows again"):
         selected(blend, out, scores=[other])
     empty = publish_scores(tmp_path / "empty", "nll", [])
-    with pytest.raises(InputError, match="this folder has no scores"):
+    with pytest.raises(InputError, match="this folder doesn't have scores"):
         require_selectable(SelectionChoices(scores=[empty]))
 
 

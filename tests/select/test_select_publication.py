@@ -133,7 +133,7 @@ def test_a_file_of_a_selection_that_holds_other_rows_than_its_books_is_named(pre
         pq.write_table(pq.read_table(place).slice(1), place)
     (problem,) = inspect(store, receipt)
     assert problem.startswith(str(place))
-    assert ("its receipt says" if change == "fewer" else "cannot be read as Parquet") in problem
+    assert ("its receipt records" if change == "fewer" else "cannot be read as Parquet") in problem
     place.write_bytes(whole)
 
 
@@ -166,7 +166,7 @@ def test_behaviours_that_have_collapsed_are_published_and_then_fail(tmp_path, ch
         require_variety(manifest, str(tmp_path / "out"))
         return
     assert collapsed in (tmp_path / "out/behaviours.md").read_text()
-    with pytest.raises(RunError, match=f"out: published, but behaviours have collapsed: {collapsed}"):
+    with pytest.raises(RunError, match=f"out: published, but behaviors have collapsed: {collapsed}"):
         require_variety(manifest, str(tmp_path / "out"))
 
 

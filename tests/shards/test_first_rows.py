@@ -35,9 +35,9 @@ def look_at(kind, blend, out, **settings):
 
 
 KINDS = [
-    ("pretrain", {"content": "hello"}, "missing_field: the row has no field 'text'; known: content"),
-    ("filter", {"content": "hello"}, "missing_field: the row has no field 'text'; known: content"),
-    ("dedup", {"content": "hello"}, "missing_field: the row has no field 'text'; known: content"),
+    ("pretrain", {"content": "hello"}, "missing_field: the row doesn't have the field 'text'; known: content"),
+    ("filter", {"content": "hello"}, "missing_field: the row doesn't have the field 'text'; known: content"),
+    ("dedup", {"content": "hello"}, "missing_field: the row doesn't have the field 'text'; known: content"),
     ("sft", {"messages": "hello"}, "no_messages: "),
     ("harmony", {"content": "hello"}, "no_messages: "),
     ("rl", {"content": "hello"}, "missing_field: there is no responses_create_params"),

@@ -305,7 +305,7 @@ NEVER_EMPTY = r": is empty \(0 bytes\), so it is not a \w+ file; fetch it"
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a.jsonl", r" holds no rows \(a file of 0 bytes\); fix the path"),
+        ("a.jsonl", r" doesn't contain rows \(a file of 0 bytes\); fix the path"),
         ("a.jsonl.gz", NEVER_EMPTY),
         ("a.json.zst", NEVER_EMPTY),
         ("a.parquet", NEVER_EMPTY),

@@ -135,6 +135,6 @@ def test_another_folder_may_hold_the_last_version(prepare, tmp_path):
     with pytest.raises(RunError, match=f"the last version is {tmp_path}/monday"):
         prepare(blend(tmp_path), tmp_path / "tuesday", previous=str(tmp_path / "monday"))
     assert not (tmp_path / "tuesday/blend.json").exists()
-    with pytest.raises(InputError, match="previous: there is no published output"):
+    with pytest.raises(InputError, match="previous: published output not found"):
         prepare(blend(tmp_path), tmp_path / "tuesday", previous=str(tmp_path / "sunday"))
     prepare(blend(tmp_path), tmp_path / "tuesday")

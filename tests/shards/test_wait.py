@@ -139,9 +139,7 @@ def test_a_job_that_the_queue_refuses_ends_the_wait_with_its_words(tmp_path, mon
     monkeypatch.setattr(SLURMCluster.job_cls, "submit_command", "cat /nowhere")
     with slurm_cluster(n_workers=1) as found, watching(found) as (client, watch, _):
         future = client.submit(double, 21)
-        with pytest.raises(
-            RunError, match="refuses the jobs of workers: cat: /nowhere: No such file or directory; correct"
-        ):
+        with pytest.raises(RunError, match="rejects worker jobs: cat: /nowhere: No such file or directory; correct"):
             wait_for([future], watch.check, lambda: None)
 
 

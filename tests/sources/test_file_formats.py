@@ -343,7 +343,7 @@ def test_text_that_is_something_else_is_refused_by_name(tmp_path, kind, ending):
             LINES.replace(b"\n", b"\r"),
             "several objects in one line, not JSON Lines; write one object a line",
         ),
-        ("a.ndjson", b"\n<!DOCTYPE html><html></html>", "a page of HTML, not JSON Lines; fetch the file again"),
+        ("a.ndjson", b"\n<!DOCTYPE html><html></html>", "an HTML page, not JSON Lines; fetch the file again"),
         ("a.parquet", POINTER, "a pointer of Git LFS, not Parquet; fetch its content: git lfs pull"),
         ("a.parquet", gzip.compress(LINES), "gzip, not Parquet; unpack it"),
         ("a.parquet", CONTENTS[".arrow"], "Arrow IPC, not Parquet; name it a.arrow"),

@@ -199,7 +199,7 @@ def test_the_default_configuration_is_taken_and_others_are_counted(publish):
 - {config_name: sample, data_files: "sample/*.jsonl"}"""
     publish("data/x.jsonl", "sample/x.jsonl", card=card)
     assert found() == ["data/x.jsonl"]
-    assert left() == [("unread_subset", "files of no split or of a different subset, such as sample/x.jsonl", 1)]
+    assert left() == [("unread_subset", "files without a split or from a different subset, such as sample/x.jsonl", 1)]
     assert found(subset="sample") == ["sample/x.jsonl"]
 
 
@@ -215,7 +215,7 @@ def test_one_split_is_taken_and_others_are_counted(publish, wanted, names):
     others = [split for split in ("test", "train", "validation") if names and file_of[split] not in names]
     assert left(wanted=wanted) == [
         *[("unread_split", f"split {split!r}, such as {file_of[split]}", 1) for split in others],
-        ("unread_subset", "files of no split or of a different subset, such as x.jsonl", 1),
+        ("unread_subset", "files without a split or from a different subset, such as x.jsonl", 1),
     ]
 
 
@@ -422,7 +422,7 @@ def test_an_unknown_repository_revision_or_name_is_refused_with_the_remedy(hub, 
     monkeypatch.setenv("HF_TOKEN", EXPIRED)
     assert "rejected HF_TOKEN" in refusal()
     monkeypatch.delenv("HF_TOKEN")
-    assert "@v2: it has no branch" in refusal(revision="v2")
+    assert "@v2: it doesn't have a branch" in refusal(revision="v2")
     assert "is a model, and sources are datasets" in refusal("hf://models/org/name")
     assert "hf://org/name@revision" in refusal("hf://org/name@")
     assert "not a valid name" in refusal("hf://org/na--me")

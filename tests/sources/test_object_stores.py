@@ -151,7 +151,7 @@ def test_what_another_process_writes_is_seen(bucket):
 def test_nothing_there_is_refused_with_the_place(bucket):
     assert f"{bucket}/corpus/Hig" in refusal(f"{bucket}/corpus/Hig")
     missing = bucket.replace("bucket", "nowhere")
-    assert f"{missing}/corpus: there is no such bucket" in refusal(f"{missing}/corpus")
+    assert f"{missing}/corpus: bucket or path not found" in refusal(f"{missing}/corpus")
     assert "notes.md" in refusal(f"{bucket}/corpus/notes.md")
 
 

@@ -132,10 +132,10 @@ ODD = {
     "HOST/ranges/rows": "files of this type cannot be read; supported are .parquet",
     "HOST/ranges/rows.pdf": "files of this type cannot be read",
     "HOST/ranges/page.jsonl": "is a web page, not a file; name the address behind its download button",
-    "HOST/404/rows.jsonl": r"there is no such file \(404\)",
-    "HOST/410/rows.jsonl": "there is no such file",
-    "HOST/401/rows.jsonl": "access was refused",
-    "HOST/403/rows.jsonl": r"access was refused \(403\).*get a new one",
+    "HOST/404/rows.jsonl": r"file not found \(404\)",
+    "HOST/410/rows.jsonl": "file not found",
+    "HOST/401/rows.jsonl": "access denied",
+    "HOST/403/rows.jsonl": r"access denied \(403\).*get a new one",
     "HOST/418/rows.jsonl": "the server answers 418",
     "HOST/503/rows.jsonl": "the server fails.*run the same command again",
     "HOST/endless/rows.jsonl": r"does not give its size; download it \(curl -LO\)",
@@ -164,9 +164,9 @@ ODD = {
     "s3:/bucket/rows.jsonl": "write s3://bucket/rows.jsonl",
     "s3:bucket/rows.jsonl": "write s3://bucket/rows.jsonl",
     "S3://bucket/rows.jsonl": r"did you mean s3://\?",
-    "s3://": "names no bucket; write s3://BUCKET/path",
-    "s3:///rows.jsonl": "names no bucket",
-    "gs://": "names no bucket",
+    "s3://": "doesn't name a bucket; write s3://BUCKET/path",
+    "s3:///rows.jsonl": "doesn't name a bucket",
+    "gs://": "doesn't name a bucket",
     "hf:org/name": "write hf://org/name",
     "hf://": "not a dataset of the hub",
     "file:/rows.jsonl": "write file:///rows.jsonl",
@@ -197,7 +197,7 @@ def test_files_without_ranges_of_any_size(host, monkeypatch):
 
 
 def test_web_servers_are_not_written_to(host):
-    with pytest.raises(InputError, match="only files of sources are read from web servers"):
+    with pytest.raises(InputError, match="only source files are read from web servers"):
         filesystem(f"{host}/out")
 
 

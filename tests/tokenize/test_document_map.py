@@ -61,4 +61,4 @@ def test_a_map_with_fewer_documents_than_its_receipt_is_a_problem(built):
     (problem,) = preparation(store.kind).inspect(store, replace(receipt, outputs=forged))
     part = next(iter(receipt.parts))
     documents = receipt.parts[part].documents
-    assert problem.endswith(f"{FILE}: has {documents - 1} documents of {part}, but its receipt says {documents}")
+    assert problem.endswith(f"{FILE}: has {documents - 1} documents of {part}, but its receipt records {documents}")

@@ -178,7 +178,7 @@ def test_a_source_of_empty_documents_may_be_allowed(small, tmp_path, share):
 
 def test_a_limit_without_room_for_text_is_refused(small, tmp_path):
     source = write_lines(tmp_path / "some.jsonl", TEXTS)
-    with pytest.raises(InputError, match="max_doc_tokens=2 leaves no space for text"):
+    with pytest.raises(InputError, match="max_doc_tokens=2 doesn't leave space for text"):
         prepare(blend_of(source), tmp_path / "out", tokenizer={"model": str(small), "add_bos": True}, max_doc_tokens=2)
 
 

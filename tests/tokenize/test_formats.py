@@ -279,7 +279,7 @@ REFUSED = {
     "an adapter": ({"adapter_config.json": {}}, "", "it holds adapter_config.json; name the model that this adapter is for"),
     "two models": ({"one.model": b"1", "two.model": b"2"}, "", "it holds several: one.model, two.model; name one of them"),
     "unknown ranks": ({"tokenizer.model": RANK_LINES}, "", "holds 2,000 tiktoken ranks of no known family (Llama 3, Llama 4, Kimi, Qwen); set pat_str"),
-    "an end that ranks lack": ({"a.tiktoken": RANK_LINES, "tokenizer_config.json": {"pat_str": ".", "eos_token": "<e>"}}, "", "has no control token '<e>', its eos_token; add it to added_tokens_decoder"),
+    "an end that ranks lack": ({"a.tiktoken": RANK_LINES, "tokenizer_config.json": {"pat_str": ".", "eos_token": "<e>"}}, "", "doesn't have a control token '<e>', its eos_token; add it to added_tokens_decoder"),
     "a class that cuts in its own way": ({"vocab.json": {"a": 0}, "merges.txt": b"", "tokenizer_config.json": {"tokenizer_class": "CLIPTokenizer"}}, "", "is a vocabulary of CLIPTokenizer, which is read from a tokenizer.json only"),
     "code": ({"tokenization_own.py": b"", "tokenizer_config.json": CODE}, "", "its tokenizer is code from its repository (tokenization_own.OwnTokenizer), which isn't run"),
 }  # fmt: skip

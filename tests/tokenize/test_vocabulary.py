@@ -156,7 +156,7 @@ def refusal(model, **settings):
 
 def test_a_missing_or_damaged_file_is_named(small, tmp_path):
     place = tmp_path / "tokenizer.json"
-    assert refusal(place).endswith(f"no file or folder '{place}'; check the path")
+    assert refusal(place).endswith(f"file or folder not found: '{place}'; check the path")
     assert "File name too long; check the path" in refusal("x" * 300)
     assert "home directory.; check the path" in refusal("~nobody-at-all/x")
     shutil.copy(small / "tokenizer.json", tmp_path)
@@ -192,7 +192,7 @@ def test_an_unknown_encoding_is_answered_with_the_nearest(hub):
 
 def test_code_from_a_repository_is_never_run():
     settings = {"tokenizer": {"model": "org/name", "trust_remote_code": True}}
-    with pytest.raises(InputError, match="trust_remote_code=true is refused: convert the tokenizer"):
+    with pytest.raises(InputError, match="trust_remote_code=true isn't supported: convert the tokenizer"):
         parse(PretrainSettings, settings, "settings")
 
 

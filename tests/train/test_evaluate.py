@@ -257,7 +257,7 @@ def test_what_is_no_number_is_named_by_its_document(folder, pretrain, monkeypatc
     [
         (None, lambda data: {"fingerprint": "sha256:0"}, r"was prepared with the tokenizer .* restore its files"),
         (300, lambda data: {}, r"token \d+ is outside the model's vocabulary of 300"),
-        (None, lambda data: {"sources": data.of("train")}, r"split valid has no documents; prepare it with holdout\.valid"),
+        (None, lambda data: {"sources": data.of("train")}, r"split valid doesn't have documents; prepare it with holdout\.valid"),
     ],
     ids=["another vocabulary", "a model that is too small", "nothing held out"],
 )  # fmt: skip

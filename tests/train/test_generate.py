@@ -115,7 +115,7 @@ def test_prompts_are_text(vocabulary, tmp_path):
     assert vocabulary.decode(first.prompt.tolist()) == f"a {EOS} b"
     assert vocabulary.decode(second.prompt.tolist()) == "c"
     assert first.continuation is None
-    with pytest.raises(InputError, match="'' has no tokens"):
+    with pytest.raises(InputError, match="'' doesn't have tokens"):
         given(["a", ""], vocabulary)
     encoding = find_vocabulary(TokenizerSource(model="cl100k_base"))
     wide = LlamaForCausalLM.from_pretrained(saved_model(tmp_path, 100_352)).eval()

@@ -676,7 +676,7 @@ def test_the_script_of_nemo_rl_finds_its_settings_from_another_folder(written, s
     ("given", "out", "reason"),
     [
         (manifest("none"), FOLDER, "target=none"),
-        (manifest("nemo_rl_sft", train=""), FOLDER, "no training split"),
+        (manifest("nemo_rl_sft", train=""), FOLDER, "lacks a training split"),
         (manifest("nemo_rl_sft", train="/x.jsonl.zst"), FOLDER, "compression=none"),
         (manifest("nemo_rl_dpo", train="s3://b/x.jsonl"), FOLDER, "opens files, but s3://b/x.jsonl is in an object store"),
         (manifest("nemo_rl_sft", val="s3://b/v.jsonl"), FOLDER, "opens files, but s3://b/v.jsonl is in an object store"),

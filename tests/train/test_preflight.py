@@ -432,7 +432,7 @@ def test_an_embedding_of_more_rows_than_are_trained_may_be_asked_for(job, model)
 NO_START = {
     "another tokenizer": (lambda folder: byte_level_bpe(folder, size=499), "prepare the data with the model's tokenizer"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "put the model's tokenizer.json beside its config.json"),
-    "no config.json": (lambda folder: (folder / "config.json").unlink(), "holds no config.json"),
+    "no config.json": (lambda folder: (folder / "config.json").unlink(), "doesn't contain config.json"),
     "no object": (lambda folder: (folder / "config.json").write_bytes(b"["), "is not a JSON object"),
 }  # fmt: skip
 
@@ -448,7 +448,7 @@ def test_a_folder_that_is_no_start_is_refused(job, model, lacks):
 
 
 def test_a_folder_that_is_not_there_is_refused(job, tmp_path):
-    with pytest.raises(InputError, match="start_from: there is no file or folder"):
+    with pytest.raises(InputError, match="start_from: file or folder not found"):
         start_place(str(tmp_path / "nowhere"))
 
 
@@ -494,7 +494,7 @@ def test_places_here_are_made_absolute(prepared, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["sft", "pretrain"])
 def test_a_preparation_is_not_written_into_whether_it_is_this_or_another(prepared, kind):
     told = refusal(planned(prepared["sft"], prepared[kind]))
-    assert told.endswith("manifest.json here belongs to a preparation; choose another --output-dir")
+    assert told.endswith("manifest.json here belongs to a preparation; choose a different --output-dir")
 
 
 def reviewed(chosen):
@@ -540,7 +540,10 @@ def test_the_same_job_goes_on_wherever_it_runs_and_whatever_it_leaves_out(job, t
 def test_another_job_does_not_go_on_in_its_place(job, change, words):
     begun(job())
     told = refusal(job(**change))
-    assert f"another training was started here: {words}; choose another --output-dir, or delete this one" in told
+    assert (
+        f"a different training run was started here: {words}; choose a different --output-dir, or delete this one"
+        in told
+    )
 
 
 def test_other_data_does_not_go_on_in_its_place_but_the_same_data_elsewhere_does(job, tmp_path, vocabulary, store):
@@ -562,7 +565,7 @@ def test_what_is_no_job_is_not_written_over(job, content):
     chosen = job()
     reviewed(chosen)
     (Path(chosen.output_dir) / "job.json").write_text(content)
-    assert "is not a job of this version: name another folder, or delete it" in refusal(chosen)
+    assert "isn't a job of this version: name a different folder, or delete it" in refusal(chosen)
 
 
 REVIEWED = {

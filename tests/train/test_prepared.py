@@ -233,7 +233,7 @@ REFUSED = {
     "a blend made by hand": (lambda out: (out / "manifest.json").unlink(), "blend.json has no manifest.json beside it; train on the --output-dir"),
     "an edited blend": (rewrite("blend.json", b'"3.0', b'"9.0'), "blend.json: changed since it was published; change weights and datasets in the input blend"),
     "no blend": (lambda out: (out / "blend.json").unlink(), "blend.json: missing; change weights"),
-    "a run that failed": (lambda out: edit(out, status="failed", error="out of disk"), "the run failed and published nothing: out of disk; fix this, and prepare the data again"),
+    "a run that failed": (lambda out: edit(out, status="failed", error="out of disk"), "the run failed and didn't publish: out of disk; fix this, and prepare the data again"),
     "a damaged manifest": (rewrite("manifest.json", b'"vocabulary_size": 500', b'"vocabulary_size": 501'), "does not match its seal"),
 }  # fmt: skip
 

@@ -118,17 +118,17 @@ def test_a_run_with_steps_of_a_different_size_reads_in_the_order_and_is_proven(d
     wrong = recorded(
         data, tmp_path / "wrong", other, change=lambda numbers: [3 if n == 5 * BATCH else n for n in numbers]
     )
-    assert "step 3 did not read what was planned: sample 7 was to be" in prove(wrong).problem
+    assert "step 3 did not read its planned samples: sample 7 was to be" in prove(wrong).problem
     fewer = other.model_copy(update={"steps": STEPS // 2 - 1})
-    assert "global_batch is 12 in the training and 6 in the order" in sentence_on_order(data, fewer)[0]
+    assert "global_batch is 12 in the training run and 6 in the order" in sentence_on_order(data, fewer)[0]
 
 
-NOT_PLANNED = "did not read what was planned"
+NOT_PLANNED = "did not read its planned samples"
 WRONG = {
-    "another seed": ({"settings": SETTINGS.model_copy(update={"seed": 8})}, f"step 1 {NOT_PLANNED}: sample .* was to be .*seed is 8 in the training and 7 in the order"),
+    "another seed": ({"settings": SETTINGS.model_copy(update={"seed": 8})}, f"step 1 {NOT_PLANNED}: sample .* was to be .*seed is 8 in the training run and 7 in the order"),
     "a step skipped on resumption": (
         {"change": lambda numbers: [n if n < 8 * BATCH else n + BATCH for n in numbers]},
-        f"step 9 {NOT_PLANNED}: from its first sample on, it read what was planned for step 10$",
+        f"step 9 {NOT_PLANNED}: from its first sample on, it read the samples planned for step 10$",
     ),
     "a single other sample": ({"change": lambda numbers: [n if n != 5 * BATCH + 4 else 3 for n in numbers]}, f"step 6 {NOT_PLANNED}: sample 5 was to be "),
     "swapped shards": ({"data": swapped}, f"step 1 {NOT_PLANNED}: sample .*content is xxh3_128:0 in the training"),
@@ -148,7 +148,7 @@ def test_a_step_without_a_record_is_named(data, tmp_path):
     place = recorded(data, tmp_path / "model")
     lines = Path(place, METRICS).read_bytes().splitlines(keepends=True)
     Path(place, METRICS).write_bytes(b"".join(lines[:4] + lines[5:]))
-    assert prove(place).problem == "step 5 was skipped: no record of it"
+    assert prove(place).problem == "step 5 was skipped: not recorded"
 
 
 def test_files_swapped_on_disk_end_in_a_sentence_and_nothing_is_left_of_them(tmp_path, vocabulary):
@@ -184,7 +184,7 @@ def test_without_an_order_the_job_is_the_plan(data, tmp_path):
     assert prove(recorded(elsewhere, tmp_path / "right")).problem is None
     place = recorded(elsewhere, tmp_path / "wrong", change=lambda numbers: [n if n < 60 else n - 60 for n in numbers])
     assert prove(place).problem == (
-        "step 11 did not read what was planned: from its first sample on, it read what was planned for step 1"
+        "step 11 did not read its planned samples: from its first sample on, it read the samples planned for step 1"
     )
 
 
@@ -211,7 +211,7 @@ def test_packs_are_proven_and_a_skipped_step_of_them_named(tmp_path, vocabulary)
     wrong = recorded(data, tmp_path / "wrong", settings, change=lambda n: [each + BATCH for each in n], rows=other)
     problem = prove(wrong).problem
     assert problem is not None
-    assert "step 1 did not read what was planned" in problem
+    assert "step 1 did not read its planned samples" in problem
     assert "step 2" in problem
 
 
@@ -220,7 +220,7 @@ def test_the_command_ends_with_1_for_a_model_that_read_something_else(data, tmp_
     assert run(["verify", right]) == 0
     assert f'"steps":{STEPS}' in capfd.readouterr().out
     assert run(["verify", recorded(data, tmp_path / "wrong", change=lambda numbers: [n + 1 for n in numbers])]) == 1
-    assert "step 1 did not read what was planned" in capfd.readouterr().err
+    assert "step 1 did not read its planned samples" in capfd.readouterr().err
 
 
 def test_a_folder_without_steps_is_refused(data, tmp_path):

@@ -128,7 +128,7 @@ def test_restarts_with_other_numbers_of_replicas_are_proven(dataset, data, tmp_p
 
 @pytest.mark.parametrize(
     ("shift", "words"),
-    [(BATCH, "was skipped: no record of it"), (-1, "did not read what was planned")],
+    [(BATCH, "was skipped: not recorded"), (-1, "did not read its planned samples")],
     ids=["rows skipped by a restart", "rows read twice"],
 )
 def test_other_rows_after_a_restart_are_caught(dataset, data, tmp_path, shift, words):
@@ -242,7 +242,7 @@ def test_a_restart_that_has_begun_a_step_does_not_hide_the_former_reads(dataset,
 def test_records_of_other_machines_are_missed(dataset, data, tmp_path):
     train(dataset, data, tmp_path, range(1, 2), replicas=3)
     without_last_lines(tmp_path, lambda lines: lines[0])
-    with pytest.raises(InputError, match=r"no step of 6 samples is recorded whole; .* copy those of all machines"):
+    with pytest.raises(InputError, match=r"no step of 6 samples is recorded whole; .* copy the files of all machines"):
         prove(str(tmp_path))
 
 

@@ -88,7 +88,7 @@ def test_an_entry_that_names_no_document_is_refused(both, kind, wrong):
     TrainedRows.of(rows, [SkippedDocument(data="", **right)])
     if "sequence" in wrong:
         wrong = {"sequence": None if kind == "packs" else 0}
-    with pytest.raises(InputError, match="names no document of the training data"):
+    with pytest.raises(InputError, match="doesn't name a document of the training data"):
         TrainedRows.of(rows, [SkippedDocument(data="", **right | wrong)])
 
 
@@ -103,12 +103,12 @@ def test_what_cannot_be_left_out_is_refused(both, tmp_path):
         check(plan_training(data.path, chosen, str(tmp_path / "out")))
     Path(chosen.skip_list).write_text('{"step": 3000}\n')
     with pytest.raises(
-        InputError, match=r"skip_list: step 3,000 is listed, but this training has \d+; remove the line"
+        InputError, match=r"skip_list: step 3,000 is listed, but this training run has \d+; remove the line"
     ):
         check(plan_training(data.path, chosen, str(tmp_path / "out")))
     Path(chosen.skip_list).write_text('{"step": 3}\n')
     elsewhere = chosen.model_copy(update={"launcher": "megatron-lm", "processes": 1})
-    with pytest.raises(InputError, match="skip_list: launcher=megatron-lm starts another trainer"):
+    with pytest.raises(InputError, match="skip_list: launcher=megatron-lm starts a different trainer"):
         check(plan_training(data.path, elsewhere, str(tmp_path / "out")))
 
 

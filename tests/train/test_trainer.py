@@ -233,7 +233,8 @@ def test_a_job_that_must_be_mended_says_so(documents, tmp_path):
     assert ended.code == 2
     assert ended.events == [
         Failed(
-            reason="device=cuda: this machine has no GPU; set device=cpu, or train where there is one", wrong_call=True
+            reason="device=cuda: this machine doesn't have a GPU; set device=cpu, or train where there is one",
+            wrong_call=True,
         )
     ]
 

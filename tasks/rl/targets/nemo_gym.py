@@ -38,7 +38,7 @@ OVERWRITTEN = ("temperature", "top_p")
 
 MESSAGE_KEYS = len(("role", "content"))
 NESTED = frozenset((dict, list, RepeatedKeys))
-"""Types of values that have no hash."""
+"""Types of unhashable values."""
 
 VIDEO_SOURCES = ("video_url", "video")
 TOKEN_IDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
@@ -56,7 +56,7 @@ REMEDIES = {
 def _check(record: Record) -> Rejected | None:
     if field := placeholder_of(record):
         remedy = "resolve it with the transform resolve_placeholders"
-        return Rejected("unresolved_placeholder", f"{field} stands where the question should be; {remedy}")
+        return Rejected("unresolved_placeholder", f"{field} is where the question should be; {remedy}")
     if record.get("_rowidx") is not None:
         why = "_rowidx is overwritten by NeMo-RL, which numbers rows by it"
         return Rejected("reserved_field", f"{why}; rename or remove it")
@@ -93,7 +93,7 @@ def _item(item: object, where: str) -> Rejected | None:
     given = fields.get("type", "message")
     if not isinstance(given, str) or not given:
         found = "empty" if given == "" else kind(given)
-        return Rejected("bad_message", f"the type of {where} is {found}; leave it out, or name the type of the item")
+        return Rejected("bad_message", f"the type of {where} is {found}; remove it, or name the type of the item")
     return _message(fields, where) if given == "message" else None
 
 
@@ -104,21 +104,21 @@ def _message(message: Record, where: str) -> Rejected | None:
     if isinstance(content, str) or (isinstance(content, list) and all(isinstance(part, dict) for part in content)):
         return None
     if content is None:
-        return Rejected("no_content", f"{where} has no content, its keys are {listed(message)}; write text")
+        return Rejected("no_content", f"{where} doesn't have content; its keys are {listed(message)}; write text")
     return Rejected("not_text", f"the content of {where} is {contents(content)}; make it text or an array of parts")
 
 
 def _tools_of_request(params: dict[str, Any]) -> Rejected | None:
     """NeMo-Gym accepts requests without `tools`, but not null."""
     if params.get("tools", []) is None:
-        return Rejected("bad_tools", f"{PARAMS}.tools is null, which NeMo-Gym refuses; leave it out, or make it []")
+        return Rejected("bad_tools", f"{PARAMS}.tools is null, which NeMo-Gym rejects; remove it, or make it []")
     return tools(params.get("tools"), f"{PARAMS}.tools")
 
 
 def _agent(agent: object) -> Rejected | None:
     if agent is None:
         remedy = 'add it with the transform {"set": {"agent_ref": {"type": "responses_api_agents", "name": "…"}}}'
-        return Rejected("missing_field", f"there is no agent_ref, by which NeMo-RL finds the agent; {remedy}")
+        return Rejected("missing_field", f"agent_ref, by which NeMo-RL finds the agent, is missing; {remedy}")
     if not isinstance(agent, dict):
         return wrong_type("agent_ref", agent, 'an object: {"type": "responses_api_agents", "name": "…"}')
     return filled_text(agent.get("name"), "agent_ref.name")
@@ -218,8 +218,8 @@ def _rejected(params: Mapping[str, Any], errors: list[ErrorDetails]) -> Rejected
     name = str(error["loc"][0])
     where, said = _place(params, error), error["msg"][0].lower() + error["msg"][1:]
     if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
-        return Rejected("unknown_parameter", f"{where} is no parameter that NeMo-Gym knows; remove it")
-    why = f"{where}: {said}, and NeMo-Gym refuses the request"
+        return Rejected("unknown_parameter", f"{where} isn't a parameter that NeMo-Gym knows; remove it")
+    why = f"{where}: {said}, and NeMo-Gym rejects the request"
     return Rejected(REASONS.get(name, "bad_parameter"), f"{why}; {REMEDIES.get(name, 'fix or remove it')}")
 
 

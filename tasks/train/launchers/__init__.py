@@ -34,7 +34,7 @@ def launch_of(job: Job, processes: int) -> Launch:
     if job.settings.launcher == "nemo-rl":
         raise InputError(
             f"launcher=nemo-rl: {job.data.path} holds {job.data.kind} data, but NeMo-RL takes preparations of `tokenmill rl`; "
-            "choose another launcher"
+            "choose a different launcher"
         )
     launch = LAUNCHERS[job.settings.launcher](job, processes)
     text = orjson.dumps(job.model_dump(), option=orjson.OPT_INDENT_2).decode()

@@ -97,7 +97,7 @@ def local_folder(output_dir: str, launcher: Launcher) -> str:
         return output_dir
     raise InputError(
         f"output_dir={output_dir}: launcher={launcher} keeps checkpoints and scripts in the output folder, which must be in a "
-        "file system; name a folder that all machines of the training mount"
+        "file system; name a folder that all training machines mount"
     )
 
 

@@ -102,7 +102,7 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Arguments of pretrain_gpt.py, each with the name of its value in `_arguments`; `=` begins a constant, and an argument without
-a name has no value. An argument whose value is True is given without one, and left out for False and None.
+a name doesn't take a value. An argument whose value is True is given without one, and omitted for False and None.
 """
 
 

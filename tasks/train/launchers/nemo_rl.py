@@ -25,7 +25,7 @@ CONFIG = "nemo_rl.yaml"
 INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 HEADING = (
-    f"# Settings of NeMo-RL; {SCRIPT} beside this file runs them. All others come from the file it inherits from.\n"
+    f"# Settings of NeMo-RL; {SCRIPT} beside this file runs them. All others are in the file that it inherits from.\n"
 )
 GYM_HEADING = (
     "# Add the configurations of the resources servers that the rows' agent_ref name to env.nemo_gym.config_paths.\n"
@@ -48,7 +48,7 @@ ASKED: Mapping[str, Mapping[str, bool]] = {
     "grpo": {"use_multiple_dataloader": False},
     "dpo": {},
 }
-"""Keys of an algorithm's data section beyond the common ones (`nemo_rl/algorithms/*.py`). SFT adds no token that the
+"""Keys of an algorithm's data section beyond the common ones (`nemo_rl/algorithms/*.py`). SFT doesn't add a token that the
 chat template has already written.
 """
 
@@ -122,12 +122,12 @@ def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> 
     target: TargetName = manifest["settings"]["target"]
     if target not in RECIPES:
         raise InputError(
-            f"launcher=nemo-rl: NeMo-RL has no reader for rows prepared with target={target}; prepare with "
+            f"launcher=nemo-rl: NeMo-RL can't read rows prepared with target={target}; prepare with "
             f"one of {', '.join(RECIPES)}"
         )
     if not manifest["train"]:
         raise InputError(
-            "launcher=nemo-rl: the preparation has no training split; reduce holdout, or choose other sources"
+            "launcher=nemo-rl: the preparation lacks a training split; reduce holdout, or choose other sources"
         )
     if manifest["train"].endswith(".zst"):
         raise InputError("launcher=nemo-rl: NeMo-RL reads plain JSON Lines only; prepare again with compression=none")

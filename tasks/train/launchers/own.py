@@ -105,7 +105,7 @@ def kubernetes_launch(job: Job, processes: int) -> Launch:
             },
         },
     }
-    heading = f"# A training as a Kubernetes Job. Start it with job.sh beside this file, or with kubectl apply --filename {MANIFEST}.\n"
+    heading = f"# A training run as a Kubernetes Job. Start it with job.sh beside this file, or with kubectl apply --filename {MANIFEST}.\n"
     files = {
         MANIFEST: heading + yaml.safe_dump_all([service, whole] if several else [whole], sort_keys=False),
         "job.sh": script(
@@ -133,7 +133,7 @@ def _image_and_claim(job: Job) -> tuple[str, str, str]:
     for what, path in paths.items():
         if path and path.startswith("/") and is_local(path) and not path.startswith(f"{mount}/"):
             raise InputError(
-                f"{what} {path} is not in {mount}, where {CLAIM} is mounted; move it there, or name another claim"
+                f"{what} {path} is not in {mount}, where {CLAIM} is mounted; move it there, or name a different claim"
             )
     return image, claim, mount
 
