@@ -6,18 +6,23 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.mix import solve
 from tokenmill.tasks.chat.conversation import Conversation, apart
 from tokenmill.tasks.chat.parse import conversation
+from tokenmill.tasks.rl.tables import KEY_SETS
 from tokenmill.tasks.rl.transforms import tables_asked_for
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.hub import parse
 from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.sources.selection import in_split
 
+from tests.building import prepare_here
 from tests.preparing_rl import prepare
+from tests.tokenize.small_vocabularies import byte_level_bpe
 
 BLENDS = Path(__file__).parents[2] / "blends"
 FILES = sorted(BLENDS.glob("*.json"))
@@ -437,3 +442,57 @@ def test_the_tiny_dpo_blend_becomes_two_completions_of_which_the_first_is_better
         assert pair["chosen"] in (better["completion"][-1]["content"], better["completion"])
         assert pair["rejected"] in (worse["completion"][-1]["content"], worse["completion"])
         assert better["completion"] != worse["completion"]
+
+
+# Every blend is prepared as its comment says, with rows of a stand-in for the Hub.
+
+ROWS = {
+    "pretrain": {"text": "The ferry leaves at noon."},
+    "sft": {"messages": [{"role": "user", "content": "When?"}, {"role": "assistant", "content": "At noon."}], "used_in": ["nano_v3"]},
+    "rl": {"responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]}, "agent_ref": {"name": "math"}},
+}  # fmt: skip
+CHAT_MARKERS = ("<s>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
+COUNT = 120
+"""Rows of each dataset: more than a holdout of 100 for validation."""
+
+
+def kind_of(path):
+    names = {"dpo": "rl", "rl": "rl", "sft": "sft", "harmony": "harmony", "scores": "embeddings"}
+    return next((kind for name, kind in names.items() if name in path.stem.split("-")), "pretrain")
+
+
+def publish_rows(hub, sources, kind):
+    """The repositories of Hub datasets, with the file of each subset, split or path."""
+    files = {}
+    for source in sources:
+        organization, name, *inside = source.path.removeprefix("hf://").split("/")
+        place = "/".join(inside) or f"{source.subset or 'data'}/{source.split or 'train'}.jsonl"
+        rows = "".join(json.dumps({**ROWS[kind], "id": f"{place} {number}"}) + "\n" for number in range(COUNT))
+        files.setdefault(f"{organization}/{name}", {})[place] = rows
+    for repository, content in files.items():
+        hub.dataset(repository, content)
+    for table in {each.path: each for tables in KEY_SETS.values() for each in tables.values()}.values():
+        question = {"prompt": [[{"role": "user", "content": "1 + 1?"}]], "reward_model": [{"ground_truth": "2"}]}
+        pq.write_table(pa.table(question), written := pa.BufferOutputStream())
+        organization, name, *inside = table.path.removeprefix("hf://").split("/")
+        place = "/".join(inside) or f"data/{table.split}-00000.parquet"
+        repository = hub.dataset(f"{organization}/{name}")
+        commit = repository.commit({place: written.getvalue().to_pybytes()})
+        repository.branches[table.revision] = commit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_is_prepared_as_its_comment_says(path, hub, tmp_path):
+    kind, written = kind_of(path), json.loads(path.read_text())
+    settings = dict(re.findall(r"(\w+)=(\w+)", written["_comment"].replace("tokenizer.model=", "tokenizer=")))
+    if "tokenizer" in settings:
+        settings["tokenizer"] = {"model": str(byte_level_bpe(tmp_path / "model", special=CHAT_MARKERS))}
+    sources = load_blend(str(path)).training()
+    if not path.stem.startswith("tiny"):
+        publish_rows(hub, sources, kind)
+    _, manifest = prepare_here(kind, str(path), tmp_path / "out", **settings)
+    totals = manifest["totals"]
+    assert totals["datasets"].keys() == {f"datasets/{source.name}" for source in sources}
+    assert all(counts["documents"] for counts in totals["datasets"].values())
+    assert totals["dropped"].keys() <= {"used_in", "filtered"}

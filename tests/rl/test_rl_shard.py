@@ -236,7 +236,7 @@ def test_moments_are_written_as_text_and_what_json_has_not_makes_a_bad_row(tmp_p
     assert manifest["totals"]["dropped"] == {"not_json": 3}
     quarantined = quarantine(tmp_path / "out", "some")
     assert [(row["line"], row["reason"]) for row in quarantined] == [(number, "not_json") for number in (2, 3, 4)]
-    assert all("drop or replace" in row["detail"] for row in quarantined)
+    assert all("remove it" in row["detail"] for row in quarantined)
     assert "raw" in quarantined[0]["excerpt"]
 
 

@@ -42,7 +42,7 @@ other {len(rows) - ended} don't write anything after an answer, so a model that 
 * Each template was tried with {len(talks())} conversations: {counts[0]:,} were accepted, {counts[3]:,} rejected with a reason.
 * Masks: {counts[1]:,} sequences are right to the character. For {counts[2]:,}, the position of the answer is ambiguous; their words are right.
   {sum(len(outcome.wrong) for _, outcome in rows)} are wrong. The judges are unique words, `transformers`' generation prompts, and its `assistant_masks`.
-* Texts equal those of `transformers` {"".join(each for each in WHEELS if each.startswith("transformers")).partition("==")[2]}. {sum(len(outcome.ids) for _, outcome in rows)} sequences have different ids.
+* Texts are identical to the output of `transformers` {"".join(each for each in WHEELS if each.startswith("transformers")).partition("==")[2]}. {sum(len(outcome.ids) for _, outcome in rows)} sequences have different ids.
 
 To try your own: `tokenmill sft chats.jsonl -o out --dry-run tokenizer.model=MODEL chat_template=FILE` runs the same checks.
 The packages: {", ".join(f"`{each}`" for each in [*WHEELS, *SOURCES])}.
