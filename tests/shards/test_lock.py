@@ -84,6 +84,6 @@ def test_runs_in_a_folder_of_an_object_store_wait_too(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    complaint = r"file/out: cannot be used as a folder \(Not a directory\); choose another"
+    complaint = r"file/out: cannot be used as a folder \(Not a directory\); choose a different one"
     with pytest.raises(InputError, match=complaint), turn_in(str(tmp_path / "file" / "out"), nobody):
         pass
