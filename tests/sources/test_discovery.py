@@ -8,7 +8,6 @@ from pathlib import Path
 import fsspec
 import pyarrow as pa
 import pytest
-import zstandard
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.sources.discovery import discover, find
 from tokenmill.tasks.sources.files import SourceFile
-from tokenmill.tasks.sources.formats import describe, format_of, read_texts
+from tokenmill.tasks.sources.formats import describe, read_texts
 from tokenmill.tasks.sources.selection import in_split, in_subset
 from tokenmill.tasks.sources.slices import cut
 
@@ -113,14 +112,6 @@ def test_a_broken_link_is_refused_rather_than_left_out(tmp_path):
     put(tmp_path, "a.jsonl")
     (tmp_path / "b.jsonl").symlink_to(tmp_path / "gone.jsonl")
     assert str(tmp_path / "b.jsonl") in refusal(tmp_path)
-
-
-@pytest.mark.parametrize(("ending", "pack"), [("", bytes), (".gz", gzip.compress), (".zst", zstandard.compress)])
-def test_newline_delimited_json_is_json_lines(tmp_path, ending, pack):
-    put(tmp_path, f"a.ndjson{ending}", content=pack(LINE))
-    (file,) = discover(source(tmp_path))
-    (part,) = cut(file, 100, ["text"])
-    assert [batch.texts.to_pylist() for batch in read_texts(part, "text")] == [["a"]]
 
 
 def test_what_is_left_unread_is_counted_by_ending(tmp_path):
@@ -299,14 +290,6 @@ def test_folders_outside_the_one_that_is_named_choose_nothing(tmp_path):
     assert found(tmp_path / "train", split="train") == ["a/train.jsonl"]
 
 
-def test_where_no_path_speaks_of_splits_everything_is_train(tmp_path):
-    put(tmp_path, "a/part-0.jsonl", "b/part-0.jsonl")
-    assert found(tmp_path, split="train") == ["a/part-0.jsonl", "b/part-0.jsonl"]
-    refusal(tmp_path, split="test")
-    put(tmp_path, "a/validation.jsonl")
-    refusal(tmp_path, split="train")
-
-
 OF_TRAIN = (
     "train.jsonl train-00000-of-00001.parquet train-00000.json.gz train_0001.jsonl a/train.12.jsonl train/x.jsonl "
     "a/train/b/x.parquet data/train-00000-of-00001-a09b74b3ef9c3b56.parquet"
@@ -360,39 +343,6 @@ def test_endings(ending, suffix, compression):
     assert describe(f"some.dir/a.{ending}{suffix}") == expected
     assert describe(f"a.{ending}{suffix}.bak") is None
     assert describe(f"{ending}{suffix}") is None
-
-
-def test_sniffing_reads_no_other_file():
-    lines = SourceFile(uri="/nowhere/x.jsonl", size=1, format="jsonl")
-    assert format_of(lines).sniff(lines) is lines
-
-
-@pytest.mark.parametrize(
-    ("path", "names"),
-    [
-        ("memory://corpus/High-Quality", ["High-Quality/x.jsonl"]),
-        ("memory://corpus/High-Quality/x.jsonl", ["High-Quality/x.jsonl"]),
-        ("memory://corpus/*/x.jsonl", ["High-Quality-Synthetic/x.jsonl", "High-Quality/x.jsonl"]),
-        ("memory:///corpus/", ["High-Quality-Synthetic/x.jsonl", "High-Quality/x.jsonl", "y.json"]),
-    ],
-)
-def test_files_in_memory_are_found_like_local_ones(memory, path, names):
-    memory.pipe({f"/corpus/{name}": LINE for name in ("High-Quality/x.jsonl", "High-Quality-Synthetic/x.jsonl")})
-    memory.pipe({"/corpus/y.json": b"[]", "/corpus/n.txt": b"", "/corpus/.tmp/x.jsonl": b""})
-    files = discover(source(path))
-    assert [file.uri for file in files] == [f"memory://corpus/{name}" for name in names]
-    assert {file.format for file in files if file.uri.endswith(".json")} <= {"json"}
-    assert [file.size for file in files] == [memory.size(file.uri) for file in files]
-    assert {(file.version, file.modified_ns) for file in files} == {(None, None)}
-
-
-def test_a_store_s_files_are_chosen_and_refused_like_local_ones(memory):
-    memory.pipe({"/corpus/a/train.jsonl": LINE, "/corpus/ab/train.jsonl": LINE, "/corpus/ab/test.jsonl": LINE})
-    (chosen,) = discover(source("memory://corpus", subset="a", split="train"))
-    assert chosen.uri == "memory://corpus/a/train.jsonl"
-    assert "no files" in refusal("memory://corpus/abc")
-    memory.pipe("/corpus/n.orc", b"12345")
-    assert "n.orc: files of this type" in refusal("memory://corpus/n.orc")
 
 
 def test_a_file_that_links_lead_to_is_read_once(tmp_path):

@@ -64,24 +64,6 @@ def spellings(value):
     return [] if isinstance(value, str | bool | None) else [str(value)]
 
 
-class Spelled(float):
-    """A float of the reference parser, with the text."""
-
-    def __str__(self):
-        return self.text
-
-
-def spelled(text):
-    number = Spelled(text)
-    number.text = text
-    return number
-
-
-@given(SPELLINGS)
-def test_every_number_is_spelled_as_it_was_read(text):
-    assert spellings(loads(text)) == spellings(json.loads(text, parse_float=spelled, parse_int=spelled))
-
-
 @pytest.mark.parametrize(
     "text",
     [

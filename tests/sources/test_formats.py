@@ -17,8 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources import opening
@@ -28,7 +26,6 @@ from tokenmill.tasks.sources.formats import count_rows, read_texts
 from tokenmill.tasks.sources.opening import SourceCorrupt
 from tokenmill.tasks.sources.slices import cut
 
-from tests.examples import max_examples
 from tests.moto_server import moto_here
 
 LINES = [
@@ -135,28 +132,6 @@ def test_a_limit_of_rows_is_kept_exactly_and_counting_agrees_with_reading(tmp_pa
         assert count_rows(part, rows) == count_rows(limited, 1000) == min(rows, total)
 
 
-@max_examples(25)
-@given(st.lists(st.integers(1, 2000), max_size=4), st.integers(0, 2**32))
-def test_slices_of_one_file_account_for_it_together(tmp_path_factory, cuts, seed):
-    rows = np.random.default_rng(seed).integers(0, len(LINES), 60)
-    lines = [LINES[row] for row in rows]
-    path = tmp_path_factory.mktemp("cut") / "a.jsonl"
-    file = stored(path, b"\n".join(lines) + b"\n").file
-    offsets = sorted({0, file.size, *(cut for cut in cuts if cut < file.size)})
-    texts, reasons, blank, first = {}, {}, 0, 0
-    for start, stop in pairwise(offsets):
-        part = Slice(file, start, stop)
-        some_texts, some_reasons, some_blank = read(part)
-        texts |= {first + row: text for row, text in some_texts.items()}
-        reasons |= {first + row: reason for row, reason in some_reasons.items()}
-        blank += some_blank
-        first += count_rows(part, 1000)
-    assert first == len(lines)
-    assert texts == {place: TEXTS[row] for place, row in enumerate(rows.tolist()) if row in TEXTS}
-    assert reasons == {place: BAD[row] for place, row in enumerate(rows.tolist()) if row in BAD}
-    assert blank == first - len(texts) - len(reasons)
-
-
 def test_many_blocks_read_as_one(tmp_path):
     lines = [{"text": f"{number} " + "é" * (number % 5000)} for number in range(3000)]
     content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in lines).encode()
@@ -166,14 +141,6 @@ def test_many_blocks_read_as_one(tmp_path):
     packed = gzip.compress(content, 1)
     assert read(stored(tmp_path / "a.jsonl.gz", packed, compression="gzip")) == (expected, {}, 0)
     assert read(stored(tmp_path / "a.json", json.dumps(lines).encode(), format="json")) == (expected, {}, 0)
-
-
-@pytest.mark.slow
-def test_a_line_of_a_hundred_megabytes_is_read_whole(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "a"}\n{"text": "' + b"x" * 100_000_000 + b'"}\n{"text": "b"}\n')
-    texts, reasons, blank = read(whole(path))
-    assert (texts[0], len(texts[1]), texts[2], reasons, blank) == ("a", 100_000_000, "b", {}, 0)
 
 
 def test_a_json_file_of_one_object_a_line_is_read_as_lines(tmp_path):
@@ -192,43 +159,10 @@ def test_a_file_without_rows_gives_none(tmp_path, content):
     assert read(stored(tmp_path / "a", content)) == ({}, {}, content.count(b"\n"))
 
 
-@pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
-def test_several_members_in_one_compressed_file_are_read_one_after_the_other(tmp_path, name, pack):
-    content = pack(b'{"text": "a"}\n{"te') + pack(b"") + pack(b'xt": "b"}\n')
-    assert read(stored(tmp_path / "a", content, compression=name)) == ({0: "a", 1: "b"}, {}, 0)
-
-
-@pytest.mark.parametrize("format_name", ["jsonl", "json"])
-@pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
-def test_compressed_files_cut_short_anywhere_are_corrupt(tmp_path, name, pack, format_name):
-    content = pack(b"".join(b'{"text": "%d"}\n' % (number * number) for number in range(300)))
-    for keep in {0, 1, 2, 5, 10, len(content) // 2, *range(len(content) - 12, len(content))}:
-        part = stored(tmp_path / "a.part", content[:keep], format=format_name, compression=name)
-        with pytest.raises(SourceCorrupt, match=r"a\.part.*fetch it or write it again"):
-            list(read_texts(part, "text"))
-        with pytest.raises(SourceCorrupt):
-            count_rows(part, 1000)
-
-
-@pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
-def test_what_does_not_decompress_is_corrupt_and_placed(tmp_path, name, pack):
-    content = pack(b'{"text": "a"}\n' * 100)
-    for damaged in (content + b"garbage after the end", b"\0" * 64):
-        part = stored(tmp_path / "a.part", damaged, compression=name)
-        with pytest.raises(SourceCorrupt, match=rf"near byte \d+ of {len(damaged)}"):
-            list(read_texts(part, "text"))
-
-
 @pytest.mark.parametrize("padding", [1, 3, 511, 3 << 20])
 def test_zero_bytes_after_or_between_gzip_members_are_padding(tmp_path, padding):
     content = gzip.compress(b'{"text": "a"}\n{"te') + bytes(padding) + gzip.compress(b'xt": "b"}\n') + bytes(padding)
     assert read(stored(tmp_path / "a", content, compression="gzip")) == ({0: "a", 1: "b"}, {}, 0)
-
-
-def test_what_gzip_would_leave_out_with_a_warning_is_refused_with_the_reason(tmp_path):
-    part = stored(tmp_path / "a", gzip.compress(b'{"text": "a"}\n') + bytes(20) + b"rows?", compression="gzip")
-    with pytest.raises(SourceCorrupt, match="bytes that are not gzip follow the last gzip member"):
-        read(part)
 
 
 @pytest.mark.parametrize("level", [0, 9])
@@ -249,18 +183,6 @@ def frame(content, window_log):
 def test_zstd_is_read_up_to_the_longest_window_that_its_tools_make(tmp_path, window_log):
     content = frame(b'{"text": "a"}\n{"te', 20) + frame(b'xt": "b"}\n', window_log)
     assert read(stored(tmp_path / "a", content, compression="zstd")) == ({0: "a", 1: "b"}, {}, 0)
-
-
-@pytest.mark.slow
-def test_what_looks_back_further_than_128_mib_is_read(tmp_path):
-    """As dumps of Reddit are written, with `zstd --long=31`."""
-    head = json.dumps({"text": os.urandom(1 << 16).hex()}).encode() + b"\n"
-    content = head + b" " * (129 << 20) + b"\n" + head
-    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=28, enable_ldm=True)
-    packed = zstandard.ZstdCompressor(compression_params=parameters).compress(content)
-    assert len(packed) < 1.5 * len(head)
-    texts, reasons, blank = read(stored(tmp_path / "a", packed, compression="zstd"))
-    assert (texts[0] == texts[2], len(texts), reasons, blank) == (True, 2, {}, 1)
 
 
 def test_a_window_that_no_tool_makes_is_refused_with_what_it_needs(tmp_path):

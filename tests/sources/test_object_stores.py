@@ -111,12 +111,6 @@ def test_what_is_found_can_be_read_whole_and_in_part(bucket):
             assert handle.read(4) == LINE[2:6]
 
 
-def test_an_array_in_a_json_object_is_told_from_lines(bucket):
-    store, path = filesystem(f"{bucket}/corpus/lines.json")
-    store.pipe(path, b"\n[]")
-    assert [file.format for file in found(f"{bucket}/corpus/*.json")] == ["json"]
-
-
 def test_the_version_is_that_of_the_content(bucket):
     url = f"{bucket}/corpus/High-Quality/train.jsonl"
     store, path = filesystem(url)

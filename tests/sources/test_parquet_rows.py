@@ -340,26 +340,6 @@ def test_columns_with_one_name_do_not_matter_where_another_is_asked_for(tmp_path
     assert read(stored(tmp_path / "x.parquet", twice("id", 1, 2)), "own") == ({0: "z"}, {})
 
 
-def test_the_ranges_of_row_groups_are_all_that_reading_the_text_needs(tmp_path):
-    path = tmp_path / "x.parquet"
-    texts = [f"text {number % 7}" for number in range(1000)]
-    table = pa.table({"id": np.arange(1000), "text": texts, "content": [{"text": text, "n": 1} for text in texts]})
-    stored(path, table, row_group_size=300, compression="zstd")
-    content = path.read_bytes()
-    metadata = pq.read_metadata(path)
-    for field in ("text", "content.text"):
-        footer = len(content) - metadata.serialized_size - 8
-        slices = cut(SourceFile(str(path), len(content), "parquet"), 1, [field])
-        assert [count_rows(part, 999) for part in slices] == [300, 300, 300, 100]
-        assert sum(part.size for part in slices) == footer - 4
-        kept = bytearray(footer) + content[footer:]
-        for start, stop in column_ranges(metadata, range(4), [field]):
-            kept[start:stop] = content[start:stop]
-        path.write_bytes(kept)
-        assert read(whole(path), field) == (dict(enumerate(texts)), {})
-        path.write_bytes(content)
-
-
 def test_without_fields_all_columns_are_read_in_their_order(tmp_path):
     columns = {"z": range(10), "text": [f"{number}" for number in range(10)]}
     columns["a"] = [{"deep": [number], "n": None} for number in range(10)]
@@ -369,20 +349,6 @@ def test_without_fields_all_columns_are_read_in_their_order(tmp_path):
     assert all(batch.schema.names == ["z", "text", "a", "day"] for batch in column_batches(part, (), require_any))
     middle = Slice(part.file, 1, 3, rows=4)
     assert pa.Table.from_batches(column_batches(middle, (), require_any)).to_pylist() == table.to_pylist()[3:7]
-
-
-def test_without_fields_the_ranges_of_row_groups_are_those_of_all_columns(tmp_path):
-    path = tmp_path / "x.parquet"
-    table = pa.table(
-        {"id": np.arange(1000), "text": [f"{n % 7}" for n in range(1000)], "in": [{"a": n} for n in range(1000)]}
-    )
-    stored(path, table, row_group_size=300)
-    metadata = pq.read_metadata(path)
-    places = sorted(column_ranges(metadata, range(4), ()))
-    assert len(places) == 3 * 4
-    footer = path.stat().st_size - metadata.serialized_size - 8
-    assert places[0][0] == len(b"PAR1")
-    assert [stop for _, stop in places] == [*(start for start, _ in places[1:]), footer]
 
 
 def test_a_file_without_columns_is_refused(tmp_path):

@@ -25,7 +25,6 @@ TYPES = {
     "nothing": pa.null(),
     "m": pa.struct({"v": pa.int64(), "w x": pa.struct({"t": pa.string()})}),
 }
-SCHEMA = pa.schema(TYPES)
 NUMBERS, TEXTS, FLAGS = ["a", "i", "x", "h", "nothing", "m.v"], ["s", "odd name", "m.w x.t"], ["b", "c"]
 SIGNS = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
@@ -207,37 +206,15 @@ def test_a_predicate_means_what_plain_python_with_the_nulls_of_sql_means(tree, g
 @pytest.mark.parametrize(
     ("text", "taken"),
     [
-        ("b", [True, False, False]),
         ("not b", [False, True, False]),
-        ("b == true", [True, False, False]),
-        ("b != true", [False, True, False]),
-        ("b is null", [False, False, True]),
-        ("b is not null", [True, True, False]),
-        ("b or b is null", [True, False, True]),
-        ("not (b and a == 1)", [False, True, False]),
-        ("not b and b is null", [False, False, False]),
-        ("b in [true]", [True, False, False]),
-        ("b not in [true]", [False, True, False]),
-        ("a not between 2 and 3", [True, False, False]),
-        ("0 < a <= 1", [True, False, False]),
         ("true", [True, True, True]),
         ("false or null_column", [False, False, False]),
         ("null_column is null", [True, True, True]),
         ("null_column is not null or null_column != 'x'", [False, False, False]),
-        ("NOT b AND a >= 2", [False, True, False]),
     ],
 )
 def test_null_is_neither_true_nor_false_and_is_not_taken(text, taken):
     assert found(text, [{"a": 1, "b": True}, {"a": 2, "b": False}, {}], absent=["null_column"]) == taken
-
-
-def test_and_binds_closer_than_or_and_not_closer_than_and():
-    three = [{"b": True, "c": False, "a": 1}]
-    assert found("b or b and c", three) == [True]
-    assert found("(b or b) and c", three) == [False]
-    assert found("not c and c", three) == [False]
-    assert found("not (c and c)", three) == [True]
-    assert found("not a == 2", three) == [True]
 
 
 def test_whole_numbers_are_compared_exactly_over_all_64_bits():
@@ -274,13 +251,6 @@ def test_lists_and_unsigned_64_bits_can_only_be_tested_for_null():
             found(text, [], types=types)
 
 
-def test_escapes_and_quotes_in_text():
-    given_rows = [{"s": text} for text in ("it's", 'a"b', "back\\slash", "line\nbreak")]
-    assert found(r"s == 'it\'s' or s == 'line" + "\n" + "break'", given_rows) == [True, False, False, True]
-    assert found('s == "it\'s"', given_rows) == [True, False, False, False]
-    assert found(r"""s in ["a\"b", 'back\\slash']""", given_rows) == [False, True, True, False]
-
-
 def test_rows_keep_their_places_over_many_chunks():
     numbers = [0, 1] * 70_000 + [1]
     pieces = pa.chunked_array([pa.array(numbers[:5]), pa.array(numbers[5:100_000]), pa.array(numbers[100_000:])])
@@ -301,14 +271,11 @@ def test_long_and_deep_predicates_work_up_to_their_limits():
 
 REFUSED = [
     ("", "at its end: expected a field, a number, text in quotes, true or false"),
-    ("  ", "at its end: expected a field"),
     ("qualty > 1", "character 1, before 'qualty > 1': unknown field 'qualty'; did you mean 'quality'?"),
     ("b and zzz", "character 7, before 'zzz': unknown field 'zzz'; known: a, b, quality, s"),
-    ("b and `b `", "character 7, before '`b `': unknown field 'b '; did you mean 'b'?"),
     ("a = 1", "character 3, before '= 1': expected and, or, or the end; write == to compare"),
     ("a <> 1", "character 3, before '<> 1': expected and, or, or the end; write != to compare"),
     ("b && b", "character 3, before '&& b': expected and, or, or the end; write and"),
-    ("b || b", "character 3, before '|| b': expected and, or, or the end; write or"),
     ("!b", "character 1, before '!b': expected a field, a number, text in quotes, true or false; write not"),
     ("len(s) > 3", "character 4, before '(s) > 3': expected and, or, or the end; the only function is length(field)"),
     ("a == null", "character 6, before 'null': expected a field, a number, text in quotes, true or false; nothing equals null; write `is null`"),
@@ -316,56 +283,36 @@ REFUSED = [
     ("a in []", "character 7, before ']': expected a number"),
     ("a in (1)", "character 6, before '(1)': expected [; the only function is length(field)"),
     ("a in [s]", "character 7, before 's]': expected a number, text in quotes, true or false"),
-    ("a in [1 2]", "character 9, before '2]': expected ]"),
-    ("a is 3", "character 6, before '3': expected null"),
-    ("a not 3", "character 7, before '3': expected in or between"),
     ("a between 1 or 2", "character 13, before 'or 2': expected and"),
     ("1 is null", "character 1, before '1 is null': a literal is never null; name a field"),
     ("(b", "at its end: expected )"),
     ("b)", "character 2, before ')': expected and, or, or the end"),
-    ("b b", "character 3, before 'b': expected and, or, or the end"),
-    ("b and", "at its end: expected a field"),
-    ("a -1", "character 3, before '-1': expected and, or, or the end"),
     ("a + 1 > 2", "character 3, before '+ 1 > 2': '+' isn't allowed here"),
     ("s.x == 1", "character 1, before 's.x == 1': unknown field 'x' in 's.x'; it is string"),
     ("s. x == 1", "character 2, before '. x == 1': '.' isn't allowed here; write field names with characters other than letters, digits and _ in backticks"),
     ("length(s)", "at its end: expected a comparison"),
     ("length(a) > 1", "character 1, before 'length(a) > 1': field 'a' is a number; length() takes text"),
     ("length('x') > 1", "character 7, before \"('x') > 1\": expected and, or, or the end; the only function is length(field)"),
-    ("a in [length(s)]", "character 7, before 'length(s)]': expected a number"),
     ("length(s) == 'x'", "character 14, before \"'x'\": length(s) is a number and \"x\" is text; compare values of one type"),
     ("s == 'x", "character 6, before \"'x\": the closing ' is missing"),
     ('s == "x\'', "character 6, before '\"x\\'': the closing \" is missing"),
-    ("`a == 1", "character 1, before '`a == 1': the closing ` is missing"),
     (r"s == 'a\nb'", "character 8, before \"\\\\nb'\": \\ may only precede a quote or a second \\; write \\\\ for one"),
     ("a == 9223372036854775808", "character 6, before '9223372036854775808': too large for a whole number of 64 bits"),
-    ("a > -9223372036854775809", "character 5, before '-9223372036854775809': too large for a whole number"),
     ("a > 1e999", "character 5, before '1e999': too large for a number of 64 bits"),
-    ("a == 3abc", "character 7, before 'abc': expected and, or, or the end"),
     ("a == ٣", "character 6, before '٣': '٣' isn't allowed here"),
     ("s", "character 1, before 's': field 's' is text, which is neither true nor false; compare it with a value"),
     ("b or 1", "character 6, before '1': 1 is a number, which is neither true nor false; compare it with a value"),
     ("s == 1", "character 6, before '1': field 's' is text and 1 is a number; compare values of one type"),
     ("a == 'é'", "character 6, before \"'é'\": field 'a' is a number and \"é\" is text; compare values"),
-    ("a == true", "character 6, before 'true': field 'a' is a number and true is a boolean; compare values"),
     ("a in [1, '1']", "character 10, before \"'1']\": field 'a' is a number and \"1\" is text; compare values"),
     ("b < true", "character 5, before 'true': true is a boolean, which isn't ordered; write == or !="),
-    ("false <= b", "character 10, before 'b': field 'b' is a boolean, which isn't ordered; write == or !="),
     ("(" * 51 + "b" + ")" * 51, "character 52, before 'b)))))))))))))))))))))))…': parentheses are nested 51 deep; at most 50 are allowed"),
     ("b or " * 2001 + "b", "the predicate has 10006 characters; at most 10000 are allowed"),
     ("1 " * 4900, "character 3, before '1 1 1 1 1 1 1 1 1 1 1 1 …': expected and, or, or the end"),
     ("not " * 2400 + "=", "character 9601, before '=': expected a field"),
     ("a == " + "1" * 5000, "character 6, before '111111111111111111111111…': too large for a number of 64 bits"),
-    ("a == 1, b", "character 7, before ', b': expected and, or, or the end"),
-    ("(a) == 1", "character 5, before '== 1': expected and, or, or the end"),
-    ("a == (1)", "character 6, before '(1)': expected a field"),
-    ("a in [1][0]", "character 9, before '[0]': expected and, or, or the end"),
     ("a in [1,]", "character 9, before ']': expected a number, text in quotes, true or false"),
-    ("a == 1 in [2]", "character 8, before 'in [2]': expected and, or, or the end"),
-    ("a if b else c", "character 3, before 'if b else c': expected and, or, or the end"),
-    ("lambda: b", "character 7, before ': b': ':' isn't allowed here"),
     ("__import__('os').getcwd()", "character 17, before '.getcwd()': '.' isn't allowed here"),
-    ("__import__('os')", "character 11, before \"('os')\": expected and, or, or the end; the only function is length(field)"),
 ]  # fmt: skip
 
 

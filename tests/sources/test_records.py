@@ -1,24 +1,19 @@
 """Whole records: every row once, whatever the file and the cut, the same from JSON and from Parquet."""
 
-import gzip
 import json
 from itertools import pairwise
-from pathlib import Path
 from unittest.mock import patch
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources import json_lines, parquet_batches
-from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import count_rows, read_records, read_texts
 from tokenmill.tasks.sources.json_rows import pick_objects, pick_records
-from tokenmill.tasks.sources.opening import SourceCorrupt
 from tokenmill.tasks.sources.parquet import column_ranges
 from tokenmill.tasks.sources.slices import content_hash, cut
 
@@ -76,12 +71,6 @@ def test_lines_of_every_kind_are_accounted_for(tmp_path, kind):
     assert read(every_kind(tmp_path)[kind]) == (RECORDS, BAD, BLANK)
 
 
-@pytest.mark.parametrize("kind", ["json", "json.gz"])
-def test_elements_of_every_kind_are_accounted_for(tmp_path, kind):
-    reasons = {1: "not_an_object", 3: "not_an_object", 4: "invalid_utf8"}
-    assert read(every_kind(tmp_path)[kind]) == ({0: {"a": {"b": "]"}}, 2: {"a": None}, 5: {}}, reasons, 0)
-
-
 def raws(part):
     """The bytes of each record's row, by its number; every record has some, and nothing else has."""
     found = {}
@@ -122,33 +111,6 @@ def test_parquet_has_no_bytes_of_rows(tmp_path):
     assert all(len(batch.raw) == 0 for batch in read_records(every_kind(tmp_path)["parquet"], ["text"]))
 
 
-def test_a_bad_row_says_what_it_is_and_shows_how_it_begins(tmp_path):
-    part = stored(tmp_path / "a.jsonl", b'[1]\n{"a": \x1b}\n')
-    array, broken = [bad for batch in read_records(part, FIELDS) for bad in batch.bad]
-    assert (array.detail, array.excerpt) == ("the row is an array", "[1]")
-    assert broken.excerpt == r'{"a": \x1b}'
-    assert "line 1 column 7" in broken.detail
-
-
-def test_a_row_that_is_too_long_is_passed_over(tmp_path):
-    part = stored(tmp_path / "a.jsonl", b'{"a": 1}\n{"a": "' + b"x" * 100 + b'"}\n{"a": 2}\n')
-    with patch.object(json_lines, "BLOCK_BYTES", 20), patch.object(json_lines, "MAX_ROW_BYTES", 40):
-        assert read(part) == ({0: {"a": 1}, 2: {"a": 2}}, {1: "row_too_long"}, 0)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_limit_of_rows_is_kept_exactly(tmp_path, kind):
-    part = every_kind(tmp_path)[kind]
-    records, reasons, blank = read(part)
-    total = len(records) + len(reasons) + blank
-    for rows in range(total + 2):
-        limited = Slice(part.file, part.start, part.stop, rows=rows)
-        some_records, some_reasons, some_blank = read(limited)
-        assert some_records == {row: record for row, record in records.items() if row < rows}
-        assert some_reasons == {row: reason for row, reason in reasons.items() if row < rows}
-        assert len(some_records) + len(some_reasons) + some_blank == count_rows(limited, 1000) == min(rows, total)
-
-
 @max_examples(60)
 @given(st.lists(st.sampled_from(range(len(LINES))), max_size=40), st.integers(1, 400), st.integers(1, 300), st.data())
 def test_any_cut_reads_the_record_of_every_line_once(tmp_path_factory, rows, shard_size, block_bytes, draw):
@@ -177,26 +139,6 @@ def test_rows_have_the_numbers_that_they_have_as_texts(tmp_path, kind):
     texts = {row: text for batch in batches for row, text in zip(batch.rows, batch.texts.to_pylist(), strict=True)}
     assert {row: record["text"] for row, record in records.items() if "text" in record} == texts
     assert [batch.consumed for batch in batches] == [batch.consumed for batch in read_records(part, FIELDS)]
-
-
-def test_many_blocks_read_as_one(tmp_path):
-    rows = [{"text": "é" * (number % 5000), "n": number, "in": {"a": [number, None]}} for number in range(1500)]
-    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    expected = dict(enumerate(rows))
-    part = stored(tmp_path / "a.jsonl", content)
-    assert len(list(read_records(part, FIELDS))) > 3
-    assert read(part) == (expected, {}, 0)
-    packed = stored(tmp_path / "a.jsonl.gz", gzip.compress(content, 1), compression="gzip")
-    assert read(packed) == (expected, {}, 0)
-
-
-def test_a_file_in_an_object_store_reads_as_the_local_one_does(tmp_path):
-    for kind, part in every_kind(tmp_path).items():
-        uri = f"memory://test-records/{kind}"
-        with fsspec.open(uri, "wb") as remote:
-            remote.write(Path(part.file.uri).read_bytes())
-        file = SourceFile(uri, part.file.size, part.file.format, part.file.compression)
-        assert read(Slice(file, part.start, part.stop)) == read(part)
 
 
 CALLS = pa.list_(pa.struct({"id": pa.string(), "function": pa.struct({"name": pa.string(), "n": pa.int64()})}))
@@ -233,16 +175,6 @@ def test_records_come_back_from_parquet_as_they_were_written(tmp_path_factory, r
         stops = sorted({0, part.stop // 2, part.stop})
         parts = [Slice(part.file, start, stop) for start, stop in pairwise(stops)]
         assert [each for part in parts for each in read(part, CHAT.names)[0].values()] == rows
-
-
-def test_a_record_is_the_same_from_json_as_from_parquet(tmp_path):
-    rows = [
-        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [{"id": "1"}]}]},
-        {"messages": [], "tools": ["{}"], "meta": {"level": 3}},
-    ]
-    lines = stored(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
-    table = stored_parquet(tmp_path / "a.parquet", pa.Table.from_pylist(rows, CHAT))
-    assert read(lines, CHAT.names) == read(table, CHAT.names) == (dict(enumerate(rows)), {}, 0)
 
 
 def test_maps_are_objects(tmp_path):
@@ -314,13 +246,6 @@ def test_what_names_a_slice_is_all_that_its_records_are_read_from(tmp_path, fiel
     assert read(part, fields) == expected
 
 
-def test_a_parquet_file_with_none_of_the_fields_is_refused_with_its_columns(tmp_path):
-    part = stored_parquet(tmp_path / "a.parquet", pa.table({"body": ["x"], "meta": [{"a": 1}]}))
-    for fields in (["messages", "tools"], ["meta.b"], ["bod"]):
-        with pytest.raises(InputError, match=r"a\.parquet: has none of the fields .*columns: body, meta"):
-            list(read_records(part, fields))
-
-
 def unchecked(values):
     """A string column whose bytes nobody looked at."""
     content = pa.array(values, pa.binary())
@@ -348,15 +273,6 @@ def test_a_value_that_python_cannot_spell_makes_a_bad_row(tmp_path):
     assert reasons == {1: "unreadable_value"}
 
 
-def test_batches_are_bounded_by_bytes(tmp_path):
-    rows = [{"messages": [{"role": "user", "content": f"{number} " + "x" * 100_000}]} for number in range(300)]
-    part = stored_parquet(tmp_path / "a.parquet", pa.Table.from_pylist(rows, CHAT), use_dictionary=False)
-    batches = list(read_records(part, ["messages"]))
-    sizes = [sum(len(record["messages"][0]["content"]) for record in batch.records) for batch in batches]
-    assert sum(len(batch.records) for batch in batches) == 300
-    assert max(sizes) < 2 * parquet_batches.BATCH_BYTES
-
-
 def test_batches_of_all_columns_are_bounded_as_well(tmp_path):
     wide = {f"column {name}": [f"{number} {name} " + "x" * 50_000 for number in range(100)] for name in "abcdef"}
     part = stored_parquet(tmp_path / "a.parquet", pa.table(wide), use_dictionary=False)
@@ -365,18 +281,6 @@ def test_batches_of_all_columns_are_bounded_as_well(tmp_path):
     assert len(sizes) == 100
     totals = [sum(len(text) for record in batch.records for text in record.values()) for batch in batches]
     assert max(totals) < 2 * parquet_batches.BATCH_BYTES
-
-
-def test_a_damaged_page_is_named_with_its_row_group_and_fields(tmp_path):
-    rows = [{"messages": [{"role": "user", "content": f"hello {number * number}"}]} for number in range(5000)]
-    path = tmp_path / "a.parquet"
-    part = stored_parquet(path, pa.Table.from_pylist(rows, CHAT), row_group_size=2500, use_dictionary=False)
-    start, stop = column_ranges(pq.read_metadata(path), range(1, 2), ["messages"])[1]
-    content = bytearray(path.read_bytes())
-    content[start : (start + stop) // 2] = b"\xff" * ((start + stop) // 2 - start)
-    path.write_bytes(content)
-    with pytest.raises(SourceCorrupt, match=r"a\.parquet: row group 1, column 'messages', 'tools'"):
-        list(read_records(part, ["messages", "tools"]))
 
 
 DEEP = b"[" * 260 + b"]" * 260

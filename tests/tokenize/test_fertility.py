@@ -19,7 +19,7 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 from tests.examples import max_examples
 from tests.peers import vocabularies
-from tests.tokenize.small_vocabularies import VERBATIM, sentencepiece_model, word_piece
+from tests.tokenize.small_vocabularies import VERBATIM, sentencepiece_model
 
 TEXTS = [
     *NASTY,
@@ -101,11 +101,6 @@ def test_a_long_token_of_pieces_counts_its_text(tmp_path):
     assert kinds.long.tolist() == [False, True, False, False]
     assert not kinds.fallback.any()
     assert kinds.controls is None
-
-
-def test_whole_words_are_no_fallback(tmp_path):
-    vocabulary = find_vocabulary(TokenizerSource(model=str(word_piece(tmp_path))))
-    assert not kinds_of(vocabulary).fallback.any()
 
 
 WORDY = st.text(

@@ -215,13 +215,6 @@ def test_a_moved_or_reweighted_source_is_not_compared_again(source, model, tmp_p
     assert counted == made
 
 
-def test_a_verdict_about_wrong_ids_is_remembered_too(source, model, tmp_path, swap):
-    swap(fast=lying_about(TEXTS[3]))
-    first = plan(source, tmp_path / "out", model)
-    swap(reference=lambda _: pytest.fail)
-    assert plan(source, tmp_path / "out", model).found.verdicts == first.found.verdicts
-
-
 def other_content(source, model):
     write_lines(source, [*TEXTS[:5], "one document is another", *TEXTS[6:]])
 

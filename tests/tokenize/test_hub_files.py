@@ -251,13 +251,6 @@ def test_what_the_user_sees(hub, files, monkeypatch, setting, condition):
     assert time.monotonic() - began < hub_client.SECONDS
 
 
-def test_a_busy_hub_is_asked_again_when_it_says(hub, files):
-    hub.model("org/name", files)
-    hub.fault("/api/*", 429, times=2, headers={"Retry-After": "7"})
-    assert vocabulary("org/name")
-    assert hub.waits == [7, 7]
-
-
 def test_a_host_that_swallows_packets_is_given_up_soon(hub, monkeypatch):
     monkeypatch.setattr(hub_client, "SECONDS", 0.3)
     with socket.socket() as silent, socket.socket() as first, socket.socket() as second:
