@@ -35,7 +35,7 @@ import pytest
 import yaml
 from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http, close_session
-from tokenmill.tasks.sources import hub_requests
+from tokenmill.tasks.sources import hub_client
 
 LARGE = 200
 """Files of this many bytes and more are kept in LFS, as the hub does from a few megabytes on."""
@@ -408,7 +408,7 @@ def used_here(hub: Hub, home: Path) -> Iterator[None]:
             "HF_HUB_DISABLE_XET": True,
         }.items():
             patched.setattr(constants, name, value)
-        for module in (_http, file_download, hub_requests):
+        for module in (_http, file_download, hub_client):
             patched.setattr(module, "time", SimpleNamespace(**vars(time) | {"sleep": hub.waits.append}))
         close_session()  # which remembers proxies
         yield

@@ -119,13 +119,11 @@ def _neighbour(place: str) -> str:
 
 
 def _anchored(blend: Blend, base: str) -> Blend:
-    parts = {part: [_anchor(source, base) for source in sources] for part, sources in blend.parts().items()}
-    return blend.model_copy(update=parts)
+    def anchored(source: DataSource) -> DataSource:
+        transforms = [_anchor_tables(spec, base) for spec in source.transforms]
+        return source.model_copy(update={"path": _anchor_path(source.path, base), "transforms": transforms})
 
-
-def _anchor(source: DataSource, base: str) -> DataSource:
-    transforms = [_anchor_tables(spec, base) for spec in source.transforms]
-    return source.model_copy(update={"path": _anchor_path(source.path, base), "transforms": transforms})
+    return blend.model_copy(update={part: [*map(anchored, sources)] for part, sources in blend.parts().items()})
 
 
 def _anchor_tables(spec: TransformSpec, base: str) -> TransformSpec:
@@ -133,14 +131,11 @@ def _anchor_tables(spec: TransformSpec, base: str) -> TransformSpec:
     tables = spec.get(READS_TABLES) if isinstance(spec, dict) else None
     if not isinstance(tables, dict):
         return spec
-    return {READS_TABLES: {name: _anchor_table(table, base) for name, table in tables.items()}}
-
-
-def _anchor_table(table: JsonValue, base: str) -> JsonValue:
-    path = table.get("path") if isinstance(table, dict) else None
-    if not isinstance(table, dict) or not isinstance(path, str):
-        return table
-    return {**table, "path": _anchor_path(path, base)}
+    anchored: dict[str, JsonValue] = dict(tables)
+    for name, table in tables.items():
+        if isinstance(table, dict) and isinstance(path := table.get("path"), str):
+            anchored[name] = {**table, "path": _anchor_path(path, base)}
+    return {READS_TABLES: anchored}
 
 
 def _anchor_path(path: str, base: str) -> str:

@@ -96,7 +96,11 @@ def solve(blend: Blend, held: Mapping[str, int], tokens: int | None = None) -> M
         for source in blend.training()
         if held.get(source.name) or source.share or source.tokens or source.min_epochs
     ]
-    _check_held(sources, held)
+    for source in sources:
+        if not held.get(source.name):
+            raise InputError(
+                f"dataset {source.name!r}: doesn't have tokens; remove its share, tokens and min_epochs, or give it data"
+            )
     if not sources:
         return Mix([], held)
     total = tokens or blend.total or sum(held[source.name] for source in sources if source.weight)
@@ -127,14 +131,6 @@ def rounded(exact: np.ndarray, most: np.ndarray, total: int) -> np.ndarray:
         nearest_first = np.argsort(step * (found[free] - exact[free]), kind="stable")
         found[free[nearest_first[: abs(left)]]] += step
     return found
-
-
-def _check_held(sources: Sequence[DataSource], held: Mapping[str, int]) -> None:
-    for source in sources:
-        if not held.get(source.name):
-            raise InputError(
-                f"dataset {source.name!r}: doesn't have tokens; remove its share, tokens and min_epochs, or give it data"
-            )
 
 
 def _lengths(phases: Sequence[Phase], total: float) -> Iterator[tuple[Phase, float]]:
@@ -220,14 +216,9 @@ def _shares(blend: Blend, sources: Sequence[DataSource], phase: Phase) -> dict[s
     return {name: each for name, each in shares.items() if each[0] and len(_inside(sources, name))}
 
 
-def _groups(sources: Sequence[DataSource]) -> set[str]:
-    paths = (source.group.split("/") for source in sources if source.group)
-    return {"/".join(path[:depth]) for path in paths for depth in range(1, len(path) + 1)}
-
-
 def _parent(sources: Sequence[DataSource], name: str) -> str:
     """The group that a dataset or group is in; empty for the whole."""
-    if name in _groups(sources):
+    if any(f"{source.group}/".startswith(f"{name}/") for source in sources if source.group):
         return name.rpartition("/")[0]
     return next((source.group or "" for source in sources if source.name == name), "")
 

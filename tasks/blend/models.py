@@ -37,13 +37,10 @@ Name = Annotated[str, AfterValidator(_path_segment), WithJsonSchema({"type": "st
 
 def _plain_values(wanted: object) -> object:
     values = cast("list[object]", wanted) if isinstance(wanted, list) else [wanted]
-    if not values or not all(_is_plain(value) for value in values):
+    plain = [isinstance(each, str | bool) or (isinstance(each, int) and abs(each) < 2**63) for each in values]
+    if not plain or not all(plain):
         raise ValueError("not a value to filter by; use text, true or false, an integer of 64 bits, or a list of these")
     return wanted
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, str | bool) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 Group = Annotated[str, Field(pattern=rf"^{_SEGMENT[1:-1]}(/{_SEGMENT[1:-1]})*$")]
@@ -293,10 +290,16 @@ class Blend(Strict, frozen=True):
         if not any(parts.values()):
             raise ValueError("the blend is empty; list at least one dataset under 'datasets' or 'train'")
         for split, sources in parts.items():
-            _check_unique(split, sources)
+            names = [source.name.lower() for source in sources]
+            for number, source in enumerate(sources):
+                if names[number] in names[:number]:
+                    raise ValueError(f"the name {source.name!r} occurs twice in {split!r}; names must be unique")
+                if split in {"valid", "test"} and source.budgeted:
+                    raise ValueError(
+                        f"{source.name!r} in {split!r}: budgets are for training data; keep only its weight"
+                    )
             if sources and not any(source.weight for source in sources):
                 raise ValueError(f"every weight in {split!r} is 0; give at least one dataset a weight above 0")
-        _check_held_out(self)
         _check_names(self)
         _check_phases(self)
         return self
@@ -326,21 +329,6 @@ class Blend(Strict, frozen=True):
 def listed_sources(blend: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The datasets of a blend in JSON, by `datasets` or split."""
     return {part: blend[part] for part in ("datasets", *SPLITS) if blend.get(part)}
-
-
-def _check_unique(split: str, sources: list[DataSource]) -> None:
-    seen: set[str] = set()
-    for source in sources:
-        if source.name.lower() in seen:
-            raise ValueError(f"the name {source.name!r} occurs twice in {split!r}; names must be unique")
-        seen.add(source.name.lower())
-
-
-def _check_held_out(blend: Blend) -> None:
-    for split in ("valid", "test"):
-        for source in blend.parts().get(split, []):
-            if source.budgeted:
-                raise ValueError(f"{source.name!r} in {split!r}: budgets are for training data; keep only its weight")
 
 
 def _check_names(blend: Blend) -> None:

@@ -11,8 +11,8 @@ r"""Predicates on the fields of rows, such as `int_score >= 3 and language in ['
 Null works as in SQL, and a missing field is null: a comparison with null is null, `not` keeps it, and a row is selected only
 where the result is true. NaN equals nothing, not even itself.
 
-A tree of a predicate is one function over an `Interpretation`: values of tables (`sources.arrow_predicates`), or the statistics
-of row groups (`sources.row_groups`). Parsing takes 5 microseconds per token.
+A tree of a predicate is one function over an `Interpretation`: values of tables, or the statistics of
+row groups (`sources.arrow_predicates`). Parsing takes 5 microseconds per token.
 """
 
 import math
@@ -257,7 +257,14 @@ class _Parser:
         while place < len(self.text):
             match = TOKEN.match(self.text, place)
             if match is None:
-                self._refuse(place, _why_no_token(self.text[place]))
+                character = self.text[place]
+                self._refuse(
+                    place,
+                    f"the closing {character} is missing"
+                    if character in "'\"`"
+                    else f"{character!r} isn't allowed here; write field names with characters other than letters, digits and "
+                    "_ in backticks",
+                )
             kind, word = str(match.lastgroup), match.group()
             if kind == "field" and word.lower() in KEYWORDS:
                 kind, word = "keyword", word.lower()
@@ -287,18 +294,17 @@ class _Parser:
         negated = False
         while self._take("not"):
             negated = not negated
-        found = self._group() if self._take("(") else self._test()
-        return _negation(found) if negated else found
-
-    def _group(self) -> Node:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            problem = f"parentheses are nested {self._depth} deep; at most {MAX_DEPTH} are allowed"
-            self._refuse(self._token.position, problem)
-        found = self._disjunction()
-        self._require(")")
-        self._depth -= 1
-        return found
+        if not self._take("("):
+            found = self._test()
+        else:
+            self._depth += 1
+            if self._depth > MAX_DEPTH:
+                problem = f"parentheses are nested {self._depth} deep; at most {MAX_DEPTH} are allowed"
+                self._refuse(self._token.position, problem)
+            found = self._disjunction()
+            self._require(")")
+            self._depth -= 1
+        return (lambda meaning: ~found(meaning)) if negated else found
 
     def _test(self) -> Node:
         operand = self._operand()
@@ -309,7 +315,12 @@ class _Parser:
         else:
             negated = self._take("not")
             if self._take("in"):
-                found = self._membership(operand)
+                self._require("[")
+                parts = [_comparison("==", operand, self._operand(LITERAL))]
+                while self._take(","):
+                    parts.append(_comparison("==", operand, self._operand(LITERAL)))
+                self._require("]")
+                found = _joined(parts, or_)
             elif self._take("between"):
                 low = self._operand()
                 self._require("and")
@@ -318,7 +329,7 @@ class _Parser:
                 self._unexpected("in or between")
             else:
                 found = self._comparisons(operand)
-        return _negation(found) if negated else found
+        return (lambda meaning: ~found(meaning)) if negated else found
 
     def _null_test(self, operand: Operand) -> Node:
         if isinstance(operand, Literal):
@@ -326,14 +337,6 @@ class _Parser:
         column = operand.column if isinstance(operand, Length) else operand
         self.optional.add(column.path)
         return lambda meaning: meaning.is_null(column)
-
-    def _membership(self, operand: Operand) -> Node:
-        self._require("[")
-        parts = [_comparison("==", operand, self._operand(LITERAL))]
-        while self._take(","):
-            parts.append(_comparison("==", operand, self._operand(LITERAL)))
-        self._require("]")
-        return _joined(parts, or_)
 
     def _comparisons(self, operand: Operand) -> Node:
         """The rest of a chain of comparisons, or a boolean without one."""
@@ -422,10 +425,6 @@ class _Parser:
         _refuse(self.text, self.where, position, problem)
 
 
-def _negation(inner: Node) -> Node:
-    return lambda meaning: ~inner(meaning)
-
-
 def _comparison(sign: str, left: Operand, right: Operand) -> Node:
     return lambda meaning: meaning.compared(sign, left, right)
 
@@ -437,10 +436,3 @@ def _joined(parts: Sequence[Node], join: Callable[[Any, Any], Any]) -> Node:
     middle = len(parts) // 2
     left, right = _joined(parts[:middle], join), _joined(parts[middle:], join)
     return lambda meaning: join(left(meaning), right(meaning))
-
-
-def _why_no_token(character: str) -> str:
-    if character in "'\"`":
-        return f"the closing {character} is missing"
-    remedy = "write field names with characters other than letters, digits and _ in backticks"
-    return f"{character!r} isn't allowed here; {remedy}"

@@ -134,7 +134,7 @@ def _on_one_line(row: bytes) -> bytes:
 
 def _arrow_rows(part: Slice, text_field: str) -> Iterator[SliceRows]:
     """Read whole rows and, beside them, their texts, in batches of other sizes, which also tell bad rows and those left out."""
-    read, held = read_texts(part, text_field), TextBatch(pa.array([], pa.large_string()), np.empty(0, np.int64))
+    read, held = read_texts(part, text_field), TextBatch(pa.array([], pa.large_string()), rows=np.empty(0, np.int64))
     first = ahead = 0
     for batch in cast("Iterator[pa.RecordBatch | range]", format_of(part.file).rows(part)):
         stop = first + len(batch)
@@ -154,7 +154,7 @@ def _documents(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
 
 def _joined(one: TextBatch, other: TextBatch) -> TextBatch:
     texts = pa.concat_arrays([one.texts, other.texts])
-    return TextBatch(texts, np.concatenate([one.rows, other.rows]), [*one.bad, *other.bad])
+    return TextBatch(texts, rows=np.concatenate([one.rows, other.rows]), bad=[*one.bad, *other.bad])
 
 
 def _cut(batch: TextBatch, row: int) -> tuple[TextBatch, TextBatch]:
@@ -162,8 +162,8 @@ def _cut(batch: TextBatch, row: int) -> tuple[TextBatch, TextBatch]:
     count = int(np.searchsorted(batch.rows, row))
     before = [bad for bad in batch.bad if bad.row < row]
     return (
-        TextBatch(batch.texts[:count], batch.rows[:count], before),
-        TextBatch(batch.texts[count:], batch.rows[count:], batch.bad[len(before) :]),
+        TextBatch(batch.texts[:count], rows=batch.rows[:count], bad=before),
+        TextBatch(batch.texts[count:], rows=batch.rows[count:], bad=batch.bad[len(before) :]),
     )
 
 

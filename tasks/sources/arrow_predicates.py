@@ -2,6 +2,12 @@
 
 Arrow's implicit casts are avoided (it compares 64-bit integers with 1.5 as 32-bit floats): integers are compared as int64, and as
 doubles where one side has a fraction. Text is compared by code point. A comparison takes 2 to 10 nanoseconds per row.
+
+A row group of Parquet is judged by the statistics in its footer. A test has up to three outcomes there: true, false and null. The
+smallest and largest value bound the outcomes of a comparison, the number of nulls shows whether null is one, and `and`, `or` and
+`not` combine outcomes. A group is read if true is an outcome. So a group is skipped only if no row of it can be kept; without
+statistics, every group is read. Statistics ignore NaN, so a comparison of fractions may also be false. Bounds of long text may be
+cut, which only widens them. A row group takes 20 microseconds.
 """
 
 import json
@@ -12,6 +18,7 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import compute
 from tokenmill.tasks.blend.predicates import Column, Length, Literal, Operand, Predicate, WithKeys
 from tokenmill.tasks.errors import nearest
@@ -19,6 +26,8 @@ from tokenmill.tasks.errors import nearest
 from .parquet_batches import is_text
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+
+MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 
 NO_KEYS: Mapping[str, str | None] = {}
 
@@ -190,3 +199,116 @@ def _same_type(one: _Value, other: _Value) -> tuple[compute.Expression, compute.
 
 def _as(value: _Value, wanted: pa.DataType) -> compute.Expression:
     return value.expression if value.type == wanted else value.expression.cast(wanted, safe=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """The outcomes that a test may have in a row group."""
+
+    true: bool = True
+    false: bool = True
+    null: bool = True
+
+    def __invert__(self) -> "Outcomes":
+        """The outcomes of `not`."""
+        return Outcomes(self.false, self.true, self.null)
+
+    def __and__(self, other: "Outcomes") -> "Outcomes":
+        """The outcomes of `and`, as in SQL: false with anything is false."""
+        null = (self.null and (other.null or other.true)) or (other.null and self.true)
+        return Outcomes(self.true and other.true, self.false or other.false, null)
+
+    def __or__(self, other: "Outcomes") -> "Outcomes":
+        """The outcomes of `or`."""
+        return ~(~self & ~other)
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroupStatistics:
+    """What tests can be in one row group; an Interpretation."""
+
+    group: pq.RowGroupMetaData
+    leaves: dict[str, int]
+    schema: pa.Schema
+
+    def truth(self, operand: Column | Literal) -> Outcomes:
+        return self.compared("==", operand, Literal(value=True, position=operand.position))
+
+    def compared(self, sign: str, left: Operand, right: Operand) -> Outcomes:
+        if isinstance(left, Literal) and isinstance(right, Column):
+            return self.compared(MIRRORED[sign], right, left)
+        if isinstance(right, Literal) and right.value is None:
+            return Outcomes(true=False, false=False)
+        if isinstance(left, Literal) and isinstance(right, Literal):
+            if left.value is None:
+                return Outcomes(true=False, false=False)
+            found = COMPARE[sign](left.value, right.value)
+            return Outcomes(true=found, false=not found, null=False)
+        if not isinstance(left, Column) or not isinstance(right, Literal):
+            return Outcomes()
+        return self._bounded(sign, left, right.value)
+
+    def is_null(self, column: Column) -> Outcomes:
+        statistics = self._of(column)
+        if statistics is None or not statistics.has_null_count:
+            return Outcomes(null=False)
+        nulls = statistics.null_count
+        return Outcomes(true=nulls > 0, false=nulls < self.group.num_rows, null=False)
+
+    def _bounded(self, sign: str, column: Column, value: Any) -> Outcomes:  # noqa: ANN401 - of any kind
+        """The outcomes of a comparison with a literal."""
+        statistics, kind = self._of(column), self._type(column)
+        if statistics is None or kind is None:
+            return Outcomes()
+        nulls = not statistics.has_null_count or statistics.null_count > 0
+        if statistics.has_null_count and statistics.null_count == self.group.num_rows:
+            return Outcomes(true=False, false=False)
+        if not statistics.has_min_max:
+            return Outcomes()
+        low, high, value = _comparable(statistics, kind, value)
+        if not low <= high:  # NaN
+            return Outcomes()
+        can = _compared_with_range("==" if sign == "!=" else sign, low, high, value)
+        may_be_nan = pa.types.is_floating(kind)
+        found = Outcomes(can.true, can.false or may_be_nan, nulls)
+        return ~found if sign == "!=" else found
+
+    def _of(self, column: Column) -> Any:  # noqa: ANN401 - Arrow's stubs lack statistics
+        leaf = self.leaves.get(column.name)
+        return None if leaf is None else self.group.column(leaf).statistics
+
+    def _type(self, column: Column) -> pa.DataType | None:
+        """The type of a field whose statistics are understood, otherwise None."""
+        found = type_at(self.schema, column.path)
+        if found is None or pa.types.is_unsigned_integer(found) or pa.types.is_float16(found):
+            return None
+        return None if kind_of(found) is None else found
+
+
+def type_at(schema: pa.Schema, path: Sequence[str]) -> pa.DataType | None:
+    """The type of the field that a path leads to, through structs; None if there is none, or several of one name."""
+    found: Any = schema
+    for key in path:
+        number = found.get_field_index(key) if isinstance(found, pa.Schema | pa.StructType) else -1
+        if number < 0:
+            return None
+        found = found.field(number).type
+    return found
+
+
+def _comparable(statistics: Any, kind: pa.DataType, value: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 - of any kind
+    """Bounds and a literal as the values that the predicate compares: bytes of text, whole numbers, or doubles."""
+    if kind_of(kind) == TEXT:
+        return statistics.min_raw, statistics.max_raw, value.encode()
+    low, high = statistics.min, statistics.max
+    if kind_of(kind) == NUMBER and (pa.types.is_floating(kind) or isinstance(value, float)):
+        return float(low), float(high), float(value)
+    return low, high, value
+
+
+def _compared_with_range(sign: str, low: Any, high: Any, value: Any) -> Outcomes:  # noqa: ANN401 - of any kind
+    """Whether values in `[low, high]` can compare as true, and as false."""
+    if sign == "==":
+        return Outcomes(true=low <= value <= high, false=not low == value == high)
+    first, last = (low, high) if sign in {"<", "<="} else (high, low)
+    return Outcomes(true=COMPARE[sign](first, value), false=not COMPARE[sign](last, value))

@@ -139,67 +139,46 @@ class Rejected:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class TextBatch:
-    """Consecutive rows of a slice, as Arrow text.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBatch:
+    """Consecutive rows of a slice; a subclass holds the content of those that can be read.
 
-    `texts` are the readable rows and `rows` their numbers in the slice (int64, ascending). `bad` are the unreadable
-    rows, `blank` counts blank lines, and `filtered` the rows that the slice's filter drops. `member` is the number of the rows'
-    file in a bundle.
+    `rows` are their numbers in the slice (int64, ascending). `bad` are the unreadable rows, `blank` counts blank lines, and
+    `filtered` the rows that the slice's filter drops. `member` is the number of the rows' file in a bundle.
     """
+
+    rows: np.ndarray
+    bad: list[BadRow] = field(default_factory=list[BadRow])
+    blank: int = 0
+    member: int = 0
+    filtered: int = 0
+
+    @property
+    def consumed(self) -> int:
+        return len(self.rows) + len(self.bad) + self.blank + self.filtered
+
+
+@dataclass(frozen=True, slots=True)
+class TextBatch(RowBatch):
+    """Rows as Arrow text."""
 
     texts: pa.LargeStringArray
-    rows: np.ndarray
-    bad: list[BadRow] = field(default_factory=list)
-    blank: int = 0
-    member: int = 0
-    filtered: int = 0
-
-    @property
-    def consumed(self) -> int:
-        return len(self.texts) + len(self.bad) + self.blank + self.filtered
 
 
 @dataclass(frozen=True, slots=True)
-class RecordBatch:
-    """Consecutive rows of a slice, as Python objects.
-
-    `records` are the readable rows and `rows` their numbers in the slice (int64, ascending). `bad` are the unreadable
-    rows, `blank` counts blank lines, and `filtered` the rows that the slice's filter drops. `raw` are the JSON bytes of each
-    record; columnar formats have none. `member` is the number of the rows' file in a bundle.
-    """
+class RecordBatch(RowBatch):
+    """Rows as Python objects, with the JSON bytes of each; columnar formats have none."""
 
     records: list[Record]
-    rows: np.ndarray
     raw: Sequence[bytes] = ()
-    bad: list[BadRow] = field(default_factory=list[BadRow])
-    blank: int = 0
-    member: int = 0
-    filtered: int = 0
-
-    @property
-    def consumed(self) -> int:
-        return len(self.records) + len(self.bad) + self.blank + self.filtered
 
 
 @dataclass(frozen=True, slots=True)
-class BytesBatch:
-    """Consecutive rows of a slice, as the bytes of JSON objects that a record could be read from.
-
-    `lines` tells that no row has a line break or a byte order mark. Other fields as of `RecordBatch`.
-    """
+class BytesBatch(RowBatch):
+    """Rows as the bytes of JSON objects that a record could be read from; `lines` means that none has a line break or a byte order mark."""
 
     raw: Sequence[bytes]
-    rows: np.ndarray
-    bad: list[BadRow] = field(default_factory=list[BadRow])
-    blank: int = 0
-    member: int = 0
-    filtered: int = 0
     lines: bool = False
-
-    @property
-    def consumed(self) -> int:
-        return len(self.raw) + len(self.bad) + self.blank + self.filtered
 
 
 @dataclass(frozen=True, slots=True)

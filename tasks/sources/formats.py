@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import TypeVar, cast
 
 from .arrow_ipc import ArrowIpc
-from .files import BytesBatch, Compression, RecordBatch, Slice, SourceFile, SourceFormat, TextBatch
+from .files import BytesBatch, Compression, RecordBatch, RowBatch, Slice, SourceFile, SourceFormat, TextBatch
 from .json_array import JsonArray
 from .json_lines import JsonLines, TextLines, WholeText
 from .json_rows import RowFormat
@@ -39,7 +39,7 @@ METADATA = re.compile(
 HIDDEN = ("_", ".")
 """First characters of hidden names."""
 
-Batch = TypeVar("Batch", TextBatch, RecordBatch, BytesBatch)
+Batch = TypeVar("Batch", bound=RowBatch)
 
 FORMATS: dict[str, SourceFormat] = {}
 """Every format, by name."""
@@ -143,10 +143,8 @@ def read_objects(part: Slice) -> Iterator[BytesBatch] | None:
 
 def _read(part: Slice, read: Callable[[Slice], Iterator[Batch]]) -> Iterator[Batch]:
     """The batches of a slice; those of a bundle, file by file, with the numbers of rows in the bundle."""
-    return _read_members(part, read) if part.members else read(part)
-
-
-def _read_members(part: Slice, read: Callable[[Slice], Iterator[Batch]]) -> Iterator[Batch]:
+    if not part.members:
+        yield from read(part)
     first = 0
     for number, member in enumerate(part.members):
         before = first

@@ -18,10 +18,11 @@ from tokenmill.tasks.errors import InputError, closest
 from tokenmill.tasks.storage import absolute, filesystem, is_local
 from tokenmill.tasks.strict import parse
 
-from .files import Record, Slice
+from .files import Record, Slice, field_path
 from .formats import describe, read_records, without_ending
 from .json_rows import BYTE_ORDER_MARK
 from .opening import SourceCorrupt
+from .row_filter import value_at
 
 Form = Literal["documents", "conversations"]
 
@@ -144,9 +145,7 @@ def form_of(records: Sequence[Record], source: DataSource) -> Form | None:
 
 def _form(record: Record, source: DataSource) -> Form | None:
     """The form of a row; one that can be read in both ways has none, and so has one with fields of other forms."""
-    text: Any = record
-    for key in source.text_field.split("."):
-        text = text.get(key) if isinstance(text, dict) else None
+    text = value_at(record, field_path(source.text_field))
     if isinstance(text, str) and text.startswith(HARMONY_TEXT):
         return None
     turns = any(isinstance(record.get(name), list) for name in TURNS)

@@ -81,10 +81,13 @@ class Configuration:
         """The files of each split among the `names` of a repository."""
         prefix = f"{self.folder}/" if self.folder else ""
         below = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-        if self.patterns:
-            found = {split: _matching(below, patterns) for split, patterns in self.patterns.items()}
-        else:
-            found = all_splits(below)
+        found: Splits = {} if self.patterns else all_splits(below)
+        for split, paths in self.patterns.items():
+            globs = [glob_pattern(path) for path in paths]
+            found = {
+                **found,
+                split: [name for name in below if name in paths or any(glob.match(name) for glob in globs)],
+            }
         return {split: [prefix + name for name in files] for split, files in found.items()}
 
 
@@ -106,7 +109,10 @@ def hub_files(source: DataSource, wanted: str | None = None) -> Found:
     chosen = sorted({name for files in taken.values() for name in of_one_format(files)})
     sizes = {name: sibling.size or 0 for name, sibling in siblings.items()}
     warnings = unread(siblings, None, sizes.__getitem__)
-    warnings += [_warning(kind, files, sizes) for kind, files in _left(offered, splits, taken, chosen, source).items()]
+    warnings += [
+        InputWarning(kind, f"{what}, such as {files[0]}", len(files), sum(sizes[name] for name in files))
+        for (kind, what), files in _left(offered, splits, taken, chosen, source).items()
+    ]
     return Found([_file(root, siblings[name]) for name in chosen], kinds_skipped(siblings, None), warnings)
 
 
@@ -127,18 +133,14 @@ def parse(source: DataSource) -> Reference:
         return Reference(match["repository"], [(source.revision, inside)])
     steps = [in_path, *(inside or "").split("/")] if inside else [in_path]
     readings = [("/".join(steps[:size]), "/".join(steps[size:]) or None) for size in range(1, len(steps) + 1)]
-    readings = [(_revision(revision), inside) for revision, inside in readings]
+    # The Hub's own short form of a copy in a different format is `~parquet`.
+    plain = ((unquote(revision), inside) for revision, inside in readings)
+    readings = [(CONVERTED + name[1:] if name.startswith("~") else name, inside) for name, inside in plain]
     if source.revision is None:
         return Reference(match["repository"], readings)
     if same := [reading for reading in readings if reading[0] == source.revision]:
         return Reference(match["repository"], same)
     raise InputError(f"{source.path}: conflicts with 'revision' {source.revision!r}; keep one of the two")
-
-
-def _revision(written: str) -> str:
-    """The revision as the hub knows it."""
-    revision = unquote(written)
-    return CONVERTED + revision[1:] if revision.startswith("~") else revision
 
 
 def _information(reference: Reference) -> tuple[DatasetInfo, str | None]:
@@ -258,16 +260,6 @@ def _left(
     for name in kinds.keys() - {*chosen}:
         left[kinds[name]].append(name)
     return {kind: sorted(left[kind]) for kind in sorted(left)}
-
-
-def _warning(kind: tuple[str, str], files: Sequence[str], sizes: Mapping[str, int]) -> InputWarning:
-    return InputWarning(kind[0], f"{kind[1]}, such as {files[0]}", len(files), sum(sizes[name] for name in files))
-
-
-def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """The names that one of the paths or globs `patterns` matches."""
-    compiled = [glob_pattern(pattern) for pattern in patterns]
-    return [name for name in names if name in patterns or any(pattern.match(name) for pattern in compiled)]
 
 
 def configurations(card: dict[str, Any]) -> list[Configuration]:

@@ -74,37 +74,28 @@ def unchanged(file: SourceFile, stream: BinaryIO, *, hashed: bool = False) -> Ge
     """
     if file.uri.startswith("hf://") or is_web(file.uri):  # their streams read the planned version only
         yield
-    elif is_local(file.uri):
-        yield from _unchanged_local(file, stream, hashed=hashed)
+        return
+    system, path = filesystem(file.uri)
+    if is_local(file.uri):
+        # Inode numbers are not compared: some network file systems number files differently on every machine.
+        compared = 2 if hashed else 3
+        planned, before = (file.size, file.modified_ns, file.changed_ns)[:compared], _times(stream)[:compared]
+        is_planned = file.modified_ns is None or before == planned
     else:
-        yield from _unchanged_object(file, stream)
-
-
-def _unchanged_local(file: SourceFile, stream: BinaryIO, *, hashed: bool) -> Iterator[None]:
-    # Inode numbers are not compared: some network file systems number files differently on every machine.
-    compared = 2 if hashed else 3
-    planned, before = (file.size, file.modified_ns, file.changed_ns), _times(stream)
-    if file.modified_ns is not None and before[:compared] != planned[:compared]:
+        before = _object_state(getattr(stream, "details", None) or system.info(path))
+        is_planned = before[:2] == (file.size, file.version or before[1])
+    if not is_planned:
         raise changed(file.uri)
     yield
-    if _times(stream)[:compared] != before[:compared]:
+    system.invalidate_cache()  # which an object store's listing comes from
+    after = _times(stream)[: len(before)] if is_local(file.uri) else _object_state(system.info(path))
+    if after != before:
         raise changed(file.uri)
 
 
 def _times(stream: BinaryIO) -> tuple[int, int, int]:
     now = os.fstat(stream.fileno())
     return now.st_size, now.st_mtime_ns, now.st_ctime_ns
-
-
-def _unchanged_object(file: SourceFile, stream: BinaryIO) -> Iterator[None]:
-    system, path = filesystem(file.uri)
-    before = _object_state(getattr(stream, "details", None) or system.info(path))
-    if before[:2] != (file.size, file.version or before[1]):
-        raise changed(file.uri)
-    yield
-    system.invalidate_cache()
-    if _object_state(system.info(path)) != before:
-        raise changed(file.uri)
 
 
 def _object_state(entry: Mapping[str, Any]) -> tuple[int, str | None, Any]:

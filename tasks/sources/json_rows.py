@@ -114,22 +114,22 @@ class RowFormat(SourceFormat):
                 raise SourceCorrupt(f"{part.file.uri}: {error}") from error
 
     def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
-        path, first, chosen = field_path(text_field), 0, filter_of(part)
-        for rows in self.rows(part):
-            yield pick_texts(rows, path, first, chosen)
-            first += len(rows)
+        path, chosen = field_path(text_field), filter_of(part)
+        return self._picked(part, lambda rows, first: pick_texts(rows, path, first, chosen))
 
     def records(self, part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:  # noqa: ARG002 - rows hold all fields
-        first, chosen = 0, filter_of(part)
-        for rows in self.rows(part):
-            yield pick_records(rows, first, chosen)
-            first += len(rows)
+        chosen = filter_of(part)
+        return self._picked(part, lambda rows, first: pick_records(rows, first, chosen))
 
     def objects(self, part: Slice) -> Iterator[BytesBatch]:
         """The rows of a slice, in order, as bytes: those that `records` would read."""
+        return self._picked(part, pick_objects)
+
+    def _picked(self, part: Slice, pick: Callable[[Sequence[Row], int], Found]) -> Iterator[Found]:
+        """The batches that `pick` makes of the rows of each block, which it numbers from the rows before."""
         first = 0
         for rows in self.rows(part):
-            yield pick_objects(rows, first)
+            yield pick(rows, first)
             first += len(rows)
 
     def count_rows(self, part: Slice, limit: int) -> int:
@@ -150,7 +150,7 @@ def pick_texts(rows: Sequence[Row], path: Sequence[str], first: int, chosen: Row
     found = _all_texts(rows, path, chosen)
     if found is not None:
         texts, kept = found
-        return TextBatch(texts, first + kept, filtered=len(rows) - len(kept))
+        return TextBatch(texts, rows=first + kept, filtered=len(rows) - len(kept))
     return _chosen(rows, first, chosen, lambda rest: _good_texts(rest, path))
 
 
@@ -187,7 +187,8 @@ def _all_kept(values: Sequence[Any], chosen: RowFilter) -> np.ndarray | None:
 
 def _good_texts(rows: Sequence[Row], path: Sequence[str]) -> TextBatch:
     found, numbers, bad = each_row(rows, lambda row: text_of(row, path), 0)
-    return TextBatch(pa.array(found, pa.large_string()), numbers, bad, len(rows) - len(found) - len(bad))
+    blank = len(rows) - len(found) - len(bad)
+    return TextBatch(pa.array(found, pa.large_string()), rows=numbers, bad=bad, blank=blank)
 
 
 def pick_records(rows: Sequence[Row], first: int, chosen: RowFilter = EVERY_ROW) -> RecordBatch:
@@ -199,13 +200,13 @@ def pick_records(rows: Sequence[Row], first: int, chosen: RowFilter = EVERY_ROW)
     raw = cast("Sequence[bytes]", rows)
     if chosen:
         records, raw = [records[row] for row in kept.tolist()], [raw[row] for row in kept.tolist()]
-    return RecordBatch(records, first + kept, raw, filtered=len(rows) - len(kept))
+    return RecordBatch(records, raw, rows=first + kept, filtered=len(rows) - len(kept))
 
 
 def _good_records(rows: Sequence[Row]) -> RecordBatch:
     records, numbers, bad = each_row(rows, lambda row: _from_row(row, loads, _object), 0)
     raw = [cast("bytes", rows[number]) for number in numbers.tolist()]
-    return RecordBatch(records, numbers, raw, bad, len(rows) - len(records) - len(bad))
+    return RecordBatch(records, raw, rows=numbers, bad=bad, blank=len(rows) - len(records) - len(bad))
 
 
 def _chosen(rows: Sequence[Row], first: int, chosen: RowFilter, pick: Callable[[Sequence[Row]], Picked]) -> Picked:
@@ -233,11 +234,10 @@ def pick_objects(rows: Sequence[Row], first: int) -> BytesBatch:
     """The bytes of the records in consecutive `rows`, numbered from `first`."""
     lines = _are_objects(rows)
     if lines is not None:
-        return BytesBatch(
-            cast("Sequence[bytes]", rows), np.arange(first, first + len(rows), dtype=np.int64), lines=lines
-        )
+        numbers = np.arange(first, first + len(rows), dtype=np.int64)
+        return BytesBatch(cast("Sequence[bytes]", rows), lines, rows=numbers)
     batch = pick_records(rows, first)
-    return BytesBatch(batch.raw, batch.rows, batch.bad, batch.blank)
+    return BytesBatch(batch.raw, rows=batch.rows, bad=batch.bad, blank=batch.blank)
 
 
 def _are_objects(rows: Sequence[Any]) -> bool | None:

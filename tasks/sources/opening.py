@@ -119,7 +119,7 @@ def open_source(file: SourceFile, *, cache: str = "readahead") -> BinaryIO:
     if cache == SMALL:
         cache = "all" if file.size <= REMOTE_BLOCK_BYTES else "none"
     if file.uri.startswith("hf://"):
-        from .hub_requests import HubStream  # noqa: PLC0415 - the hub's client takes 0.15 s to import
+        from .hub_client import HubStream  # noqa: PLC0415 - the hub's client takes 0.15 s to import
 
         return cast("BinaryIO", HubStream(file, REMOTE_BLOCK_BYTES, cache))
     if is_web(file.uri):

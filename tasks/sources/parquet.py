@@ -8,26 +8,27 @@ a batch that fails is decoded row by row. Every kind of text (string, large_stri
 binary that is UTF-8) becomes large_string. Records are Python objects. In Parquet every row has all fields of a struct, null if
 absent; nulls are dropped, so that a record from JSON and from Parquet is the same.
 
-With a `where`, row groups are left out whose statistics show that no row is kept (`row_groups`); the rows of other groups are
+With a `where`, row groups are left out whose statistics show that no row is kept (`groups_to_read`); the rows of other groups are
 dropped by whole batches, before any becomes an object.
 
 Reasons for bad rows: null_text, invalid_utf8, unreadable_value and row_too_long.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import BinaryIO, TypeVar, cast
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenmill.tasks.blend.predicates import where_of
+from tokenmill.tasks.blend.predicates import WithKeys, where_of
 from tokenmill.tasks.errors import InputError, nearest
 
-from .arrow_predicates import expression
+from .arrow_predicates import RowGroupStatistics, expression, type_at
 from .files import (
     BadRow,
     Ranges,
@@ -58,8 +59,7 @@ from .parquet_batches import (
     python_rows,
     taken,
 )
-from .row_filter import RowFilter, filter_of
-from .row_groups import groups_to_read
+from .row_filter import RowFilter, column_at, filter_of
 
 NULL = ("null_text", "the column is null here")
 """Reason and detail of a null."""
@@ -114,31 +114,16 @@ class Parquet(SourceFormat):
 
     def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
         """See SourceFormat. Raises InputError if there is no such column of text."""
-        first, chosen = 0, filter_of(part)
-        for batch in column_batches(part, [text_field], require_text):
-            if isinstance(batch, range):
-                yield TextBatch(NO_TEXTS, NO_ROWS, filtered=len(batch))
-            elif bad := _row_too_long(batch, first):
-                yield TextBatch(NO_TEXTS, NO_ROWS, bad)
-            else:
-                rows = _kept(batch, chosen)
-                kept = taken(batch, rows) if chosen else batch
-                found = _texts(_column(kept, text_field))
-                yield _numbered(found, first, rows, len(batch))
-            first += len(batch)
+
+        def read(batch: pa.RecordBatch) -> TextBatch:
+            column = column_at(batch, column_path(text_field, batch.schema))
+            return _texts(cast("pa.Array", column))  # `require_text` has found it
+
+        return _read(part, [text_field], require_text, partial(TextBatch, NO_TEXTS, rows=NO_ROWS), read)
 
     def records(self, part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:
         """See SourceFormat. Reads only `fields` and drops nulls; raises InputError if the file has none of `fields`."""
-        first, chosen = 0, filter_of(part)
-        for batch in column_batches(part, fields, require_any):
-            if isinstance(batch, range):
-                yield RecordBatch([], NO_ROWS, filtered=len(batch))
-            elif bad := _row_too_long(batch, first):
-                yield RecordBatch([], NO_ROWS, bad=bad)
-            else:
-                rows = _kept(batch, chosen)
-                yield _numbered(_records(taken(batch, rows) if chosen else batch), first, rows, len(batch))
-            first += len(batch)
+        return _read(part, fields, require_any, partial(RecordBatch, [], rows=NO_ROWS), _records)
 
     def count_rows(self, part: Slice, limit: int) -> int:
         """The number of rows in the footer, at most `limit`."""
@@ -161,18 +146,56 @@ class Parquet(SourceFormat):
         return sum(metadata.row_group(number).num_rows for number in range(start, stop))
 
 
-def _kept(batch: pa.RecordBatch, chosen: RowFilter) -> np.ndarray:
-    """The numbers of the rows of a batch that are kept, int64."""
-    return np.flatnonzero(chosen.of_batch(batch)) if chosen else np.arange(len(batch))
-
-
 Batch = TypeVar("Batch", TextBatch, RecordBatch)
 
 
-def _numbered(found: Batch, first: int, rows: np.ndarray, of: int) -> Batch:
-    """What was read of the rows `rows` of a batch of `of` rows, numbered in the slice, which has `first` rows before."""
-    bad = [replace(row, row=first + int(rows[row.row])) for row in found.bad]
-    return replace(found, rows=first + rows[found.rows], bad=bad, filtered=of - len(rows))
+def _read(
+    part: Slice,
+    fields: Sequence[str],
+    require: Require,
+    empty: Callable[..., Batch],
+    read: Callable[[pa.RecordBatch], Batch],
+) -> Iterator[Batch]:
+    """What `read` makes of the rows of each batch that the slice's filter keeps, numbered in the slice; `empty` makes a batch of none."""
+    first, chosen = 0, filter_of(part)
+    for batch in column_batches(part, fields, require):
+        if isinstance(batch, range):
+            yield empty(filtered=len(batch))
+        elif bad := _row_too_long(batch, first):
+            yield empty(bad=bad)
+        else:
+            rows = np.flatnonzero(chosen.of_batch(batch)) if chosen else np.arange(len(batch))
+            found = read(taken(batch, rows) if chosen else batch)
+            bad = [replace(row, row=first + int(rows[row.row])) for row in found.bad]
+            yield replace(found, rows=first + rows[found.rows], bad=bad, filtered=len(batch) - len(rows))
+        first += len(batch)
+
+
+def groups_to_read(metadata: pq.FileMetaData, part: Slice) -> Sequence[int]:
+    """The row groups of a slice in which its filter may keep a row, by its `where` and the keys of its path; all without these."""
+    groups = range(part.start, part.stop)
+    if not part.where and not part.keys:
+        return groups
+    schema = metadata.schema.to_arrow_schema()
+    chosen = filter_of(part).beside(schema.names)
+    if not chosen.keys_wanted():
+        return []
+    if not part.where:
+        return groups
+    tree, leaves = where_of(part.where).tree, _flat_leaves(metadata)
+    found = [RowGroupStatistics(metadata.row_group(group), leaves, schema) for group in groups]
+    return [group for group, each in zip(groups, found, strict=True) if tree(WithKeys(each, chosen.keys)).true]
+
+
+def _flat_leaves(metadata: pq.FileMetaData) -> dict[str, int]:
+    """The numbers of the leaf columns outside lists, by path; without paths that two columns have."""
+    columns = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+    paths = [column.path for column in columns]
+    return {
+        column.path: number
+        for number, column in enumerate(columns)
+        if column.max_repetition_level == 0 and paths.count(column.path) == 1
+    }
 
 
 def _owned(metadata: pq.FileMetaData, part: Slice, fields: Sequence[str]) -> tuple[bytes, Ranges]:
@@ -209,12 +232,18 @@ def layout(metadata: pq.FileMetaData, fields: Sequence[str]) -> bytes:
     leaves = [metadata.schema.column(number) for number in column_numbers(metadata, fields)]
     if len(fields) == 1 and {leaf.path for leaf in leaves} == {*fields}:
         return b""
-    return orjson.dumps([_meaning(leaf) for leaf in leaves])
-
-
-def _meaning(leaf: pq.ColumnSchema) -> list[str | int]:
-    nesting = [leaf.max_definition_level, leaf.max_repetition_level]
-    return [leaf.path, leaf.physical_type, leaf.logical_type.type, *nesting]
+    return orjson.dumps(
+        [
+            [
+                leaf.path,
+                leaf.physical_type,
+                leaf.logical_type.type,
+                leaf.max_definition_level,
+                leaf.max_repetition_level,
+            ]
+            for leaf in leaves
+        ]
+    )
 
 
 def require_any(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
@@ -366,17 +395,14 @@ def _metadata(file: SourceFile, stream: BinaryIO, fields: Sequence[str]) -> pq.F
     """The footer, adapted so that `fields` can be read row by row."""
     opened = open_parquet(file, stream)
     asked = {name for field in named(opened.schema_arrow.names, fields) for name in (field, field_path(field)[0])}
-    converted = any(holds(column.type, _is_converted) for column in opened.schema_arrow if column.name in asked)
-    return _without_arrow_types(stream) if converted else opened.metadata
 
+    def is_converted(kind: pa.DataType) -> bool:
+        return pa.types.is_dictionary(kind) and kind.index_type.bit_width != ARROW_INDEX_BITS and is_text(kind)
 
-def _is_converted(kind: pa.DataType) -> bool:
-    """Whether Arrow converts a dictionary while reading; then one text that is not UTF-8 makes the whole batch fail."""
-    return pa.types.is_dictionary(kind) and kind.index_type.bit_width != ARROW_INDEX_BITS and is_text(kind)
-
-
-def _without_arrow_types(stream: BinaryIO) -> pq.FileMetaData:
-    """The footer without the Arrow types that its writer added. https://github.com/apache/parquet-format#file-format"""
+    if not any(holds(column.type, is_converted) for column in opened.schema_arrow if column.name in asked):
+        return opened.metadata
+    # Arrow would convert the dictionary while reading, and one text that is not UTF-8 would make the whole batch fail. So the footer
+    # is read without the Arrow types that its writer added. https://github.com/apache/parquet-format#file-format
     length = _footer_bytes(stream)
     stream.seek(-8 - length, 2)
     footer = stream.read(length).replace(b"ARROW:schema", b"arrow:schema")
@@ -421,21 +447,8 @@ def _row_too_long(batch: pa.RecordBatch, row: int) -> list[BadRow]:
 
 def column_path(field: str, schema: pa.Schema) -> list[str]:
     """The column of a field and the fields of structs that lead to it, or else the column with dots in its name."""
-    found: Any = schema
-    for key in field_path(field):
-        number = found.get_field_index(key) if isinstance(found, pa.Schema | pa.StructType) else -1
-        if number < 0:
-            return [field] if field in schema.names else field_path(field)
-        found = found.field(number).type
-    return field_path(field)
-
-
-def _column(batch: pa.RecordBatch, text_field: str) -> pa.Array:
-    name, *deeper = column_path(text_field, batch.schema)
-    column = batch.column(name)
-    for key in deeper:
-        column = column.flatten()[column.type.get_field_index(key)]  # null where the struct is
-    return column
+    path = field_path(field)
+    return [field] if type_at(schema, path) is None and field in schema.names else path
 
 
 def _texts(column: pa.Array) -> TextBatch:
@@ -445,10 +458,10 @@ def _texts(column: pa.Array) -> TextBatch:
         texts = content.cast(pa.large_string())
     except pa.ArrowInvalid:
         found, rows, bad = each_row(content.to_pylist(), _text, 0)
-        return TextBatch(pa.array(found, pa.large_string()), rows, bad)
+        return TextBatch(pa.array(found, pa.large_string()), rows=rows, bad=bad)
     bad = [BadRow(int(row), *NULL, "") for row in np.flatnonzero(column.is_null())]
     rows = np.arange(len(texts))
-    return TextBatch(texts.drop_null(), rows[np.asarray(column.is_valid())] if bad else rows, bad)
+    return TextBatch(texts.drop_null(), rows=rows[np.asarray(column.is_valid())] if bad else rows, bad=bad)
 
 
 def _text(value: bytes | None) -> str | Refused:
@@ -461,10 +474,10 @@ def _text(value: bytes | None) -> str | Refused:
 def _records(batch: pa.RecordBatch) -> RecordBatch:
     """A batch as records; rows that Python cannot represent become bad rows."""
     try:
-        return RecordBatch(_objects(batch), np.arange(len(batch)))
+        return RecordBatch(_objects(batch), rows=np.arange(len(batch)))
     except (ValueError, OverflowError):  # text that is not UTF-8, or a time outside the range of `datetime`
         found, rows, bad = each_row(range(len(batch)), lambda row: only_row(batch[row : row + 1], _objects), 0)
-        return RecordBatch(found, rows, bad=bad)
+        return RecordBatch(found, rows=rows, bad=bad)
 
 
 def _objects(batch: pa.RecordBatch) -> list[Record]:

@@ -85,18 +85,15 @@ def select(names: Sequence[str], source: DataSource, size_of: Callable[[str], in
     place, subset = source.path, source.subset
     data = data_names(names, place)
     readable = choose(data, source)
-    chosen = first_choice(readable)
-    left = ({*readable} - {*chosen}) | ({*_of_no_split(data, source)} - {*readable})
+    ranks = {name: rank_of(name) for name in readable}
+    chosen = [name for name in readable if ranks[name] == min(ranks.values())]
+    # Files that no split has, although others name splits, such as `train-1.jsonl` beside a folder `train`, aren't read either.
+    of_source = data if subset is None else of_subset(data, source)
+    splits = {} if source.split is None else named_splits(of_source)
+    of_splits = {name for files in splits.values() for name in files}
+    left = ({*readable} - {*chosen}) | ({*of_source} - of_splits - {*readable} if splits else set[str]())
     skipped = kinds_skipped(names, subset, place) + Counter(map(extension_of, left))
     return Selection(chosen, skipped, unread(names, subset, size_of, place, left))
-
-
-def _of_no_split(names: list[str], source: DataSource) -> list[str]:
-    """The paths that no split has, although others name splits: `train-1.jsonl` beside a folder `train`."""
-    names = names if source.subset is None else of_subset(names, source)
-    splits = {} if source.split is None else named_splits(names)
-    taken = {name for files in splits.values() for name in files}
-    return [name for name in names if splits and name not in taken]
 
 
 def data_names(names: Iterable[str], place: str) -> list[str]:
@@ -110,12 +107,6 @@ def data_names(names: Iterable[str], place: str) -> list[str]:
         return data
     found = f"none of the {len(seen)} files can be read: {shortened(seen)}" if seen else "files not found"
     raise InputError(f"{place}: {found}; supported are {supported()}")
-
-
-def first_choice(names: list[str]) -> list[str]:
-    """The paths among `names` whose formats have the lowest rank."""
-    ranks = [*map(rank_of, names)]
-    return [name for name, rank in zip(names, ranks, strict=True) if rank == min(ranks)]
 
 
 def kinds_skipped(names: Iterable[str], subset: str | None, place: str = "") -> Counter[str]:
@@ -172,7 +163,12 @@ def named_splits(names: Sequence[str]) -> dict[str, list[str]]:
     The first of these to match any file decides for all, and leaves out the files that it doesn't match: numbered files in
     `data` (`data/SPLIT-00000-of-00004.parquet`), a word for a split in the name of a folder, or of the file.
     """
-    for splits_of in (_by_shard, _by_folder, _by_file):
+    rules: tuple[Callable[[str], list[str]], ...] = (
+        lambda name: [match["split"]] if (match := IN_SHARD.fullmatch(name)) else [],
+        lambda name: [split for split, words in IN_FOLDER.items() if any(map(words.fullmatch, name.split("/")[:-1]))],
+        lambda name: [split for split, words in IN_FILE.items() if words.fullmatch(name.rpartition("/")[2])],
+    )
+    for splits_of in rules:
         found: dict[str, list[str]] = {}
         for name in names:
             for split in splits_of(name):
@@ -180,21 +176,6 @@ def named_splits(names: Sequence[str]) -> dict[str, list[str]]:
         if found:
             return found
     return {}
-
-
-def _by_shard(name: str) -> list[str]:
-    match = IN_SHARD.fullmatch(name)
-    return [match["split"]] if match else []
-
-
-def _by_folder(name: str) -> list[str]:
-    folders = name.split("/")[:-1]
-    return [split for split, words in IN_FOLDER.items() if any(map(words.fullmatch, folders))]
-
-
-def _by_file(name: str) -> list[str]:
-    file = name.rpartition("/")[2]
-    return [split for split, words in IN_FILE.items() if words.fullmatch(file)]
 
 
 def all_splits(names: Sequence[str]) -> dict[str, list[str]]:

@@ -4,9 +4,9 @@ Up to eight slices, evenly spread, are looked at, of each the first batch (about
 statistics exclude are counted by the footer. It is an estimate: in a file sorted by score, the first rows are no sample of the others.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from tokenmill.tasks.blend.models import DataSource
@@ -18,7 +18,7 @@ from .formats import format_of
 from .json_rows import pick_records
 from .parquet import Parquet, column_batches, require_any
 from .parquet_batches import decoded_bytes, taken
-from .row_filter import filter_of
+from .row_filter import filter_of, value_at
 
 MAX_SLICES = 8
 
@@ -75,7 +75,13 @@ def _looks(part: Slice, records: list[Record], problems: list[str]) -> Iterator[
     """The first batch of a slice, if it has rows; adds records of JSON to `records`, and why some can't be judged to `problems`."""
     source_format = format_of(part.file)
     if isinstance(source_format, Parquet):
-        yield from _arrow_looks(part, source_format.share_read(part))
+        batches = column_batches(part, part.fields, require_any)
+        batch = next((each for each in batches if not isinstance(each, range)), None)
+        if batch is None:
+            yield _Look(0, 0, 0, 0, 0.0)
+            return
+        kept = taken(batch, np.flatnonzero(filter_of(part).of_batch(batch)))
+        yield _Look(len(batch), decoded_bytes(batch), len(kept), decoded_bytes(kept), source_format.share_read(part))
         return
     for rows in cast("Iterator[list[Row]]", source_format.rows(part)):
         found = pick_records(rows, 0)
@@ -87,36 +93,16 @@ def _looks(part: Slice, records: list[Record], problems: list[str]) -> Iterator[
         return
 
 
-def _arrow_looks(part: Slice, read: float) -> Iterator[_Look]:
-    rows = size = 0
-    for batch in column_batches(part, part.fields, require_any):
-        if not isinstance(batch, range):
-            kept = taken(batch, np.flatnonzero(filter_of(part).of_batch(batch)))
-            rows, size = len(batch), decoded_bytes(batch)
-            yield _Look(rows, size, len(kept), decoded_bytes(kept), read)
-            return
-    yield _Look(0, 0, 0, 0, 0.0)
-
-
 def _require_fields(source: DataSource, fields: Sequence[str], records: Sequence[Record]) -> None:
     optional = where_of(source.where).optional if source.where else frozenset[tuple[str, ...]]()
     for field in fields:
-        path = field_path(field)
-        if tuple(path) not in optional and not any(_has(record, path) for record in records):
-            raise InputError(f"dataset {source.name!r}: {_missing(source, field, records)}")
-
-
-def _has(record: Mapping[str, Any], path: Sequence[str]) -> bool:
-    found: Any = record
-    for key in path:
-        if not isinstance(found, dict) or key not in found:
-            return False
-        found = cast("Any", found[key])
-    return True
-
-
-def _missing(source: DataSource, field: str, records: Sequence[Record]) -> str:
-    near = closest(field, {name for record in records for name in record})
-    remedy = f"did you mean {near!r}?" if near else f"rows have {', '.join(sorted(records[0])) or 'no fields'}"
-    rare = f"; if only few rows have it, write `{field} is null or …`" if source.where else ""
-    return f"none of the first {len(records):,} rows has the field {field!r}, which its filter names; {remedy}{rare}"
+        *above, name = field_path(field)
+        objects = (value_at(record, above) for record in records)
+        if (*above, name) not in optional and not any(isinstance(each, dict) and name in each for each in objects):
+            near = closest(field, {name for record in records for name in record})
+            remedy = f"did you mean {near!r}?" if near else f"rows have {', '.join(sorted(records[0])) or 'no fields'}"
+            rare = f"; if only few rows have it, write `{field} is null or …`" if source.where else ""
+            raise InputError(
+                f"dataset {source.name!r}: none of the first {len(records):,} rows has the field {field!r}, which its filter "
+                f"names; {remedy}{rare}"
+            )

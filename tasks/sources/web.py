@@ -18,7 +18,7 @@ from huggingface_hub.utils import hf_raise_for_status
 from tokenmill.tasks.errors import InputError, RunError
 
 from .files import SourceFile
-from .hub_requests import AGAIN, PASSING, TIMEOUT, patiently
+from .hub_client import AGAIN, PASSING, TIMEOUT, patiently
 from .integrity import changed
 
 MAX_WHOLE_BYTES = 64 << 20

@@ -14,7 +14,7 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.holdout import parts_of
 
 from .binidx import token_dtype
-from .encoders import Tokens
+from .encoders import Tokens, utf8_of
 from .settings import PretrainRecipe
 
 WHOLE = "all"
@@ -99,13 +99,9 @@ def assign_parts(texts: pa.LargeStringArray, recipe: PretrainRecipe) -> np.ndarr
 
 def digests_of(texts: pa.LargeStringArray, seed: int) -> np.ndarray:
     """The xxh3_64 of each text with a seed, uint64 [texts]."""
-    _, offsets, characters = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1].tolist()
-    view = memoryview(characters or b"")
-    return np.array(
-        [xxhash.xxh3_64_intdigest(view[start:stop], seed) for start, stop in itertools.pairwise(bounds)],
-        np.uint64,
-    )
+    bounds, content = utf8_of(texts)
+    pairs, view = itertools.pairwise(bounds.tolist()), content.data
+    return np.array([xxhash.xxh3_64_intdigest(view[start:stop], seed) for start, stop in pairs], np.uint64)
 
 
 def runs(parts: np.ndarray) -> list[tuple[int, int, int]]:

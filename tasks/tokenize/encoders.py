@@ -20,7 +20,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import fastokens
 import gigatoken
@@ -58,6 +58,13 @@ class Encoder(Protocol):
         ...
 
 
+def utf8_of(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each text begins and the last one ends, int64 [texts + 1], and the UTF-8 that these are places in, uint8; without a copy."""
+    _, offsets, characters = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return bounds, np.frombuffer(characters or b"", np.uint8)
+
+
 class NoEncoder:
     """One id for each text that isn't empty: for reading rows without an engine, which takes half a second to load."""
 
@@ -82,13 +89,11 @@ def _as_awkward(texts: pa.LargeStringArray) -> Any:  # noqa: ANN401 - an ak.Arra
     """The same text as an awkward array of strings, without a copy."""
     import awkward as ak  # takes 0.1 s, and only encoding needs it
 
-    _, offsets, characters = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    content: Any = np.frombuffer(characters or b"", np.uint8)
+    bounds, content = utf8_of(texts)
     return ak.Array(
         ak.contents.ListOffsetArray(
             ak.index.Index64(bounds),
-            ak.contents.NumpyArray(content, parameters={"__array__": "char"}),
+            ak.contents.NumpyArray(cast("Any", content), parameters={"__array__": "char"}),
             parameters={"__array__": "string"},
         )
     )

@@ -23,7 +23,7 @@ from pyarrow import compute
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import user_cache
 
-from .encoders import Encoder, RenewedEncoder, Tokens, return_freed_memory
+from .encoders import Encoder, RenewedEncoder, Tokens, return_freed_memory, utf8_of
 from .settings import Backend, Engine
 from .sweep import SWEEP_VERSION, SWEPT, suspect_characters
 from .vocabulary import Vocabulary
@@ -65,11 +65,10 @@ class ExactEncoder:
 
     def _suspicious(self, texts: pa.LargeStringArray) -> np.ndarray:
         """The numbers of the texts that contain a suspect, int64, ascending."""
-        _, offsets, characters = texts.buffers()
-        if characters is None:
+        if not len(texts):
             return np.empty(0, np.int64)
-        bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-        content = np.frombuffer(characters, np.uint8)[bounds[0] : bounds[-1]]
+        bounds, content = utf8_of(texts)
+        content = content[bounds[0] : bounds[-1]]
         high = content >= self._lowest_lead_byte
         if np.count_nonzero(high) > len(content) / SPARSE:
             return np.flatnonzero(_matches(texts, self._any_suspect))

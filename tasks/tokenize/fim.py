@@ -27,7 +27,7 @@ from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.splitmix import GAMMA, splitmix64
 
 from .documents import digests_of
-from .encoders import Encoder, Tokens
+from .encoders import Encoder, Tokens, utf8_of
 from .exact import replaced
 from .vocabulary import Vocabulary
 
@@ -190,7 +190,8 @@ class FimEncoder:
 
     def encode(self, texts: pa.LargeStringArray, eligible: np.ndarray) -> Filled:
         """The ids of each text, rearranged only where `eligible` (bool [texts]); `by_reference` counts pieces."""
-        bounds, content = _bytes_of(texts)
+        bounds, content = utf8_of(texts)
+        bounds, content = bounds - bounds[0], content[bounds[0] : bounds[-1]]
         digests = digests_of(texts, self.recipe.seed)
         chosen = eligible & (_uniform(digests, np.zeros(1, np.int64)) < self.recipe.rate)
         if self.reserved:
@@ -261,13 +262,6 @@ class FimEncoder:
         kept = ~np.isin(filled.owners, rows)
         whole = self.encoder.encode(texts.take(pa.array(rows)))
         return Filled(replaced(filled.tokens, rows, whole), filled.owners[kept], filled.spm[kept])
-
-
-def _bytes_of(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
-    """The UTF-8 of texts, uint8 [bytes], and where each begins and the last ends, int64 [texts + 1]."""
-    _, offsets, characters = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    return bounds - bounds[0], np.frombuffer(characters or b"", np.uint8)[bounds[0] : bounds[-1]]
 
 
 def _uniform(digests: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -20,8 +20,17 @@ from huggingface_hub.utils import validate_repo_id
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.remembered import recalled, remembered
-from tokenmill.tasks.sources.hub_client import SECONDS, HubUnreachableError, explained, information
-from tokenmill.tasks.sources.hub_requests import PASSING, WAITS, endpoint, patiently, wait_here
+from tokenmill.tasks.sources.hub_client import (
+    PASSING,
+    SECONDS,
+    WAITS,
+    HubUnreachableError,
+    endpoint,
+    explained,
+    information,
+    patiently,
+    wait_here,
+)
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.threads import in_threads
 

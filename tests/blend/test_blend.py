@@ -187,10 +187,6 @@ def test_a_mistake_is_told_with_its_place_and_remedy(blend, sentence):
     assert "\n" not in found
 
 
-def test_the_same_name_in_two_splits_is_no_mistake():
-    assert load_blend({"train": [A], "valid": [A]}).parts().keys() == {"train", "valid"}
-
-
 @pytest.mark.parametrize(
     "weight",
     [float("nan"), float("inf"), -float("inf"), -1, -0.001, "1", "half", "", True, None, [1], {"a": 1}],
@@ -276,10 +272,6 @@ TWICE = "is written twice in one object; keep one of the two"
 def test_a_mistake_in_a_file_names_the_file(write, content, sentence):
     path = write(content)
     assert refusal(str(path)).startswith(f"{path}{sentence}")
-
-
-def test_a_comment_may_look_like_a_list_of_prepared_files():
-    assert load_blend({"_seen": ["2024", "/data"], "train": [A]}).parts().keys() == {"train"}
 
 
 def test_a_byte_order_mark_is_no_mistake(write):

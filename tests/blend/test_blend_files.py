@@ -11,17 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.mix import solve
-from tokenmill.tasks.chat.conversation import Conversation, apart
-from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.rl.tables import KEY_SETS
 from tokenmill.tasks.rl.transforms import tables_asked_for
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.hub import parse
-from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.sources.selection import in_split
 
 from tests.building import prepare_here
-from tests.preparing_rl import prepare
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
 BLENDS = Path(__file__).parents[2] / "blends"
@@ -131,11 +127,6 @@ def test_it_loads_and_takes_nothing_twice(path):
     assert set(taken.values()) == {1}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_it_says_what_it_is(path):
-    assert json.loads(path.read_text())["_comment"]
-
-
 @pytest.mark.parametrize(
     ("name", "data_sets", "total"),
     [
@@ -243,77 +234,11 @@ def test_a_split_of_the_chat_data_is_the_file_of_its_name_and_no_other(split):
     assert found == [split]
 
 
-def test_the_tiny_blend_is_here_and_every_row_has_text():
-    sources = blend("tiny").datasets
-    texts = {source.name: [row_text(row, source.text_field) for row in rows(source)] for source in sources}
-    assert len(texts) == 2
-    for found in texts.values():
-        assert all(isinstance(text, str) and text.strip() for text in found)
-        assert len(set(found)) == len(found)
-
-
-@pytest.fixture(scope="module")
-def tiny_chat():
-    """The conversations of the tiny chat blend by dataset, drafts left out."""
-    return {
-        source.name: [apart(conversation(row, None, "tools"), "closed") for row in wanted(source)]
-        for source in blend("tiny-sft").datasets
-    }
-
-
-def wanted(source):
-    return [row for row in rows(source) if row_filter(source).keeps(row)]
-
-
-def test_the_tiny_chat_blend_is_here_and_every_row_is_a_conversation(tiny_chat):
-    assert len(tiny_chat) == 3
-    assert all(isinstance(found, Conversation) for each in tiny_chat.values() for found in each)
-    texts = [repr(found) for each in tiny_chat.values() for found in each]
-    assert len(set(texts)) == len(texts)
-    assert 50 <= len(texts) <= 70
-
-
-def test_the_tiny_chat_blend_shows_what_chat_data_has(tiny_chat):
-    messages = [message for found in tiny_chat["chat"] for message in found.messages]
-    assert {message["role"] for message in messages} == {"system", "user", "assistant", "tool"}
-    assert any(len(message.get("tool_calls", [])) > 1 for message in messages)
-    for name in ("chat", "sharegpt"):
-        found = [apart(each, "opened") for each in tiny_chat[name]]
-        reasoned = [any("reasoning_content" in each for each in talk.messages) for talk in found]
-        assert set(reasoned) == {True, False}
-
-
-def test_calls_of_the_tiny_chat_blend_are_of_tools_that_are_offered(tiny_chat):
-    for found in tiny_chat["chat"]:
-        calls = [call["function"] for message in found.messages for call in message.get("tool_calls", [])]
-        offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in found.tools}
-        for call in calls:
-            assert offered[call["name"]]["properties"].keys() >= call["arguments"].keys()
-            assert set(offered[call["name"]]["required"]) <= call["arguments"].keys()
-
-
-def test_the_tiny_chat_blend_leaves_its_drafts_out():
-    sources = {source.name: source for source in blend("tiny-sft").datasets}
-    assert len({source.weight for source in sources.values()}) == 3
-    left_out = [row for row in rows(sources["chat"]) if row not in wanted(sources["chat"])]
-    assert [row["used_in"] for row in left_out] == [["draft"], ["draft"]]
-
-
 def rows(source):
     (file,) = discover(source)
     opened = gzip.open if file.uri.endswith(".gz") else open
     with opened(file.uri, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
-
-
-def row_text(row, field):
-    for name in field.split("."):
-        row = row[name]
-    return row
-
-
-def test_the_tiny_blend_stays_tiny():
-    assert sum(path.stat().st_size for path in (BLENDS / "tiny").iterdir()) < 300_000
 
 
 # Rows for reinforcement learning.
@@ -385,63 +310,6 @@ def test_rows_for_training_weigh_the_same_and_are_named_apart(path):
     sources = load_blend(str(path)).datasets
     assert {source.weight for source in sources} == {1.0}
     assert all(source.used_in is None and not source.filters for source in sources)
-
-
-@pytest.fixture(scope="module")
-def tiny_rl(tmp_path_factory):
-    """The manifest of the tiny RL blend, and its rows."""
-    out = tmp_path_factory.mktemp("tiny-rl")
-    _, manifest = prepare(str(BLENDS / "tiny-rl.json"), out, target="nemo_gym", on_bad_row="fail")
-    return manifest, [json.loads(line) for line in Path(manifest["train"]).read_bytes().splitlines()]
-
-
-def test_the_tiny_rl_blend_is_here_and_every_row_is_a_question_with_its_answer(tiny_rl):
-    manifest, found = tiny_rl
-    assert manifest["totals"]["dropped"] == {}
-    assert 5 <= len(found) == manifest["totals"]["rows"]
-    asked = [row["responses_create_params"]["input"][-1]["content"] for row in found]
-    assert len(set(asked)) == len(asked)
-    assert all(row["expected_answer"] not in ("", None) for row in found)
-    assert not any("{question}" in text for text in asked)
-
-
-def test_the_tiny_rl_blend_shows_rows_of_every_kind(tiny_rl):
-    """Some are filled in, from each table, and some are whole already and keep every byte."""
-    manifest, found = tiny_rl
-    (source,) = blend("tiny-rl").datasets
-    written = rows(source)
-    (tables,) = (spec["resolve_placeholders"] for spec in source.transforms)
-    of = Counter(row.get("dataset") for row in written if row.get("_hf_placeholder"))
-    assert of.keys() == tables.keys()
-    whole = [row for row in written if not row.get("_hf_placeholder")]
-    assert whole
-    assert all(row in found for row in whole)
-    assert manifest["mode"] == "resolve"
-    assert manifest["shards"][0]["facts"]["untouched"] == len(whole)
-
-
-def test_the_answers_of_the_tiny_rl_blend_are_right(tiny_rl):
-    """Every question is about numbers that it names: one of their sums, differences or products is the answer."""
-    for row in tiny_rl[1]:
-        asked = row["responses_create_params"]["input"][-1]["content"]
-        numbers = [int(each) for each in re.findall(r"\d+", asked)]
-        assert len(numbers) >= 2, asked
-        results = {a + b for a in numbers for b in numbers} | {a * b for a in numbers for b in numbers}
-        results |= {a - b for a in numbers for b in numbers} | {2 * (a + b) for a in numbers for b in numbers}
-        results |= {sum(numbers), numbers[0] - sum(numbers[1:])}
-        assert int(row["expected_answer"]) in results, asked
-
-
-def test_the_tiny_dpo_blend_becomes_two_completions_of_which_the_first_is_better(tmp_path):
-    _, manifest = prepare(str(BLENDS / "tiny-dpo.json"), tmp_path, target="nemo_rl_dpo", on_bad_row="fail")
-    (source,) = blend("tiny-dpo").datasets
-    made = [json.loads(line) for line in Path(manifest["train"]).read_bytes().splitlines()]
-    assert len(made) == len(rows(source)) >= 2
-    for row, pair in zip(made, rows(source), strict=True):
-        better, worse = sorted(row["completions"], key=lambda each: each["rank"])
-        assert pair["chosen"] in (better["completion"][-1]["content"], better["completion"])
-        assert pair["rejected"] in (worse["completion"][-1]["content"], worse["completion"])
-        assert better["completion"] != worse["completion"]
 
 
 # Every blend is prepared as its comment says, with rows of a stand-in for the Hub.

@@ -149,11 +149,6 @@ def test_a_json_file_of_one_object_a_line_is_read_as_lines(tmp_path):
     assert read(*cut(file, 1 << 20, ["text"])) == (TEXTS, BAD, BLANK)
 
 
-def test_an_array_after_a_byte_order_mark_and_white_space_is_read(tmp_path):
-    part = stored(tmp_path / "a.json", b'\xef\xbb\xbf \n[{"text": "a"}]', format="json")
-    assert read(part) == ({0: "a"}, {}, 0)
-
-
 @pytest.mark.parametrize("content", [b"", b"\n \n"])
 def test_a_file_without_rows_gives_none(tmp_path, content):
     assert read(stored(tmp_path / "a", content)) == ({}, {}, content.count(b"\n"))

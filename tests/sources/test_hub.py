@@ -14,7 +14,7 @@ from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.plan import shard_from_record, shard_record
 from tokenmill.tasks.sources import files as source_files
-from tokenmill.tasks.sources import hub_requests
+from tokenmill.tasks.sources import hub_client
 from tokenmill.tasks.sources.discovery import discover, find
 from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.sources.opening import find_places, open_source
@@ -255,7 +255,7 @@ def test_the_end_point_is_the_one_that_is_set_now(hub, publish, monkeypatch, tmp
 def stored(hub, monkeypatch):
     """A file in LFS, which the second host has, and its content."""
     monkeypatch.setattr(source_files, "PLACES", {})
-    monkeypatch.setattr(hub_requests, "PLACES", source_files.PLACES)
+    monkeypatch.setattr(hub_client, "PLACES", source_files.PLACES)
     monkeypatch.setenv("HF_TOKEN", "hf_member")
     content = bytes(range(256)) * 64
     hub.dataset("org/name", {"data/a [1]?#%.jsonl": content})
@@ -300,7 +300,7 @@ def test_a_file_that_the_hub_no_longer_has(hub, stored):
 def test_requests_of_a_run(hub, tmp_path, monkeypatch, count):
     """One listing, and one request to the hub per file: for its footer in the plan, which names the place of its rows."""
     monkeypatch.setattr(source_files, "PLACES", {})
-    monkeypatch.setattr(hub_requests, "PLACES", source_files.PLACES)
+    monkeypatch.setattr(hub_client, "PLACES", source_files.PLACES)
     written = BytesIO()
     pq.write_table(pa.table({"text": [f"row {number} of a file" for number in range(20)]}), written)
     files = {f"data/train-{n:05}-of-{count:05}.parquet": written.getvalue() for n in range(count)}
@@ -322,7 +322,7 @@ def rows_of(record):
 @pytest.mark.slow
 def test_worker_processes_ask_the_hub_for_nothing_but_rows(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(source_files, "PLACES", {})
-    monkeypatch.setattr(hub_requests, "PLACES", source_files.PLACES)
+    monkeypatch.setattr(hub_client, "PLACES", source_files.PLACES)
     rows = {number: json.dumps({"text": f"{number} word" * 20}) + "\n" for number in range(2)}
     hub.dataset("org/name", {f"data/train-{number:05}-of-00002.jsonl": row * 100 for number, row in rows.items()})
     shards = plan(blend_of("hf://org/name"), tmp_path / "out", shard_size=2_000).plan.pending

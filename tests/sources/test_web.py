@@ -14,7 +14,7 @@ import pytest
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.sources import hub_requests, opening, web
+from tokenmill.tasks.sources import hub_client, opening, web
 from tokenmill.tasks.sources.discovery import find
 from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.sources.slices import ContentIndex, cut
@@ -89,7 +89,7 @@ def host():
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(hub_requests.time, "sleep", lambda _: None)
+    monkeypatch.setattr(hub_client.time, "sleep", lambda _: None)
 
 
 def texts(path, shard_size=10_000):

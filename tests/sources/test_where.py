@@ -21,8 +21,8 @@ from tokenmill.tasks.sources import parquet
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_objects, read_records, read_texts
+from tokenmill.tasks.sources.parquet import groups_to_read
 from tokenmill.tasks.sources.row_filter import filter_of, row_filter
-from tokenmill.tasks.sources.row_groups import groups_to_read
 from tokenmill.tasks.sources.slices import ContentIndex, cut
 
 from tests.examples import max_examples

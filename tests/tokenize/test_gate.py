@@ -134,18 +134,14 @@ def test_when_one_engine_errs_the_next_one_is_used(source, model, tmp_path, swap
     assert list(bytes_of(tmp_path / "gated").values()) == list(bytes_of(tmp_path / "honest").values())
 
 
-@pytest.mark.parametrize("number", [0, len(TEXTS) // 2, len(TEXTS) - 1])
-def test_the_beginning_the_middle_and_the_end_of_the_data_are_looked_at(source, model, tmp_path, swap, number):
-    swap(fast=lying_about(TEXTS[number]))
-    assert verdict_of(plan(source, tmp_path / "out", model, shard_size=200)).backend == "reference"
+BREAKING = ["<|turn|>", "<|turn|", "\x85word\x85", "\u3000word\u3000", "\u0340\u0340", "\x1b", " " * 9 + "word"]
 
 
-@pytest.mark.parametrize(
-    "text", ["<|turn|>", "<|turn|", "\x85word\x85", "\u3000word\u3000", "\u0340\u0340", "\x1b", " " * 9 + "word"]
-)
-def test_an_encoder_that_errs_on_a_string_that_breaks_tokenizers_is_not_used(source, model, tmp_path, swap, text):
+@pytest.mark.parametrize("text", [TEXTS[0], TEXTS[len(TEXTS) // 2], TEXTS[-1], *BREAKING])
+def test_an_engine_that_errs_on_a_string_or_anywhere_in_the_data_is_not_used(source, model, tmp_path, swap, text):
     swap(fast=lying_about(text))
-    verdict = verdict_of(plan(source, tmp_path / "out", model))
+    verdict = verdict_of(plan(source, tmp_path / "out", model, shard_size=200))
+    assert verdict.backend == "reference"
     assert all(repr(text) in verdict.refused[engine] for engine in ENGINES)
 
 
@@ -198,21 +194,8 @@ def counted(swap):
     return made
 
 
-def test_a_verdict_is_remembered(source, model, tmp_path, counted):
-    first = plan(source, tmp_path / "out", model)
-    made = dict(counted)
-    assert min(made.values()) > 0
-    second = plan(source, tmp_path / "out", model)
-    assert counted == made
-    assert second.found.verdicts == first.found.verdicts
-
-
-def test_a_moved_or_reweighted_source_is_not_compared_again(source, model, tmp_path, counted):
-    plan(source, tmp_path / "out", model)
-    made = dict(counted)
-    moved = source.rename(tmp_path / "elsewhere.jsonl")
-    plan(moved, tmp_path / "out", model, holdout={"valid": 0.5, "test": 0.1}, max_doc_tokens=7)
-    assert counted == made
+def moved(source, model):
+    return source.rename(source.with_name("elsewhere.jsonl"))
 
 
 def other_content(source, model):
@@ -228,15 +211,28 @@ def other_tokenizer(source, model):
     place.write_text(json.dumps(definition), "utf-8")
 
 
-@pytest.mark.parametrize("change", [other_content, other_tokenizer, {"special_tokens_in_text": "allow"}, {"sample": 3}])
-def test_another_comparison_is_made_when_it_may_end_otherwise(source, model, tmp_path, counted, change):
-    plan(source, tmp_path / "out", model)
-    compared = counted["reference"]
-    before = os.stat(source).st_mtime_ns  # noqa: PTH116
-    settings = change if isinstance(change, dict) else change(source, model) or {}
+@pytest.mark.parametrize(
+    ("change", "settings", "again"),
+    [
+        (None, {}, False),
+        (moved, {"holdout": {"valid": 0.5, "test": 0.1}, "max_doc_tokens": 7}, False),
+        (other_content, {}, True),
+        (other_tokenizer, {}, True),
+        (None, {"special_tokens_in_text": "allow"}, True),
+        (None, {"sample": 3}, True),
+    ],
+)
+def test_engines_are_compared_again_only_where_they_may_differ(
+    source, model, tmp_path, counted, change, settings, again
+):
+    first = plan(source, tmp_path / "out", model)
+    made, before = dict(counted), os.stat(source).st_mtime_ns  # noqa: PTH116
+    assert min(made.values()) > 0
+    source = (change and change(source, model)) or source
     os.utime(source, ns=(before + 10**9, before + 10**9))
-    plan(source, tmp_path / "out", model, **settings)
-    assert counted["reference"] > compared
+    second = plan(source, tmp_path / "out", model, **settings)
+    assert (counted["reference"] > made["reference"]) == again
+    assert again or (counted, verdict_of(second)) == (made, verdict_of(first))
 
 
 def test_a_look_at_a_few_rows_does_not_vouch_for_the_rest(source, model, tmp_path, swap):

@@ -1,14 +1,9 @@
 """The race: the faster engine of those that pass encodes large datasets, and no byte shows which one it was."""
 
-from dataclasses import replace
-from itertools import chain
-
 import pytest
-from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.tokenize import gate as race
 from tokenmill.tasks.tokenize import preparation
-from tokenmill.tasks.tokenize.encoders import ENGINES, FastokensEncoder, GigatokenEncoder
-from tokenmill.tasks.tokenize.exact import exact_encoder
+from tokenmill.tasks.tokenize.encoders import ENGINES
 from tokenmill.tasks.tokenize.gate import Comparison, Gate
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
@@ -73,28 +68,6 @@ def test_an_engine_that_does_not_support_the_vocabulary_does_not_run(winner, gat
 
     monkeypatch.setattr(race, "_speed", speed)
     assert race.fastest_engine(gate, 100) == "fastokens"
-
-
-@pytest.mark.parametrize("batch", [1, 1_000, race.BATCH])
-def test_every_engine_runs_the_same_course(gate, monkeypatch, batch):
-    monkeypatch.setattr(race, "BATCH", batch)
-    seen = {engine: [] for engine in ENGINES}
-    for engine, encoder in {"gigatoken": GigatokenEncoder, "fastokens": FastokensEncoder}.items():
-        honest = encoder.encode
-        monkeypatch.setattr(
-            encoder,
-            "encode",
-            lambda self, texts, engine=engine, honest=honest: (
-                seen[engine].append(texts.to_pylist()) or honest(self, texts)
-            ),
-        )
-    for engine in ENGINES:
-        exact_encoder(gate.vocabulary, engine, literal=True)
-        seen[engine].clear()
-    part = Slice(SourceFile("some", 0, "jsonl"), 0, 0)
-    speeds = race._race(replace(gate, slices=[part]))  # noqa: SLF001
-    assert [*chain(*seen["gigatoken"])] == [*chain(*seen["fastokens"])] == TEXTS
-    assert min(speed.seconds(100) for speed in speeds.values()) > 0
 
 
 def test_no_byte_shows_which_engine_encoded(winner, tmp_path, monkeypatch):
