@@ -329,9 +329,9 @@ def test_a_column_that_may_be_absent_is_known_and_any_other_is_not():
     predicate = parse_predicate("a == 1 or difficulty == 'hard' or `odd name`")
     assert predicate.columns == {"a", "difficulty", "odd name"}
     expression(predicate, schema, ["difficulty", "odd name"])
-    with pytest.raises(InputError, match="no field 'odd name'"):
+    with pytest.raises(InputError, match="unknown field 'odd name'"):
         expression(predicate, schema, ["difficulty"])
-    with pytest.raises(InputError, match="no field 'dificulty'; did you mean 'difficulty'"):
+    with pytest.raises(InputError, match="unknown field 'dificulty'; did you mean 'difficulty'"):
         expression(parse_predicate("dificulty is null"), schema, ["difficulty"])
 
 
