@@ -26,10 +26,12 @@ from typing import Any
 import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.dedup.decisions import Decisions
-from tokenmill.tasks.dedup.rounds import KIND, DocumentSlice, RunRound, build_shard, decide, partitions_for
+from tokenmill.tasks.dedup.rounds import DocumentSlice, build_round, decide, partitions_for
 from tokenmill.tasks.dedup.settings import DedupChoices
 from tokenmill.tasks.shards.build import build_batch
+from tokenmill.tasks.shards.kind import BuildShards, Stage
 from tokenmill.tasks.shards.plan import PlannedShard, shard_record
+from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.slices import ContentIndex, cut
@@ -49,25 +51,24 @@ def slices_of(source: str) -> list[DocumentSlice]:
     ]
 
 
-def build(record: Mapping[str, Any], store: str, rebuild: bool) -> None:
+def build(record: Mapping[str, Any], store: Store, rebuild: bool) -> Receipt:
     """What a worker does for one shard of a round."""
-    build_batch(
-        [record],
-        Store(store, KIND),
-        lambda shard, store: build_shard(shard, store, ()),
-        announce=lambda _: None,
-        rebuild=rebuild,
-    )
+    work = partial(build_round, evaluations=())
+    (receipt,) = build_batch([record], store, work, announce=lambda _: None, rebuild=rebuild)
+    return receipt
 
 
-def rounds_in(pool: Executor, seconds: dict[str, float]) -> RunRound:
+def rounds_in(pool: Executor, seconds: dict[str, float]) -> BuildShards:
     """Builds the shards of a round in the processes of the pool, and notes how long that takes."""
 
-    def run(name: str, pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> None:
+    def run(
+        stage: Stage, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
+    ) -> Sequence[Receipt]:
+        del arguments
         started = time.perf_counter()
-        work = partial(build, store=common["store"], rebuild=common["rebuild"])
-        list(pool.map(work, map(shard_record, pending)))
-        seconds[name] = time.perf_counter() - started
+        built = list(pool.map(partial(build, store=store, rebuild=rebuild), map(shard_record, pending)))
+        seconds[stage.name.removeprefix("dedup-")] = time.perf_counter() - started
+        return built
 
     return run
 

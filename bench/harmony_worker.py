@@ -17,10 +17,11 @@ import pyarrow as pa
 from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.harmony.vocabulary import encoding, harmony_encoder
-from tokenmill.tasks.select.preparation import HARMONY
+from tokenmill.tasks.select.kind import HARMONY
 from tokenmill.tasks.select.settings import NormalizationSettings
+from tokenmill.tasks.shards.kind import Stage
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.preparation import Step
+from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 
 UNSWEPT = "\U000e1000"
@@ -41,12 +42,12 @@ def main() -> None:
     steps = Counter[str]()
 
     def build(
-        step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
-    ) -> None:
+        stage: Stage, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
+    ) -> Sequence[Receipt]:
         started = time.process_time()
-        for shard in pending:
-            step.build(shard, store, **arguments)
-        steps[step.name] += time.process_time() - started
+        built = [stage.build(shard, store, **arguments) for shard in pending]
+        steps[stage.name] += time.process_time() - started
+        return built
 
     totals = HARMONY.publish(HARMONY.build(planned, build), time.time())["totals"]
     done = time.process_time()

@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tokenmill.tasks.shards.manifest import Finished
-from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.plan import Finished, PlannedShard
 from tokenmill.tasks.shards.publication import described
 from tokenmill.tasks.shards.receipt import PartCount
 from tokenmill.tasks.shards.store import Store

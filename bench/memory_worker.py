@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.tasks.arrow import set_up_arrow
-from tokenmill.tasks.pack.preparation import SFT
+from tokenmill.tasks.pack.kind import SFT
 from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.shards.kind import Stage
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.preparation import Step
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.tokenize.preparation import PRETRAIN
+from tokenmill.tasks.tokenize.kind import PRETRAIN
 
 from bench import one_worker, sft_worker
 
@@ -38,10 +38,9 @@ PLANS = {
 
 def build(
     function: Callable[..., Receipt], shards: Sequence[PlannedShard], store: Store, given: Mapping[str, Any]
-) -> None:
+) -> list[Receipt]:
     """Build shards in the worker."""
-    for shard in shards:
-        function(shard, store, **given)
+    return [function(shard, store, **given) for shard in shards]
 
 
 def costs() -> tuple[int, float]:
@@ -57,10 +56,10 @@ def main() -> None:
     with ProcessPoolExecutor(1, get_context("spawn"), set_up_arrow) as worker:
 
         def build_there(
-            step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
-        ) -> None:
+            stage: Stage, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
+        ) -> Sequence[Receipt]:
             del rebuild
-            worker.submit(build, step.build, pending, store, arguments).result()
+            return worker.submit(build, stage.build, pending, store, arguments).result()
 
         preparation.build(plan(source, tokenizer, out), build_there)
         peak, seconds = worker.submit(costs).result()

@@ -16,7 +16,7 @@ import time
 
 from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend, DataSource
-from tokenmill.tasks.tokenize.preparation import PRETRAIN, PretrainPlan, build_pretrain_shard, plan_pretrain
+from tokenmill.tasks.tokenize.kind import PRETRAIN, PretrainPlan, build_pretrain_shard
 from tokenmill.tasks.tokenize.settings import PretrainSettings, TokenizerSettings
 
 WHOLE = 1 << 40
@@ -26,7 +26,7 @@ WHOLE = 1 << 40
 def plan(source: str, tokenizer: str, out: str, shard_size: int) -> PretrainPlan:
     """The plan for one dataset that is all training data."""
     settings = PretrainSettings(tokenizer=TokenizerSettings(model=tokenizer), shard_size=shard_size)
-    return plan_pretrain(Blend(train=[DataSource(name="benchmark", path=source)]), settings, out)
+    return PRETRAIN.plan(Blend(train=[DataSource(name="benchmark", path=source)]), settings, out)
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     planned = plan(source, tokenizer, out, int(rest[0]) if rest else WHOLE)
     gated = time.process_time()
     for shard in planned.plan.pending:
-        build_pretrain_shard(shard, planned.plan.store, **PRETRAIN.arguments(planned))
+        build_pretrain_shard(shard, planned.plan.store, **PRETRAIN.stages[0].arguments(planned))
     built = time.process_time()
     phases = {"import": imported, "plan_and_gate": gated - imported, "build": built - gated}
     print(

@@ -22,7 +22,7 @@ from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.shards.publication import described
 from tokenmill.tasks.shards.receipt import RECEIPT, PartCount, Receipt
 from tokenmill.tasks.tokenize.binidx import index, token_dtype
-from tokenmill.tasks.tokenize.preparation import PretrainPlan, plan_pretrain
+from tokenmill.tasks.tokenize.kind import PRETRAIN, PretrainPlan
 from tokenmill.tasks.tokenize.settings import PretrainSettings, TokenizerSettings
 
 from bench import synthetic_store
@@ -35,7 +35,7 @@ LENGTHS = np.array([4, 5, 6], np.int32)
 def plan(source: str, tokenizer: str, out: str) -> PretrainPlan:
     """The plan of one dataset that is all training data, a shard a file."""
     settings = PretrainSettings(tokenizer=TokenizerSettings(model=tokenizer), shard_size=synthetic_store.OBJECT_BYTES)
-    return plan_pretrain(Blend(train=[DataSource(name="synthetic", path=source)]), settings, out)
+    return PRETRAIN.plan(Blend(train=[DataSource(name="synthetic", path=source)]), settings, out)
 
 
 def prove(planned: PretrainPlan) -> dict[str, Any]:

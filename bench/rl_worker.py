@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend, DataSource
-from tokenmill.tasks.rl.preparation import RL, RlPlan, build_rl_shard, plan_rl
+from tokenmill.tasks.rl.kind import RL, RlPlan, build_rl_shard
 from tokenmill.tasks.rl.settings import RlSettings
 from tokenmill.tasks.shards.receipt import Receipt
 
@@ -28,12 +28,14 @@ def plan(source: str, out: str, table: str | None) -> RlPlan:
     resolve: dict[str, Any] = {"resolve_placeholders": {TABLE: {"path": table, "style": "dapo"}}}
     transforms = [resolve] if table else []
     settings = RlSettings(target="nemo_gym" if table else "none")
-    return plan_rl(Blend(datasets=[DataSource(name="benchmark", path=source, transforms=transforms)]), settings, out)
+    return RL.plan(Blend(datasets=[DataSource(name="benchmark", path=source, transforms=transforms)]), settings, out)
 
 
 def build(planned: RlPlan) -> list[Receipt]:
     """Every shard, one after the other."""
-    return [build_rl_shard(shard, planned.plan.store, **RL.arguments(planned)) for shard in planned.plan.pending]
+    return [
+        build_rl_shard(shard, planned.plan.store, **RL.stages[0].arguments(planned)) for shard in planned.plan.pending
+    ]
 
 
 def main() -> None:

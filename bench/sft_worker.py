@@ -17,10 +17,10 @@ from typing import Any
 
 from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend, DataSource
-from tokenmill.tasks.pack.preparation import SFT, SftPlan, plan_sft
+from tokenmill.tasks.pack.kind import SFT, SftPlan
 from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.shards.kind import Stage
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.preparation import Step
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.tokenize.settings import TokenizerSource
@@ -31,7 +31,7 @@ PACK_SIZE = SftSettings().pack_size
 def plan(source: str, tokenizer: str, out: str, pack_size: int) -> SftPlan:
     """The plan for one dataset that is all training data."""
     settings = SftSettings(tokenizer=TokenizerSource(model=tokenizer), chat_template="nano3", pack_size=pack_size)
-    return plan_sft(Blend(train=[DataSource(name="benchmark", path=source)]), settings, out)
+    return SFT.plan(Blend(train=[DataSource(name="benchmark", path=source)]), settings, out)
 
 
 def build(planned: SftPlan) -> tuple[list[Receipt], list[Receipt]]:
@@ -39,10 +39,11 @@ def build(planned: SftPlan) -> tuple[list[Receipt], list[Receipt]]:
     rounds: list[list[Receipt]] = []
 
     def build_here(
-        step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
-    ) -> None:
+        stage: Stage, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
+    ) -> Sequence[Receipt]:
         del rebuild
-        rounds.append([step.build(shard, store, **arguments) for shard in pending])
+        rounds.append([stage.build(shard, store, **arguments) for shard in pending])
+        return rounds[-1]
 
     SFT.build(planned, build_here)
     shards, packs = rounds

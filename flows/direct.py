@@ -20,12 +20,13 @@ from tokenmill.tasks.report.openlineage import tell_if_asked
 from tokenmill.tasks.report.summary import artifact_record
 from tokenmill.tasks.report.weights_and_biases import log_if_asked
 from tokenmill.tasks.shards.here import build_here, is_little
+from tokenmill.tasks.shards.kind import BuildShards, Needs, Stage
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.lock import turn_in
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.pool import run_here
-from tokenmill.tasks.shards.preparation import BuildShards, Needs, Step
 from tokenmill.tasks.shards.progress import say
+from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.worker import exit_if_imported
@@ -137,12 +138,11 @@ def _workers(settings: ClusterSettings, needs: Needs) -> Generator[BuildShards]:
             return stack.enter_context(made)
 
         def build_shards(
-            step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
-        ) -> None:
-            if settings.cluster == "local" and is_little(step, pending, needs):
-                build_here(step, pending, store, arguments, rebuild=rebuild, libraries=needs.libraries)
-            elif pending:
-                on_workers()(step, pending, store, arguments, rebuild=rebuild)
+            stage: Stage, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
+        ) -> Sequence[Receipt]:
+            if settings.cluster == "local" and is_little(stage, pending, needs):
+                return build_here(stage, pending, store, arguments, rebuild=rebuild, libraries=needs.libraries)
+            return on_workers()(stage, pending, store, arguments, rebuild=rebuild) if pending else ()
 
         yield build_shards
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenmill.tasks.blend.models import ROW_KEYS, Blend, DataSource
 from tokenmill.tasks.report.stage import report
+from tokenmill.tasks.shards.kind import Kind
 from tokenmill.tasks.shards.kinds import KINDS, preparation
-from tokenmill.tasks.shards.preparation import Preparation
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.stage import materializing, shard_workers, step_task
 from tokenmill.tasks.sources.forms import with_keys
@@ -21,9 +21,7 @@ from .prefect_server import ServedFlow, flow
 from .steps import PUBLISH, Steps, run_steps
 
 
-def prepare(
-    kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str
-) -> dict[str, Any]:
+def prepare(kind: Kind[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str) -> dict[str, Any]:
     """Prepare a blend within a flow, each step a task, and return the artifact record."""
 
     def call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - see Step

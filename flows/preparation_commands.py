@@ -21,7 +21,7 @@ from .settings_help import settings_parameter
 from .terminal import Format, OutputDir, be_quiet, print_json, terminal
 
 if TYPE_CHECKING:
-    from tokenmill.tasks.shards.preparation import Planned, Preparation
+    from tokenmill.tasks.shards.kind import Kind, Planned
     from tokenmill.tasks.shards.settings import PreparationSettings
 
 BlendPath = Annotated[
@@ -140,7 +140,7 @@ def preparation_command(name: str) -> Callable[..., dict[str, Any]]:
 
 
 def _read(
-    kind: "Preparation[Any, Any]", blend: str, options: CommonOptions | None, overrides: Sequence[str]
+    kind: "Kind[Any, Any]", blend: str, options: CommonOptions | None, overrides: Sequence[str]
 ) -> "tuple[Blend, PreparationSettings]":
     """The blend and the settings; some overrides are keys of the dataset that a file of rows is."""
     from tokenmill.tasks.sources.forms import with_keys
@@ -151,7 +151,7 @@ def _read(
 
 
 def _planned(
-    kind: "Preparation[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str | None
+    kind: "Kind[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str | None
 ) -> "Planned[Any, Any]":
     """Check what can be seen at once, and plan."""
     from tokenmill.tasks.shards.input_checks import check_inputs
@@ -163,7 +163,7 @@ def _planned(
 
 
 def _shown(
-    kind: "Preparation[Any, Any]", planned: "Planned[Any, Any]", console: Console | None, *, tables: bool = True
+    kind: "Kind[Any, Any]", planned: "Planned[Any, Any]", console: Console | None, *, tables: bool = True
 ) -> dict[str, Any]:
     """The record of a plan, shown on a console. Raises RunError, once it is shown, if a run would fail."""
     from tokenmill.tasks.report.plan import plan_record, print_plan
@@ -184,7 +184,7 @@ def _settings_of_kind(name: str) -> "tuple[type[PreparationSettings], frozenset[
 
 
 def _prepared(
-    kind: "Preparation[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str
+    kind: "Kind[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str
 ) -> dict[str, Any]:
     """Make the immediate checks, run the flow, and print the result."""
     from tokenmill.tasks.report.summary import print_summary

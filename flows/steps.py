@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tokenmill.tasks.blend.models import Blend
-from tokenmill.tasks.shards.preparation import BuildShards, Needs, Preparation
+from tokenmill.tasks.shards.kind import BuildShards, Kind, Needs
 from tokenmill.tasks.shards.publication import failure_recorded
 from tokenmill.tasks.shards.settings import ClusterSettings, PreparationSettings
 
@@ -38,7 +38,7 @@ class Steps:
 
 
 def run_steps(
-    kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str, steps: Steps
+    kind: Kind[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str, steps: Steps
 ) -> dict[str, Any]:
     """Prepare a blend, and return the artifact record."""
     started = time.time()

@@ -2,7 +2,8 @@
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenmill.tasks.dedup.preparation import decided_plan, deduplicate
+from tokenmill.tasks.dedup.kind import decided_plan
+from tokenmill.tasks.dedup.rounds import decide
 from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import Store
@@ -19,10 +20,12 @@ class Run:
         self.places = []
 
     def __call__(self, step, pending, store, arguments, *, rebuild):
-        built = [shard for shard in build_here(step, pending, store, arguments, rebuild=rebuild) if not shard.reused]
-        if step.name.startswith("dedup-"):
-            self.built += [step.name.removeprefix("dedup-") for _ in built]
-            self.places += [shard.source for shard in built]
+        def note(shard):
+            if step.name.startswith("dedup-") and not shard["reused"]:
+                self.built.append(step.name.removeprefix("dedup-"))
+                self.places.append(shard["source"])
+
+        return build_here(step, pending, store, arguments, rebuild=rebuild, announce=note)
 
 
 def plan(blend, output_dir, **settings):
@@ -33,7 +36,7 @@ def plan(blend, output_dir, **settings):
 def decisions_of(planned, run=None):
     """The decisions of a plan, built as far as they are not there."""
     settings, place = planned.settings, planned.plan.store.place
-    return deduplicate(planned.found.slices, settings.choices, place, run or Run(), rebuild=settings.force)
+    return decide(planned.found.slices, settings.choices, place, run or Run(), rebuild=settings.force)
 
 
 def build(planned, decisions, shards):

@@ -1,10 +1,11 @@
 """A whole Harmony normalization in this process, without a Prefect server or Dask."""
 
+import time
 from dataclasses import replace
 
-from tokenmill.tasks.select.preparation import HARMONY
+from tokenmill.tasks.select.kind import HARMONY
 
-from tests.building import build_here, build_shards, plan_here, prepare_here, publish_here
+from tests.building import build_here, build_shards, plan_here, prepare_here
 
 
 def plan(blend, output_dir, **settings):
@@ -20,7 +21,7 @@ def prepare(blend, output_dir, **settings):
 def finish(planned, build=build_here):
     """Everything after normalization, whose shards are built; the manifest."""
     pending = replace(planned, plan=replace(planned.plan, proven=planned.plan.store.proven(planned.plan.keys)))
-    return publish_here("harmony", HARMONY.build(pending, build))
+    return HARMONY.publish(HARMONY.build(pending, build), time.time())
 
 
 def left_behind(manifest):

@@ -15,8 +15,9 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack.packs import LEFT_OUT
 from tokenmill.tasks.pack.sequences import stored_rows
 from tokenmill.tasks.shards.build import FILTERED
-from tokenmill.tasks.shards.manifest import WHOLE, entry_files
+from tokenmill.tasks.shards.manifest import entry_files
 from tokenmill.tasks.shards.origins import origin_of
+from tokenmill.tasks.shards.plan import WHOLE
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.sources.row_filter import row_filter
 

@@ -11,10 +11,10 @@ from typing import Any
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.shard import FILE as ROWS_FILE
 from tokenmill.tasks.select.shard import PART as CANDIDATES
+from tokenmill.tasks.shards.kind import Kind
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import entry_files, split_of
 from tokenmill.tasks.shards.origins import Origin, origin_of, origins_in
-from tokenmill.tasks.shards.preparation import Preparation
 from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
@@ -48,7 +48,7 @@ class ShardIndex:
         return self.manifest["type"]
 
     @property
-    def kind(self) -> Preparation[Any, Any]:
+    def kind(self) -> Kind[Any, Any]:
         """Its methods."""
         return preparation(self.type)
 

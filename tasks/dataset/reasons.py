@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import FILTERED, QUARANTINE
+from tokenmill.tasks.shards.kind import Planned
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.shards.publish import Output, publish, publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import RUNTIME_SETTINGS
@@ -65,7 +65,7 @@ def reason_of(path: str, manifest: Mapping[str, Any], entry: Entry, row: int) ->
             return FILTERED
         source = {"content": "", "format": alone.file.format, "compression": None}
         shard = PlannedShard(entry["dataset"], entry["split"], alone, {**identity, "source": source})
-        receipt = kind.step.build(shard, Store(folder, kind.name), **kind.arguments(planned))
+        receipt = kind.stages[0].build(shard, Store(folder, kind.name), **kind.stages[0].arguments(planned))
     if not receipt.drops:
         raise RunError("the row is not dropped today; run tokenmill verify on the folder")
     return next(iter(receipt.drops))

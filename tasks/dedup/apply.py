@@ -20,8 +20,7 @@ from pyarrow import compute
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import ShardBuilder, building
-from tokenmill.tasks.shards.manifest import WHOLE
-from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.plan import WHOLE, PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store

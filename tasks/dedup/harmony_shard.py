@@ -15,14 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
-from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.harmony.inventory import coverage_of, licences_of, merged
 from tokenmill.tasks.harmony.shard import FILE
 from tokenmill.tasks.shards.build import building
-from tokenmill.tasks.shards.identity import shard_key
-from tokenmill.tasks.shards.manifest import WHOLE, Finished
-from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.plan import WHOLE, Finished, Plan, PlannedShard
 from tokenmill.tasks.shards.publish import Output
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
@@ -39,12 +36,13 @@ DUPLICATES = pa.array(REASONS[:2])
 @dataclass(frozen=True, slots=True)
 class Deduplicated:
     """The shards after deduplication, in order; the files of dropped and kept rows, with their places in the store; and the
-    facts: the number of documents by outcome, and the evaluations.
+    facts: the number of documents by outcome, and the evaluations. `marked` is the plan that made them, if any had rows.
     """
 
     final: Sequence[Finished]
     files: Sequence[tuple[str, Output]] = ()
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    marked: Plan | None = None
 
 
 def document_slices(normalized: Sequence[Finished], store: Store) -> list[DocumentSlice]:
@@ -67,6 +65,7 @@ def plan_marked(
             item.shard.split,
             item.shard.part,
             {**item.receipt.identity, "decided": {"mode": mode, "outcomes": digest}},
+            (item.receipt,),
         )
         for item, digest in zip(normalized, digests, strict=True)
     ]
@@ -76,11 +75,9 @@ def plan_marked(
 def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
     """Build one shard of `plan_marked`; `decisions` is the file of all outcomes.
 
-    Raises RunError if the normalized shard is missing or damaged, OSError from the storage.
+    Raises RunError if the normalized rows are missing or damaged, OSError from the storage.
     """
-    normalized = store.receipt(shard_key({name: value for name, value in shard.identity.items() if name != "decided"}))
-    if normalized is None:
-        raise RunError(f"{shard.place}: the normalized shard is missing; run the same command again to build it")
+    (normalized,) = shard.inputs
     decided = rows_decided(decisions, shard.identity["decided"]["outcomes"])
     drop = shard.identity["decided"]["mode"] == "drop"
     outcomes, licences = Counter[str](), Counter[str]()

@@ -29,8 +29,8 @@ import pyarrow as pa
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import building
 from tokenmill.tasks.shards.identity import shard_identity
-from tokenmill.tasks.shards.manifest import WHOLE
-from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.kind import BuildShards, Stage, run_stage
+from tokenmill.tasks.shards.plan import WHOLE, Plan, PlannedShard
 from tokenmill.tasks.shards.publish import Output, publish_bytes, sweep
 from tokenmill.tasks.shards.published import file_hash
 from tokenmill.tasks.shards.receipt import Receipt
@@ -40,7 +40,15 @@ from tokenmill.tasks.storage import is_local, join
 from xxhash import xxh3_128_hexdigest
 
 from . import near
-from .contamination import HITS, EvaluationFile, evaluation_records, find_evaluations, fingerprint, load_evaluations
+from .contamination import (
+    HITS,
+    EvaluationFile,
+    evaluation_records,
+    evaluations_from,
+    find_evaluations,
+    fingerprint,
+    load_evaluations,
+)
 from .decisions import Decisions, Findings, decisions_in, warnings_about, write_decisions
 from .documents import CAPPED, EDGES, beyond_cap, distinct, exact_duplicates, sorted_union
 from .near import CROWDED, VERIFIED, compare_large_buckets, read_buckets, write_candidates
@@ -163,10 +171,6 @@ def rounds_of(shard: PlannedShard, store: Store) -> Rounds:
     return Rounds(store, SignedSlices.load(uri), uri, recipe)
 
 
-RunRound = Callable[[str, Sequence[PlannedShard], Mapping[str, Any]], None]
-"""Builds the pending shards of a round: its name, the shards, and arguments that all of them share."""
-
-
 @dataclass(frozen=True, slots=True)
 class DocumentSlice:
     """The documents of a slice. `reader` is one of `READERS`, `options` are its settings; both, and `part.content`, are
@@ -181,8 +185,8 @@ class DocumentSlice:
 
 def planned_rounds(
     slices: Sequence[DocumentSlice], choices: DedupChoices, store: Store
-) -> tuple[list[PlannedShard], Rounds, dict[str, Any]]:
-    """The shards that sign the slices, the rounds over them, and the arguments that building them needs."""
+) -> tuple[list[PlannedShard], Rounds, list[dict[str, Any]]]:
+    """The shards that sign the slices, the rounds over them, and the records of the evaluations that building them needs."""
     evaluations = find_evaluations(choices.evaluations)
     size = sum(each.part.size for each in slices)
     partitions = partitions_for(size)
@@ -205,7 +209,7 @@ def planned_rounds(
         "decide", partitions, choices.threshold if choices.near else None, bool(evaluations), choices.cap
     )
     rounds = Rounds(store, all_slices, all_slices.place(store), recipe, size)
-    return signed, rounds, {"store": store.place, "evaluations": evaluation_records(evaluations)}
+    return signed, rounds, evaluation_records(evaluations)
 
 
 def _proven(rounds: Rounds, store: Store) -> Decisions | None:
@@ -221,52 +225,40 @@ def _proven(rounds: Rounds, store: Store) -> Decisions | None:
 
 
 def decide(
-    slices: Sequence[DocumentSlice], choices: DedupChoices, store_place: str, run: RunRound, *, rebuild: bool
+    slices: Sequence[DocumentSlice],
+    choices: DedupChoices,
+    store_place: str,
+    build_shards: BuildShards,
+    *,
+    rebuild: bool,
 ) -> Decisions:
-    """Decide on every document of the slices, round by round, reusing valid results in the store.
+    """Decide on every document of the slices, round by round, reusing valid results in the store at `store_place`.
 
-    Raises RunError if a shard of a round is missing after it ran.
+    Raises InputError for unreadable evaluations, RunError for a failed round.
     """
     store = Store(store_place, KIND)
-    signed, rounds, common = planned_rounds(slices, choices, store)
+    signed, rounds, evaluations = planned_rounds(slices, choices, store)
     found = None if rebuild else _proven(rounds, store)
     if found is not None:
         return found
     if is_local(store.place):
         sweep(store.folder(SLICE_LISTS))
     rounds.slices.publish(store)
-    _run("sign", signed, store, run, common, rebuild=rebuild)
-    for step in rounds.steps:
-        _run(step, rounds.shards(step), store, run, common, rebuild=rebuild)
-    found = _proven(rounds, store)
-    if found is None:
-        raise RunError("the decisions about duplicates are missing; rerun the same command")
-    return found
+    done = Plan.of(store, [], rebuild=rebuild)
+    for name, shards in [("sign", signed), *((step, rounds.shards(step)) for step in rounds.steps)]:
+        stage, plan = Stage(f"dedup-{name}", build_round), Plan.of(store, shards, rebuild=rebuild)
+        done = run_stage(stage, plan, build_shards, {"evaluations": evaluations}, rebuild=rebuild)
+    (decided,) = done.finished
+    return decisions_in(store, decided.receipt)
 
 
-def _run(
-    name: str, shards: list[PlannedShard], store: Store, run: RunRound, common: Mapping[str, Any], *, rebuild: bool
-) -> None:
-    """Build the pending shards of a round. Raises RunError if any is missing afterwards."""
-    pending = Plan.of(store, shards, rebuild=rebuild).pending
-    if not pending:
-        return
-    run(name, pending, {**common, "rebuild": rebuild})
-    proven = store.proven(shard.key for shard in pending)
-    missing = [shard.place for shard in pending if shard.key not in proven]
-    if missing:
-        raise RunError(
-            f"{len(missing)} of {len(pending)} shards of the round {name!r} don't have a receipt, the first {missing[0]}; "
-            "rerun the same command to build them"
-        )
-
-
-def build_shard(shard: PlannedShard, store: Store, evaluations: tuple[EvaluationFile, ...]) -> Receipt:
-    """Build one shard of any round in this process."""
+def build_round(shard: PlannedShard, store: Store, evaluations: Sequence[Mapping[str, Any]]) -> Receipt:
+    """Build one shard of any round in this process; `evaluations` are records."""
+    files = evaluations_from(evaluations)
     if "step" not in shard.identity["recipe"]:
-        return sign_slice(shard, store, load_evaluations(evaluations).evaluations if evaluations else None)
+        return sign_slice(shard, store, load_evaluations(files).evaluations if files else None)
     with building(shard, store) as builder:
-        work = _Work(rounds_of(shard, store), shard, evaluations, builder.facts)
+        work = _Work(rounds_of(shard, store), shard, files, builder.facts)
         builder.outputs, builder.rows_in = STEPS[shard.identity["recipe"]["step"]](work)
         if builder.rows_in:
             builder.keep(WHOLE, builder.rows_in)

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from tokenmill.tasks.shards.build import ShardBuilder, building
-from tokenmill.tasks.shards.manifest import WHOLE
-from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.plan import WHOLE, PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 

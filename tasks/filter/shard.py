@@ -15,8 +15,7 @@ import pyarrow as pa
 from pyarrow import compute
 from tokenmill.tasks.dedup.apply import Content, SliceRows, kept_rows, read_rows, write_rows
 from tokenmill.tasks.shards.build import ShardBuilder, building
-from tokenmill.tasks.shards.manifest import WHOLE
-from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.plan import WHOLE, PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store

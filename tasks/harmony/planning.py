@@ -5,8 +5,8 @@ from dataclasses import asdict
 
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.shards.kind import Planned
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
-from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import without_ending

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
-from tokenmill.tasks.shards.manifest import WHOLE, Finished
+from tokenmill.tasks.shards.plan import WHOLE, Finished
 from tokenmill.tasks.shards.publication import Published
 from tokenmill.tasks.shards.publish import Output, place_files, publish_bytes
 from tokenmill.tasks.shards.store import Store

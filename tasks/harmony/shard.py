@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.chat.shapes import given_of
 from tokenmill.tasks.shards.build import ShardBuilder, building
-from tokenmill.tasks.shards.manifest import WHOLE
-from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.plan import WHOLE, PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store

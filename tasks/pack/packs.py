@@ -24,8 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import building
-from tokenmill.tasks.shards.manifest import Finished
-from tokenmill.tasks.shards.plan import Plan, PlannedShard, consecutive
+from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard, consecutive
 from tokenmill.tasks.shards.publication import parts_with_tokens
 from tokenmill.tasks.shards.receipt import RECEIPT, PartCount, Receipt
 from tokenmill.tasks.shards.store import PACKS, Store, read_bytes, size_of
@@ -87,7 +86,7 @@ def _planned(split: str, dataset: str, name: str, members: Sequence[Member], rec
         "recipe": asdict(recipe),
         "source": {"sequences": [f"{member.receipt.key}/{member.part}" for member in members]},
     }
-    return PlannedShard(dataset, split, part, identity)
+    return PlannedShard(dataset, split, part, identity, tuple(member.receipt for member in members))
 
 
 def require_fitting(finished: Sequence[Finished], shards: Store, recipe: PackRecipe) -> None:
@@ -111,7 +110,9 @@ def build_packs(shard: PlannedShard, store: Store) -> Receipt:
     """
     recipe = PackRecipe(**shard.identity["recipe"])
     shards = Store(store.place, SHARDS)
-    members = _members(shards, shard.identity["source"]["sequences"])
+    receipts = {receipt.key: receipt for receipt in shard.inputs}
+    names = [name.split("/") for name in shard.identity["source"]["sequences"]]
+    members = [Member(receipts[key], part) for key, part in names]
     part, made = members[0].part, members[0].receipt.identity["recipe"]  # all members have the recipe of their dataset
     metadata = {
         "format": FORMAT, "version": 1, "key": shard.key, "part": part, "pack_size": recipe.pack_size,
@@ -141,15 +142,6 @@ def build_packs(shard: PlannedShard, store: Store) -> Receipt:
 def _distinct(rows: np.ndarray) -> int:
     """The number of different rows; equal ones are neighbors."""
     return int(np.count_nonzero(np.diff(rows))) + bool(rows.size)
-
-
-def _members(shards: Store, names: Sequence[str]) -> list[Member]:
-    parts = [name.split("/") for name in names]
-    receipts = shards.proven(key for key, _ in parts)
-    for key, _ in parts:
-        if key not in receipts:
-            raise RunError(f"{shards.folder(key)}: the shard is missing; run the same command again to build it")
-    return [Member(receipts[key], part) for key, part in parts]
 
 
 def cut_to(sequences: StoredSequences, most: int) -> StoredSequences:

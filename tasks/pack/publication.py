@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 from tokenmill.tasks.blend.models import SPLITS
-from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import Finished
 from tokenmill.tasks.shards.publication import Listed, Published, Weights, blend_json, parts_with_tokens
 from tokenmill.tasks.shards.publish import Output, place_files, publish_bytes
 from tokenmill.tasks.shards.store import PACKS, Store

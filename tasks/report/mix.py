@@ -9,8 +9,8 @@ from tokenmill.tasks.blend.mix import Mix
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.kit.terminal import print_table
+from tokenmill.tasks.shards.kind import Kind, Planned
 from tokenmill.tasks.shards.manifest import BLEND
-from tokenmill.tasks.shards.preparation import Planned, Preparation, proven_shards
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.storage import absolute, join
 
@@ -63,7 +63,7 @@ def megatron_flags(steps: Sequence[int]) -> str:
     return f"--train-samples $(({steps[-1]} * GLOBAL_BATCH)) --phase-transition-iterations {transitions}"
 
 
-def write_mix(planned: Planned[Any, Any], kind: Preparation[Any, Any], folder: str) -> None:
+def write_mix(planned: Planned[Any, Any], kind: Kind[Any, Any], folder: str) -> None:
     """Write the prefixes and Megatron's blends of a built preparation into a folder.
 
     Raises InputError for another kind than pretraining, and for shards that are not built.
@@ -73,8 +73,9 @@ def write_mix(planned: Planned[Any, Any], kind: Preparation[Any, Any], folder: s
             "--write: needs a blend that `tokenmill pretrain` has prepared; name its folder with --output-dir"
         )
     place = absolute(folder)
-    finished, _ = proven_shards(planned)
-    published = kind.release(planned, finished).layout.lay_out(place, planned.plan.store, finished)
+    built = kind.build(planned, lambda *_, **__: ())
+    finished = built.plan.finished
+    published = kind.release(built, finished).layout.lay_out(place, built.plan.store, finished)
     publish_bytes(join(place, BLEND), published.blend)
 
 

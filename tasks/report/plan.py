@@ -13,10 +13,10 @@ from rich.markup import escape
 from tokenmill.tasks.kit.parts import Cell, Table
 from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.shards.first_rows import FirstRows
-from tokenmill.tasks.shards.manifest import Finished, identities, published_manifest
-from tokenmill.tasks.shards.plan import PlannedShard, reasons
+from tokenmill.tasks.shards.kind import Planned
+from tokenmill.tasks.shards.manifest import identities, published_manifest
+from tokenmill.tasks.shards.plan import Finished, PlannedShard, reasons
 from tokenmill.tasks.shards.planning import holdout_of
-from tokenmill.tasks.shards.preparation import Planned
 
 from .summary import counted, epochs_of, input_lines, unread_fields
 

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
+from tokenmill.tasks.shards.kind import Kind
 from tokenmill.tasks.shards.kinds import kind_of
 from tokenmill.tasks.shards.manifest import read_manifest
 from tokenmill.tasks.shards.pool import RunAll
-from tokenmill.tasks.shards.preparation import Preparation
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.shards.store import Store
@@ -55,7 +55,7 @@ def inspector_of(output_dir: str) -> Inspect:
     return partial(_inspect, kind.inspect, kind.formats) if kind else _nothing_to_inspect
 
 
-def _kind_in(output_dir: str) -> Preparation[Any, Any] | None:
+def _kind_in(output_dir: str) -> Kind[Any, Any] | None:
     manifest = read_manifest(absolute(output_dir))
     return kind_of(manifest) if manifest else None
 

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.shards.join import join_files
-from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import Finished
 from tokenmill.tasks.shards.publication import Listed, Published, Weights, blend_json
 from tokenmill.tasks.shards.publish import Output, link, place_files
 from tokenmill.tasks.shards.store import Store

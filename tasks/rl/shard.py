@@ -17,8 +17,7 @@ import zstandard
 from tokenmill.tasks.chat.json_values import quoted
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.holdout import PARTS, parts_of
-from tokenmill.tasks.shards.manifest import WHOLE
-from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.plan import WHOLE, PlannedShard
 from tokenmill.tasks.shards.publish import Publication
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow

@@ -19,9 +19,9 @@ from tokenmill.tasks.harmony.vocabulary import IDS as HARMONY_IDS
 from tokenmill.tasks.pack.formats import checked_format
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.select.shard import PART as CANDIDATES
+from tokenmill.tasks.shards.kind import Planned
 from tokenmill.tasks.shards.manifest import BLEND, read_manifest
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
-from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.parquet import require_any
@@ -42,7 +42,8 @@ FORMAT_VERSIONS = {NLL_KIND: 1, EMBEDDINGS_KIND: 3}
 """Increment it when the same recipe and source give different bytes."""
 
 
-ScorePlan = Planned[NllSettings | EmbedSettings, ModelLocation]
+AnyScore = NllSettings | EmbedSettings
+ScorePlan = Planned[AnyScore, ModelLocation]
 
 
 def device_of_plan(planned: ScorePlan) -> Device:
@@ -80,7 +81,7 @@ def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir:
     return Planned(blend, settings, output_dir, plan, where)
 
 
-def require_model(_blend: Blend, settings: NllSettings | EmbedSettings, _output_dir: str) -> None:
+def require_model(settings: AnyScore) -> None:
     """Raise InputError for an engine that is not installed, and for a missing or unusable model."""
     if settings.server and settings.model:
         Server(settings.server, settings.model, settings.concurrency)

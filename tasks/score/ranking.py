@@ -15,9 +15,7 @@ import xxhash
 from pyarrow import compute
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import build_batch, building
-from tokenmill.tasks.shards.manifest import WHOLE, Finished
-from tokenmill.tasks.shards.plan import Plan, PlannedShard, shard_record
-from tokenmill.tasks.shards.publication import collect
+from tokenmill.tasks.shards.plan import WHOLE, Finished, Plan, PlannedShard, shard_record
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 
@@ -42,15 +40,14 @@ def ranked(scored: Sequence[Finished], store: Store, *, rebuild: bool) -> list[F
     ]
     plan = Plan.of(store, shards, rebuild=rebuild)
     made_of = {shard.key: (item, column) for shard, item, column in zip(shards, scored, percentiles, strict=True)}
-    build_batch(
+    done = build_batch(
         map(shard_record, plan.pending),
         store,
         lambda shard, _: _rank_shard(shard, *made_of[shard.key], store),
         announce=lambda _: None,
         rebuild=rebuild,
     )
-    finished, _ = collect(plan, allow_partial=False)
-    return finished
+    return plan.after(done).finished
 
 
 def require_unique(finished: Sequence[Finished], store: Store) -> None:

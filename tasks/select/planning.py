@@ -9,8 +9,7 @@ from tokenmill.tasks.dedup.contamination import evaluation_sources, find_evaluat
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.shards.input_checks import require_separate, store_place
-from tokenmill.tasks.shards.manifest import Finished
-from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.arrow_predicates import expression
 from tokenmill.tasks.storage import absolute
@@ -89,4 +88,4 @@ def _shard(item: Finished, recipe: dict[str, object], scores: FoundScores) -> Pl
     if files := scores.files.get(item.key):
         source["scores"] = files
     identity = {"kind": KIND, "format_version": FORMAT_VERSION, "recipe": recipe, "source": source}
-    return PlannedShard(item.shard.dataset, item.shard.split, item.shard.part, identity)
+    return PlannedShard(item.shard.dataset, item.shard.split, item.shard.part, identity, (item.receipt,))

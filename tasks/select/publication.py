@@ -14,7 +14,7 @@ from tokenmill.tasks.dedup.harmony_shard import Deduplicated
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.publication import Beside
 from tokenmill.tasks.harmony.shard import FILE
-from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import Finished
 from tokenmill.tasks.shards.store import Store
 
 from .collapse import Survey, collapse

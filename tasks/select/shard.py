@@ -21,7 +21,6 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.blend.predicates import Predicate, parse_predicate
-from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.harmony.shard import FILE, inspect_harmony_shard
 from tokenmill.tasks.shards.build import ShardBuilder, building
@@ -61,9 +60,7 @@ def select_shard(shard: PlannedShard, recipe: SelectionRecipe, store: Store, sco
     `scores` maps the content hashes in its identity to places. Raises RunError if a source is missing or damaged, OSError from
     the storage.
     """
-    source = store.receipt(shard.identity["source"]["content"])
-    if source is None:
-        raise RunError(f"{shard.place}: the shard of rows is missing; run the same command again to build it")
+    (source,) = shard.inputs
     sides = read_scores(recipe.scores, shard.identity["source"].get("scores", ()), scores)
     file = pq.ParquetFile(pa.BufferReader(store.read(source, FILE)))
     columns = None if recipe.materialize else columns_read(recipe)

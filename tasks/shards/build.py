@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from socket import gethostname
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
@@ -262,20 +262,6 @@ def bad_row_error(row: BadRow, part: Slice) -> BadRowError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ShardDone:
-    """A worker's progress report on a finished shard: at most 300 bytes of JSON."""
-
-    key: str
-    source: str
-    source_bytes: int
-    documents: int
-    tokens: int
-    dropped: int
-    seconds: float
-    reused: bool
-
-
 def batches(shards: Sequence[PlannedShard], workers: int) -> list[list[PlannedShard]]:
     """Group shards into batches of about a minute of work, at least four per worker and at most 1,000 in all.
 
@@ -298,9 +284,12 @@ def batches(shards: Sequence[PlannedShard], workers: int) -> list[list[PlannedSh
 
 def build_batch(
     records: Iterable[Mapping[str, Any]], store: Store, build: BuildShard, announce: Announce, *, rebuild: bool
-) -> list[ShardDone]:
-    """Build the shards of a batch in order and announce each; with `rebuild`, also those with a valid receipt."""
-    done: list[ShardDone] = []
+) -> list[Receipt]:
+    """Build the shards of a batch in order and announce each, in at most 300 bytes; returns their receipts.
+
+    With `rebuild`, also those with a valid receipt are built.
+    """
+    done: list[Receipt] = []
     for shard in map(shard_from_record, records):
         receipt = None if rebuild else store.receipt(shard.key)
         reused = receipt is not None
@@ -308,19 +297,15 @@ def build_batch(
             if is_local(store.place):
                 sweep(store.folder(shard.key))
             receipt = build(shard, store)
-        done.append(_done(shard, receipt, reused=reused))
-        announce(asdict(done[-1]))
+        done.append(receipt)
+        announce({
+            "key": shard.key,
+            "source": f"{shard.part.file.uri}@{shard.part.start}",
+            "source_bytes": shard.part.size,
+            "documents": receipt.documents,
+            "tokens": receipt.tokens,
+            "dropped": sum(receipt.drops.values()),
+            "seconds": 0.0 if reused else receipt.volatile["seconds"],
+            "reused": reused,
+        })  # fmt: skip
     return done
-
-
-def _done(shard: PlannedShard, receipt: Receipt, *, reused: bool) -> ShardDone:
-    return ShardDone(
-        key=shard.key,
-        source=f"{shard.part.file.uri}@{shard.part.start}",
-        source_bytes=shard.part.size,
-        documents=receipt.documents,
-        tokens=receipt.tokens,
-        dropped=sum(receipt.drops.values()),
-        seconds=0.0 if reused else receipt.volatile["seconds"],
-        reused=reused,
-    )

@@ -14,9 +14,9 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.forms import first_records
 
-from .manifest import Finished, totals
-from .plan import Plan, PlannedShard
-from .preparation import Planned, Preparation
+from .kind import Kind, Planned
+from .manifest import totals
+from .plan import Finished, Plan, PlannedShard
 from .publication import check_bad_rows, first_bad_row
 from .receipt import unread
 from .shrinkage import check_shrinkage
@@ -44,7 +44,7 @@ class FirstRows:
     shape: str | None
 
 
-def look(kind: Preparation[Any, Any], planned: Planned[Any, Any]) -> tuple[dict[str, FirstRows], RunError | None]:
+def look(kind: Kind[Any, Any], planned: Planned[Any, Any]) -> tuple[dict[str, FirstRows], RunError | None]:
     """The first rows of each dataset (`split/name`) with shards to build, and the error that would stop a run of the plan.
 
     Raises the errors of building a shard.
@@ -54,9 +54,10 @@ def look(kind: Preparation[Any, Any], planned: Planned[Any, Any]) -> tuple[dict[
         plan = Plan.of(store, [*_first_rows(planned.plan)], rebuild=True)
         built: list[Finished] = []
         if plan.shards:
-            arguments = {**kind.arguments(replace(planned, plan=plan)), "on_bad_row": "quarantine"}
-            build = kind.reading or kind.step.build
-            built = [Finished(shard, shard.key, build(shard, store, **arguments)) for shard in plan.shards]
+            stage = kind.stages[0]
+            arguments = {**stage.arguments(replace(planned, plan=plan)), "on_bad_row": "quarantine"}
+            read = stage.read or stage.build
+            built = [Finished(shard, shard.key, read(shard, store, **arguments)) for shard in plan.shards]
         sources = {(split, each.name): each for split, listed in planned.blend.parts().items() for each in listed}
         found = {
             "/".join(item.dataset): _found(
@@ -79,7 +80,7 @@ def _first_rows(plan: Plan) -> Iterator[PlannedShard]:
         yield replace(shard, part=replace(part, rows=rows, size=min(part.size, MOST_BYTES)))
 
 
-def _shape(kind: Preparation[Any, Any], source: DataSource, part: Slice) -> str | None:
+def _shape(kind: Kind[Any, Any], source: DataSource, part: Slice) -> str | None:
     record = next(iter(first_records(part)), None)
     return None if record is None else kind.shape(source, record)
 
@@ -94,7 +95,7 @@ def _found(item: Finished, plan: Plan, store: Store, shape: str | None) -> First
 
 
 def _require_publishable(
-    kind: Preparation[Any, Any],
+    kind: Kind[Any, Any],
     planned: Planned[Any, Any],
     built: Sequence[Finished],
     found: Mapping[str, FirstRows],
@@ -106,8 +107,7 @@ def _require_publishable(
     looks = [(item, found["/".join(item.dataset)]) for item in built]
     certain = [item for item, seen in looks if not tolerate or seen.every or not seen.documents]
     check_bad_rows(certain, store, settings.max_bad_row_fraction, tolerate=tolerate)
-    pairs = zip(plan.shards, plan.keys, strict=True)
-    proven = [Finished(shard, key, plan.proven[key]) for shard, key in pairs if key in plan.proven]
+    proven = plan.finished
     check_bad_rows(proven, plan.store, settings.max_bad_row_fraction, tolerate=tolerate)
     if all(seen.every for seen in found.values()):
         bad = next((seen.bad for seen in found.values() if seen.bad), "")

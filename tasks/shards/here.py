@@ -1,6 +1,6 @@
 """Build shards in this process: a worker takes 1.5 CPU-seconds to start, in which one core tokenizes 150 MB.
 
-The work is in a thread, so that Ctrl-C and progress need not wait for a shard; in several if a step allows it.
+The work is in a thread, so that Ctrl-C and progress need not wait for a shard; in several if a stage allows it.
 """
 
 import random
@@ -13,13 +13,14 @@ from typing import Any, ParamSpec, TypeVar, cast
 from tokenmill.tasks.threads import cores
 
 from .build import Announce, build_batch, may_pass
+from .kind import LITTLE_BYTES, Needs, Stage
 from .plan import PlannedShard
 from .pool import Submitted, building_on
-from .preparation import LITTLE_BYTES, Needs, Step
+from .receipt import Receipt
 from .store import Store
 
 LITTLE_IN_THREADS = 2_000_000_000
-"""`LITTLE_BYTES` of steps in threads: two cores pack so many bytes of tokens in about 8 s, and tokenize them in 10."""
+"""`LITTLE_BYTES` of stages in threads: two cores pack so many bytes of tokens in about 8 s, and tokenize them in 10."""
 
 MOST_THREADS = 4
 """A sixth of packing is in Python, so more threads would wait for each other."""
@@ -31,26 +32,28 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def is_little(step: Step, pending: Sequence[PlannedShard], needs: Needs) -> bool:
+def is_little(stage: Stage, pending: Sequence[PlannedShard], needs: Needs) -> bool:
     """Whether this process builds the shards: they are small, and neither a number of workers nor a resource is asked for."""
-    most = LITTLE_IN_THREADS if step.in_threads else LITTLE_BYTES
+    most = LITTLE_IN_THREADS if stage.in_threads else LITTLE_BYTES
     return not (needs.workers or needs.resources) and sum(shard.part.size for shard in pending) < most
 
 
 def build_here(
-    step: Step,
+    stage: Stage,
     pending: Sequence[PlannedShard],
     store: Store,
     arguments: Mapping[str, Any],
     *,
     rebuild: bool,
     libraries: tuple[str, ...] = (),
-) -> None:
+) -> Sequence[Receipt]:
     """See BuildShards, and `building_on`."""
-    slots = min(cores(), MOST_THREADS) if step.in_threads else 1
+    slots = min(cores(), MOST_THREADS) if stage.in_threads else 1
     threads = ThreadPoolExecutor(slots)
     try:
-        building_on(lambda _: _Here(threads, slots), libraries)(step, pending, store, arguments, rebuild=rebuild)
+        return building_on(lambda _: _Here(threads, slots), libraries)(
+            stage, pending, store, arguments, rebuild=rebuild
+        )
     finally:
         threads.shutdown(cancel_futures=True)  # after Ctrl-C, no other shard begins
 
@@ -69,19 +72,19 @@ class _Here:
 
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:  # noqa: ARG002 - for Prefect
         futures = [self._threads.submit(self._build, **call) for call in calls]
-        return [Submitted(future, partial(failure_of, future)) for future in futures]
+        return [Submitted(future, partial(failure_of, future), future.result) for future in futures]
 
     def _build(
         self,
         batch: Sequence[Mapping[str, Any]],
         topic: str,  # noqa: ARG002 - there is one listener
-        step: Step,
+        stage: Stage,
         store: Store,
         arguments: Mapping[str, Any],
         *,
         rebuild: bool,
-    ) -> None:
-        patiently(build_batch, batch, store, step.building(arguments), self._announce, rebuild=rebuild)
+    ) -> list[Receipt]:
+        return patiently(build_batch, batch, store, stage.building(arguments), self._announce, rebuild=rebuild)
 
     def watch(self) -> Callable[[], None]:
         return lambda: None

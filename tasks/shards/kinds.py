@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.tasks.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from .preparation import Preparation
+    from .kind import Kind
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Registered:
     """A row of the registry: facts about a kind that are known before its record is imported.
 
     `command` follows `tokenmill`, `flow` names the flow and its deployment, `summary` describes both in one sentence, `contents`
@@ -30,65 +30,65 @@ class Kind:
     nightly: bool = True
 
 
-KINDS: Mapping[str, Kind] = {
-    "pretrain": Kind(
+KINDS: Mapping[str, Registered] = {
+    "pretrain": Registered(
         "pretrain",
         "pretrain-data-prep",
         "Prepare a blend for pretraining: Megatron .bin/.idx and blend.json.",
         "Text as token ids, in Megatron's .bin and .idx",
-        "tokenmill.tasks.tokenize.preparation:PRETRAIN",
+        "tokenmill.tasks.tokenize.kind:PRETRAIN",
     ),
-    "sft": Kind(
+    "sft": Registered(
         "sft",
         "sft-data-prep",
         "Prepare a blend of conversations for SFT: packed Parquet with exact loss masks, and blend.json.",
         "Conversations as packed token ids with loss masks, in Parquet",
-        "tokenmill.tasks.pack.preparation:SFT",
+        "tokenmill.tasks.pack.kind:SFT",
     ),
-    "rl": Kind(
+    "rl": Registered(
         "rl",
         "rl-data-prep",
         "Prepare a blend of rows for reinforcement learning: JSON Lines that NeMo-RL and NeMo-Gym read.",
         "Rows for reinforcement learning, in JSON Lines",
-        "tokenmill.tasks.rl.preparation:RL",
+        "tokenmill.tasks.rl.kind:RL",
     ),
-    "harmony": Kind(
+    "harmony": Registered(
         "harmony",
         "harmony-normalize",
         "Normalize chat data into Harmony: deduplicated Parquet in pools, ready to be scored.",
         "Conversations in Harmony, in Parquet",
-        "tokenmill.tasks.select.preparation:HARMONY",
+        "tokenmill.tasks.select.kind:HARMONY",
     ),
-    "dedup": Kind(
+    "dedup": Registered(
         "dedup",
         "deduplicate-blend",
         "Remove duplicate documents from a blend of text, and documents that overlap evaluations.",
         "Text without duplicate documents, in JSON Lines",
-        "tokenmill.tasks.dedup.preparation:DEDUP",
+        "tokenmill.tasks.dedup.kind:DEDUP",
         nightly=False,
     ),
-    "filter": Kind(
+    "filter": Registered(
         "filter",
         "filter-blend",
         "Keep the documents of a blend that pass quality, language and personal-data rules.",
         "Text filtered by quality, language and personal data, in JSON Lines",
-        "tokenmill.tasks.filter.preparation:FILTER",
+        "tokenmill.tasks.filter.kind:FILTER",
         nightly=False,
     ),
-    "nll": Kind(
+    "nll": Registered(
         "score nll",
         "score-candidates",
         "Score the assistant's tokens under a causal language model: NLL and perplexity per row.",
         "The NLL of answers under a language model, by row, in Parquet",
-        "tokenmill.tasks.score.preparation:NLL",
+        "tokenmill.tasks.score.kind:NLL",
         nightly=False,
     ),
-    "embeddings": Kind(
+    "embeddings": Registered(
         "score embed",
         "score-candidates",
         "Embed every candidate, so that similar texts can be found.",
         "Embeddings of texts, by row, in Parquet",
-        "tokenmill.tasks.score.preparation:EMBEDDINGS",
+        "tokenmill.tasks.score.kind:EMBEDDINGS",
         nightly=False,
     ),
 }
@@ -99,12 +99,12 @@ WORDS = {kind.command.rpartition(" ")[2]: name for name, kind in KINDS.items()}
 """Every kind by the last word of its command: what `--kind` takes."""
 
 
-def kind_of(manifest: Mapping[str, Any]) -> "Preparation[Any, Any] | None":
+def kind_of(manifest: Mapping[str, Any]) -> "Kind[Any, Any] | None":
     """The kind that published a manifest; None for other outputs, such as a choice of rows."""
     return preparation(manifest["type"]) if manifest["type"] in KINDS else None
 
 
-def preparation(name: str) -> "Preparation[Any, Any]":
+def preparation(name: str) -> "Kind[Any, Any]":
     """The record of a kind. Raises InputError for an unknown name."""
     if name not in KINDS:
         raise InputError(f"{name!r} isn't a preparation kind; {nearest(name, KINDS)}")
@@ -112,7 +112,7 @@ def preparation(name: str) -> "Preparation[Any, Any]":
     return getattr(import_module(module), attribute)
 
 
-def preparation_called(word: str) -> "Preparation[Any, Any]":
+def preparation_called(word: str) -> "Kind[Any, Any]":
     """The record of the kind whose command ends in a word. Raises InputError for an unknown word."""
     if word not in WORDS:
         raise InputError(f"--kind {word}: unknown; {nearest(word, WORDS)}")

@@ -8,7 +8,6 @@ few.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -19,8 +18,8 @@ from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.storage import join
 
-from .plan import PlannedShard
-from .receipt import NOT_READ, Receipt, unread
+from .plan import WHOLE, Finished
+from .receipt import NOT_READ, unread
 from .store import PACKS, PREFIX, Store, read_bytes
 
 MANIFEST = "manifest.json"
@@ -34,9 +33,6 @@ BLENDS = {BLEND, FULL_VALIDATION, SEQUENCES}
 FAILED = "failed"
 """The `status` of a failed run's manifest, which is written if nothing was published before."""
 
-WHOLE = "all"
-"""The only part of a shard without held-out documents; it belongs to the split that the blend names."""
-
 
 SUMMED = ("rows", "documents", "tokens", "quarantined", "truncated", "source_bytes")
 """The counts that are summed over shards."""
@@ -45,26 +41,6 @@ Names = Mapping[str, Mapping[str, Sequence[str]]]
 """Published shard names, by place and split. A name is the path of a part's only file, or the prefix that its files
 share. A shard published more than once has several.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A planned shard, its key and its receipt."""
-
-    shard: PlannedShard
-    key: str
-    receipt: Receipt
-
-    @property
-    def dataset(self) -> tuple[str, str]:
-        """Its dataset: the split of the plan, and the name."""
-        return self.shard.split, self.shard.dataset
-
-    def split_of(self, part: str) -> str:
-        """The split of a part of the shard."""
-        if part != WHOLE:
-            return part
-        return self.shard.split if self.shard.split in SPLITS else "train"
 
 
 def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:

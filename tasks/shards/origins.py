@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from .manifest import Finished, entry_files
+from .manifest import entry_files
+from .plan import Finished
 from .receipt import ROWS_BY_FILE
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tokenmill.tasks.blend.models import SPLITS
+from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.renamed import LEAVES
 from tokenmill.tasks.sources.files import PLACES, InputWarning, Slice, places_of, slice_of
 
@@ -26,13 +28,15 @@ Item = TypeVar("Item")
 class PlannedShard:
     """A shard to build: its dataset and split, its slice, and its identity.
 
-    `split` is a split of the blend, or `datasets` in a flat blend.
+    `split` is a split of the blend, or `datasets` in a flat blend. `inputs` are the receipts of the shards
+    that it is made from, which its identity names.
     """
 
     dataset: str
     split: str
     part: Slice
     identity: dict[str, Any]
+    inputs: tuple[Receipt, ...] = ()
 
     @property
     def key(self) -> str:
@@ -45,10 +49,36 @@ class PlannedShard:
         return f"{self.split}/{self.dataset}/{self.part.file.uri}@{self.part.start}"
 
 
+WHOLE = "all"
+"""The only part of a shard without held-out documents; it belongs to the split that the blend names."""
+
+MOST_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A planned shard, its key and its receipt."""
+
+    shard: PlannedShard
+    key: str
+    receipt: Receipt
+
+    @property
+    def dataset(self) -> tuple[str, str]:
+        """Its dataset: the split of the plan, and the name."""
+        return self.shard.split, self.shard.dataset
+
+    def split_of(self, part: str) -> str:
+        """The split of a part of the shard."""
+        if part != WHOLE:
+            return part
+        return self.shard.split if self.shard.split in SPLITS else "train"
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All shards of a preparation, the receipts of proven ones, and by dataset (`split/name`) skipped files by kind, and the
-    sample of one with a filter; what to warn about.
+    """All shards of a stage, the receipts of proven ones, and by dataset (`split/name`) skipped files by kind, and the
+    sample of one with a filter; what to warn about. `built` are the keys of the shards that this run has built.
     """
 
     store: Store
@@ -58,6 +88,7 @@ class Plan:
     skipped: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     samples: "Mapping[str, Sample]" = field(default_factory=dict[str, "Sample"])
     warnings: Sequence[InputWarning] = ()
+    built: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, store: Store, shards: list[PlannedShard], *, rebuild: bool) -> "Plan":
@@ -75,6 +106,39 @@ class Plan:
         """The shards to build, each key once."""
         waiting = {key: shard for key, shard in zip(self.keys, self.shards, strict=True) if key not in self.proven}
         return list(waiting.values())
+
+    @property
+    def finished(self) -> list[Finished]:
+        """Every proven shard, in the order of the plan."""
+        pairs = zip(self.shards, self.keys, strict=True)
+        return [Finished(shard, key, self.proven[key]) for shard, key in pairs if key in self.proven]
+
+    @property
+    def missing(self) -> list[str]:
+        """The places of the shards without a receipt."""
+        return [shard.place for shard, key in zip(self.shards, self.keys, strict=True) if key not in self.proven]
+
+    def after(self, receipts: Iterable[Receipt]) -> "Plan":
+        """The plan after its pending shards were built, with their receipts."""
+        proven = {**self.proven, **{receipt.key: receipt for receipt in receipts}}
+        return replace(self, proven=proven, built=frozenset(shard.key for shard in self.pending))
+
+    def require_whole(self, otherwise: str = "") -> None:
+        """Raises RunError for shards without a receipt; `otherwise` is what else may help."""
+        if missing := self.missing:
+            raise RunError(
+                f"{len(missing)} of {len(self.keys)} planned shards don't have a receipt: {', '.join(missing[:MOST_SHOWN])}; run the "
+                f"same command again to build them{otherwise}"
+            )
+
+    def require_kept(self) -> None:
+        """Raises RunError for proven shards that have since gone from the store, as after a removal by `prune`."""
+        there = set(self.store.there(self.proven))
+        if gone := [item.shard.place for item in self.finished if item.key not in there]:
+            raise RunError(
+                f"{len(gone)} of {len(self.keys)} planned shards don't have a receipt any more: {', '.join(gone[:MOST_SHOWN])}; run the "
+                "same command again to build them"
+            )
 
     @property
     def pending_bytes(self) -> int:
@@ -127,11 +191,19 @@ def _shown(name: str) -> str:
 
 def shard_record(shard: PlannedShard) -> dict[str, Any]:
     """A planned shard as small, plain JSON, to send through a scheduler."""
-    record = {"dataset": shard.dataset, "split": shard.split, "identity": shard.identity, "part": asdict(shard.part)}
+    record: dict[str, Any] = {
+        "dataset": shard.dataset,
+        "split": shard.split,
+        "identity": shard.identity,
+        "part": asdict(shard.part),
+    }
+    if shard.inputs:
+        record["inputs"] = [asdict(receipt) for receipt in shard.inputs]
     return record | ({"places": places} if (places := places_of(shard.part)) else {})
 
 
 def shard_from_record(record: Mapping[str, Any]) -> PlannedShard:
     """The planned shard of a record by `shard_record`."""
     PLACES.update(record.get("places", {}))
-    return PlannedShard(record["dataset"], record["split"], slice_of(record["part"]), record["identity"])
+    inputs = tuple(Receipt.of_record(each) for each in record.get("inputs", ()))
+    return PlannedShard(record["dataset"], record["split"], slice_of(record["part"]), record["identity"], inputs)

@@ -15,9 +15,10 @@ from tokenmill.tasks.sources.opening import find_places
 
 from .build import Announce, batches
 from .code import built_with
+from .kind import BuildShards, Stage
 from .plan import PlannedShard, shard_record
-from .preparation import BuildShards, Step
 from .progress import ProgressBar, ProgressDisplay, Tally
+from .receipt import Receipt
 from .store import Store
 
 RunAll = Callable[[str, Callable[..., Any], Sequence[Mapping[str, Any]]], list[Any]]
@@ -42,10 +43,11 @@ class Future(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A future and, once it is done, what failed it (None: nothing)."""
+    """A future and, once it is done, what failed it (None: nothing), or else its result."""
 
     future: Future
     failure: Callable[[], str | None]
+    result: Callable[[], Any]
 
 
 class Pool(Protocol):
@@ -61,7 +63,7 @@ class Pool(Protocol):
         ...
 
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:
-        """Build batches, given the keywords of each, in the step of that name."""
+        """Build batches, given the keywords of each, in the stage of that name."""
         ...
 
     def watch(self) -> Callable[[], None]:
@@ -69,7 +71,7 @@ class Pool(Protocol):
         ...
 
     def bar(self, name: str) -> Callable[[float], object]:
-        """What shows the percentage of a step."""
+        """What shows the percentage of a stage."""
         ...
 
     def log(self, sentence: str) -> None:
@@ -84,17 +86,18 @@ def building_on(pool: Callable[[int], Pool], libraries: tuple[str, ...]) -> Buil
     """
 
     def build_shards(
-        step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
-    ) -> None:
-        if pending:
-            made = replace(store, built_with=built_with(step.build.__module__, libraries))
-            common = {"step": step, "store": made, "arguments": arguments, "rebuild": rebuild}
-            _build(pool(len(pending)), step.name, pending, common)
+        stage: Stage, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
+    ) -> Sequence[Receipt]:
+        if not pending:
+            return ()
+        made = replace(store, built_with=built_with(stage.build.__module__, libraries))
+        common = {"stage": stage, "store": made, "arguments": arguments, "rebuild": rebuild}
+        return _build(pool(len(pending)), stage.name, pending, common)
 
     return build_shards
 
 
-def _build(pool: Pool, name: str, pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> None:
+def _build(pool: Pool, name: str, pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> list[Receipt]:
     tally = Tally(len(pending), sum(shard.part.size for shard in pending))
     topic = pool.listen(tally.add)
     find_places(shard.part for shard in pending)
@@ -107,6 +110,7 @@ def _build(pool: Pool, name: str, pending: Sequence[PlannedShard], common: Mappi
             "run the same command again"
         )
     pool.log(tally.sentence())
+    return [receipt for batch in submitted for receipt in batch.result()]
 
 
 def _failures(pool: Pool, submitted: Sequence[Submitted], tally: Tally, name: str) -> list[str]:

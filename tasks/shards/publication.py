@@ -30,26 +30,14 @@ from tokenmill.tasks.storage import filesystem, is_local, join
 from xxhash import xxh3_128_hexdigest
 
 from .lock import locked
-from .manifest import (
-    BLEND,
-    FAILED,
-    MANIFEST,
-    WHOLE,
-    Finished,
-    Names,
-    manifest_bytes,
-    published_manifest,
-    shard_entries,
-    totals,
-)
+from .manifest import BLEND, FAILED, MANIFEST, Names, manifest_bytes, published_manifest, shard_entries, totals
 from .origins import Origin, origin_of, origins_of
-from .plan import Plan
+from .plan import MOST_SHOWN, WHOLE, Finished
 from .publish import Output, copy, place_files, publish, publish_bytes, sweep
 from .settings import PreparationSettings
 from .shrinkage import check_shrinkage
 from .store import Store
 
-MOST_SHOWN = 5
 TOLERATED_ROWS = 10
 """Any dataset may have this many bad rows, however small it is."""
 
@@ -138,24 +126,6 @@ class Listed:
     dataset: tuple[str, str]
     path: str
     amount: int
-
-
-def collect(plan: Plan, *, allow_partial: bool) -> tuple[list[Finished], list[str]]:
-    """Every planned shard with its receipt, in plan order, and the places of those without one.
-
-    Raises RunError for a missing receipt, unless `allow_partial`.
-    """
-    receipts = plan.store.proven(plan.keys)
-    pairs = list(zip(plan.shards, plan.keys, strict=True))
-    finished = [Finished(shard, key, receipts[key]) for shard, key in pairs if key in receipts]
-    missing = [shard.place for shard, key in pairs if key not in receipts]
-    if missing and not allow_partial:
-        shown = ", ".join(missing[:MOST_SHOWN])
-        raise RunError(
-            f"{len(missing)} of {len(pairs)} planned shards don't have a receipt: {shown}; run the same command again to "
-            "build them, or set allow_partial=true to publish without them"
-        )
-    return finished, missing
 
 
 def check_bad_rows(finished: Sequence[Finished], store: Store, ceiling: float, *, tolerate: bool) -> None:

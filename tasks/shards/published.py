@@ -14,7 +14,8 @@ from tokenmill.tasks.storage import filesystem, join
 from tokenmill.tasks.threads import in_threads
 
 from .join import Extent
-from .manifest import MANIFEST, WHOLE, stored_entries
+from .manifest import MANIFEST, stored_entries
+from .plan import WHOLE
 from .publish import Joined, Output, output_of
 from .receipt import RECEIPT
 from .store import Store, size_of

@@ -108,10 +108,17 @@ class Receipt:
     def load(cls, data: bytes) -> Self:
         """The receipt in `data`. Raises InvalidReceiptError unless it is complete and undamaged."""
         try:
-            fields = unsealed(data)
-            outputs = [output_of(output) for output in fields.pop("outputs")]
-            parts = {name: PartCount(**part) for name, part in fields.pop("parts").items()}
-            facts = {**fields.pop("facts", {})}
-            return cls(outputs=outputs, parts=parts, facts=facts, **fields)
+            return cls.of_record(unsealed(data))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidReceiptError(f"not a valid receipt: {error}") from error
+
+    @classmethod
+    def of_record(cls, fields: Mapping[str, Any]) -> Self:
+        """The receipt of a record, as JSON or `asdict` give it. Raises the errors of a record with other fields."""
+        made: dict[str, Any] = {
+            **fields,
+            "outputs": [output_of(output) for output in fields["outputs"]],
+            "parts": {name: PartCount(**part) for name, part in fields["parts"].items()},
+            "facts": {**fields.get("facts", {})},
+        }
+        return cls(**made)

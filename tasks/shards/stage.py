@@ -37,10 +37,11 @@ from .cluster import asking_for, grow, local_size, require_reached, require_toke
 from .code import require_same_here
 from .here import in_words
 from .input_checks import data_sets
+from .kind import BuildShards, Needs, Stage
 from .plan import PlannedShard
 from .pool import RunAll, Submitted, building_on, require_done
-from .preparation import BuildShards, Needs, Step
 from .progress import say
+from .receipt import Receipt
 from .runner import task_runner
 from .settings import ClusterSettings
 from .store import Store
@@ -121,21 +122,27 @@ def _build_batch(
     number: int,  # noqa: ARG001 - names the task run
     batch: Sequence[Mapping[str, Any]],
     topic: str,
-    step: Step,
+    stage: Stage,
     store: Store,
     arguments: Mapping[str, Any],
     limit: str | None,
     rebuild: bool,
 ) -> State[Any]:
     """Build shards without a receipt, report each to the run, and end as `Cached` if nothing was built."""
-    require_same_here(step.build.__module__, store.built_with)
+    tallied: list[Mapping[str, Any]] = []
+
+    def tell_run(shard: dict[str, Any]) -> None:
+        tallied.append(shard)
+        announce(topic, shard)
+
+    require_same_here(stage.build.__module__, store.built_with)
     with holding(limit):
-        done = build_batch(batch, store, step.building(arguments), partial(announce, topic), rebuild=rebuild)
-    built = sum(not shard.reused for shard in done)
-    tokens, seconds = sum(shard.tokens for shard in done), sum(shard.seconds for shard in done)
-    message = f"built {built:,} shard{'s' * (built != 1)}, reused {len(done) - built:,}, in {seconds:.1f} s; {tokens:,} tokens"
+        done = build_batch(batch, store, stage.building(arguments), tell_run, rebuild=rebuild)
+    made = [shard for shard in tallied if not shard["reused"]]
+    tokens, seconds = sum(receipt.tokens for receipt in done), sum(shard["seconds"] for shard in made)
+    message = f"built {len(made):,} shard{'s' * (len(made) != 1)}, reused {len(done) - len(made):,}, in {seconds:.1f} s; {tokens:,} tokens"
     get_run_logger().info(message)
-    return Completed(message=message, name="Completed" if built else "Cached")
+    return Completed(message=message, name="Completed" if made else "Cached", data=done)
 
 
 @contextmanager
@@ -161,10 +168,10 @@ def shard_workers(settings: ClusterSettings, needs: Needs) -> Generator[BuildSha
         build_on_pool = building_on(pool, needs.libraries)
 
         def build_shards(
-            step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
-        ) -> None:
+            stage: Stage, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
+        ) -> Sequence[Receipt]:
             try:
-                build_on_pool(step, pending, store, arguments, rebuild=rebuild)
+                return build_on_pool(stage, pending, store, arguments, rebuild=rebuild)
             except RunError:
                 for each in pools:
                     require_reached(each.client, str(PREFECT_API_URL.value()))  # include workers that joined later
@@ -210,7 +217,7 @@ def _show(artifact: UUID, shown: str, percent: float) -> None:
 
 
 def _submitted(future: PrefectDaskFuture[Any]) -> Submitted:
-    return Submitted(cast("Future[Any]", future.wrapped_future), partial(_failure, future))
+    return Submitted(cast("Future[Any]", future.wrapped_future), partial(_failure, future), future.result)
 
 
 @contextmanager

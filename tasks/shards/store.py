@@ -9,13 +9,14 @@ in its shard's folder: one file per 32 GB of tokens.
 """
 
 import itertools
+import os
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.storage import filesystem, is_local, join
+from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 from tokenmill.tasks.threads import in_threads
 from xxhash import xxh3_128_hexdigest
 
@@ -155,6 +156,13 @@ class Store:
             return unique
         there = set(self.keys())
         return [key for key in unique if key in there]
+
+    def there(self, keys: Iterable[str]) -> list[str]:
+        """The keys of shards that are still here: with a receipt on a disk, with a folder on an object store."""
+        if is_local(self.place):
+            return [key for key in keys if os.path.lexists(absolute(self.path(key, RECEIPT)))]
+        listed = set(self.keys())
+        return [key for key in keys if key in listed]
 
     def keys(self) -> list[str]:
         """The names of the folders here, sorted."""

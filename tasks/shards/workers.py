@@ -29,9 +29,10 @@ from .cluster import (
 )
 from .code import built_with, require_same_here, require_same_there
 from .here import failure_of, patiently
+from .kind import BuildShards, Needs, Stage
 from .pool import RunAll, Submitted, building_on, require_done
-from .preparation import BuildShards, Needs, Step
 from .progress import say
+from .receipt import Receipt
 from .settings import ClusterSettings
 from .store import Store
 from .wait import ClusterWatch
@@ -64,12 +65,12 @@ class WorkerPool:
         self.require_same_code(calls)
         with asking_for(self.client, self.resources):
             futures: list[DaskFuture[Any]] = [self.client.submit(_build_batch, **call, pure=False) for call in calls]
-        return [Submitted(future, partial(failure_of, future)) for future in futures]
+        return [Submitted(future, partial(failure_of, future), future.result) for future in futures]
 
     def require_same_code(self, calls: Sequence[Mapping[str, Any]]) -> None:
         """Raises InputError if a worker would build other shards than this process."""
-        step, store = cast("Step", calls[0]["step"]), cast("Store", calls[0]["store"])
-        require_same_there(store.built_with, workers_built_with(self.client, step.build.__module__, store.built_with))
+        stage, store = cast("Stage", calls[0]["stage"]), cast("Store", calls[0]["store"])
+        require_same_there(store.built_with, workers_built_with(self.client, stage.build.__module__, store.built_with))
 
     def watch(self) -> Callable[[], None]:
         """See Pool."""
@@ -90,14 +91,14 @@ class WorkerPool:
 def _build_batch(
     batch: Sequence[Mapping[str, Any]],
     topic: str,
-    step: Step,
+    stage: Stage,
     store: Store,
     arguments: Mapping[str, Any],
     *,
     rebuild: bool,
-) -> None:
-    require_same_here(step.build.__module__, store.built_with)
-    patiently(build_batch, batch, store, step.building(arguments), partial(announce, topic), rebuild=rebuild)
+) -> list[Receipt]:
+    require_same_here(stage.build.__module__, store.built_with)
+    return patiently(build_batch, batch, store, stage.building(arguments), partial(announce, topic), rebuild=rebuild)
 
 
 @contextmanager
@@ -159,7 +160,9 @@ def _results(
     futures: list[DaskFuture[Any]] = [
         client.submit(_call, module, planned, function, call, pure=False) for call in calls
     ]
-    require_done([Submitted(future, partial(failure_of, future)) for future in futures], name, pool.watch())
+    require_done(
+        [Submitted(future, partial(failure_of, future), future.result) for future in futures], name, pool.watch()
+    )
     return cast("list[Any]", client.gather(futures))
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import orjson
 from tokenmill.tasks.blend.mix import Mix, PhaseMix
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import Finished
 from tokenmill.tasks.shards.publication import described
 from tokenmill.tasks.shards.publish import Output, place_files, publish, publish_bytes
 from tokenmill.tasks.shards.store import read_bytes

@@ -13,15 +13,14 @@ which every later run finds through its receipt (see `shards.store`). A shard th
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.build import building
 from tokenmill.tasks.shards.join import Extent, join_extents
-from tokenmill.tasks.shards.manifest import Finished
-from tokenmill.tasks.shards.plan import Plan, PlannedShard, consecutive
+from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard, consecutive
 from tokenmill.tasks.shards.publication import parts_with_tokens
 from tokenmill.tasks.shards.publish import Joined, Output
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
@@ -109,20 +108,20 @@ def _planned(split: str, dataset: str, name: str, members: Sequence[Member], rec
         "recipe": asdict(recipe),
         "source": {"members": names},
     }
-    return PlannedShard(dataset, split, part, identity)
+    return PlannedShard(dataset, split, part, identity, tuple(member.receipt for member in members))
 
 
 def build_prefix(shard: PlannedShard, store: Store) -> Receipt:
     """Join one planned prefix in this process, unless it is whole; then remove the members' own `.bin` files.
 
-    Memory is that of one member's `.idx`. Raises RunError if a member is no longer proven.
+    Memory is that of one member's `.idx`. Raises RunError if the tokens of a member are gone.
     """
     recipe = PrefixRecipe(**shard.identity["recipe"])
     shards = Store(store.place, recipe.shards)
     whole = store.receipt(shard.key)
     if whole is not None and not _apart(shards, shard):
         return whole
-    members = _members(shards, _names(shard))
+    members = _members(shard.inputs, _names(shard))
     part = members[0].part
     with building(shard, store) as builder:
         place = store.path(shard.key, f"{part}.bin")
@@ -139,13 +138,10 @@ def build_prefix(shard: PlannedShard, store: Store) -> Receipt:
     return builder.receipt
 
 
-def _members(shards: Store, names: Sequence[str]) -> list[Member]:
+def _members(receipts: Iterable[Receipt], names: Sequence[str]) -> list[Member]:
+    known = {receipt.key: receipt for receipt in receipts}
     parts = [name.partition("/") for name in names]
-    receipts = shards.proven(key for key, _, _ in parts)
-    for key, _, _ in parts:
-        if key not in receipts:
-            raise RunError(f"{shards.folder(key)}: the shard is missing; run the same command again to build it")
-    return [Member.of(receipts[key], path.removesuffix(".bin")) for key, _, path in parts]
+    return [Member.of(known[key], path.removesuffix(".bin")) for key, _, path in parts]
 
 
 def _names(shard: PlannedShard) -> list[str]:
@@ -218,9 +214,10 @@ def inspect_prefix(store: Store, receipt: Receipt) -> list[str]:
         return read_bytes(shards.path(of.key, name)) or b""
 
     try:
-        members = _members(shards, receipt.identity["source"]["members"])
+        names = receipt.identity["source"]["members"]
+        members = _members(shards.proven(name.partition("/")[0] for name in names).values(), names)
         write_index(expected, lambda: _lengths(members, read), receipt.documents, np.dtype(recipe.dtype))
-    except (RunError, BinIdxError):
+    except (KeyError, RunError, BinIdxError):
         return []
     if index.xxh3_128 == expected.hasher.hexdigest():
         return []

@@ -13,13 +13,12 @@ import pytest
 import zstandard
 from tokenmill.tasks.dedup.apply import tagged
 from tokenmill.tasks.dedup.decisions import OUTCOMES, rows_decided
-from tokenmill.tasks.dedup.preparation import decided_plan, inspect_dedup_shard
+from tokenmill.tasks.dedup.kind import DEDUP, decided_plan, inspect_rows
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report.plan import plan_record
 from tokenmill.tasks.report.summary import artifact_record, markdown, warnings
 from tokenmill.tasks.shards.verify import verify
 
-from tests.building import publish_here
 from tests.dedup.scripts import changed, unbroken, units, written
 from tests.dedup.test_crowds import forms
 from tests.dedup.test_near import VOCABULARY
@@ -73,7 +72,7 @@ def test_rows_that_stay_are_the_bytes_that_were_read(tmp_path):
     assert edges[0]["jaccard"] == 1
     assert edges[1]["jaccard"] == pytest.approx(52 / 60)  # of 56 runs each, four hold the word
     assert not (tmp_path / "out/hits.parquet").exists()
-    assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems == []
+    assert verify(str(tmp_path / "out"), inspect_rows).problems == []
 
 
 def test_rows_are_marked_without_a_look_at_what_they_hold(tmp_path):
@@ -119,7 +118,7 @@ def test_rows_of_parquet_keep_all_of_their_columns_and_are_marked_in_others(tmp_
     assert found.equals(whole.take([0, 1, 3]), check_metadata=True)
     assert len(published(tmp_path / "out")) == files
     assert manifest["totals"]["dropped"] == {"exact_duplicate": 1, "near_duplicate": 1, "null_text": 1}
-    assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems == []
+    assert verify(str(tmp_path / "out"), inspect_rows).problems == []
     prepare(blend_of(tmp_path / "a.parquet"), tmp_path / "out", mode="tag", shard_size=shard_size)
     found = table_of(published(tmp_path / "out"))
     assert found.drop_columns(["dedup_outcome", "duplicate_of", "jaccard"]).equals(
@@ -178,7 +177,7 @@ def test_one_file_in_two_data_sets_stays_in_the_first(tmp_path):
     first, second = (lines_of(published(tmp_path / "tagged", name)[0]) for name in ("a", "b"))
     assert len(first) == len(second) == 5
     assert all(json.loads(line)["dedup_outcome"] == "exact_duplicate" for line in second)
-    assert verify(str(tmp_path / "tagged"), inspect_dedup_shard).problems == []
+    assert verify(str(tmp_path / "tagged"), inspect_rows).problems == []
 
 
 def test_evaluations_and_prompts_that_cannot_be_held_are_told_of(tmp_path):
@@ -330,8 +329,10 @@ def test_shards_that_do_not_add_up_to_what_was_decided_are_not_published(tmp_pat
     decided, _ = prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
     decisions = decided.found.decisions
     other = replace(decisions, facts={**decisions.facts, "tally": {"kept": 4, "exact_duplicate": 1}})
+    plan = decided.plan.after(build(decided, decisions, decided.plan.shards))
+    changed = replace(decided, plan=plan, found=replace(decided.found, decisions=other))
     with pytest.raises(RunError, match=r"but \{.exact_duplicate.: 1\} was decided"):
-        publish_here("dedup", replace(decided, found=replace(decided.found, decisions=other)))
+        DEDUP.publish(changed, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -345,9 +346,9 @@ def test_rows_that_are_no_objects_are_told_of(tmp_path, content, problem):
     decided, _ = prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
     (key,), store = decided.plan.keys, decided.plan.store
     receipt = store.receipt(key)
-    assert inspect_dedup_shard(store, receipt) == []
+    assert inspect_rows(store, receipt) == []
     Path(store.path(key, "all.jsonl")).write_bytes(content)
-    (found,) = inspect_dedup_shard(store, receipt)
+    (found,) = inspect_rows(store, receipt)
     assert problem in found
 
 

@@ -6,8 +6,14 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.dedup.decisions import digest_of, rows_decided
-from tokenmill.tasks.dedup.preparation import deduplicate
-from tokenmill.tasks.dedup.rounds import KIND, MAX_PARTITIONS, DocumentSlice, partitions_for, planned_rounds
+from tokenmill.tasks.dedup.rounds import (
+    KIND,
+    MAX_PARTITIONS,
+    DocumentSlice,
+    decide,
+    partitions_for,
+    planned_rounds,
+)
 from tokenmill.tasks.dedup.settings import DedupChoices
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.message import HarmonyMessage
@@ -40,7 +46,7 @@ def slices_of(folder, size=1 << 40, id_field=None, cap_by=None, **files):
 
 
 def decisions_about(slices, tmp_path, run=None, rebuild=False, **choices):
-    return deduplicate(slices, DedupChoices(**choices), str(tmp_path / "store"), run or Run(), rebuild=rebuild)
+    return decide(slices, DedupChoices(**choices), str(tmp_path / "store"), run or Run(), rebuild=rebuild)
 
 
 def outcomes(found, slices):
@@ -278,8 +284,8 @@ def test_decisions_are_found_by_their_hash_and_are_what_they_were(tmp_path):
 
 def test_a_round_that_leaves_gaps_is_an_error(tmp_path):
     slices = slices_of(tmp_path, a=["one"], b=["two"])
-    with pytest.raises(RunError, match=r"2 of 2 shards of the round 'sign' don't have a receipt, the first sign/a@0/"):
-        decisions_about(slices, tmp_path, lambda *_, **__: None)
+    with pytest.raises(RunError, match=r"2 of 2 planned shards don't have a receipt: sign/a@0/"):
+        decisions_about(slices, tmp_path, lambda *_, **__: ())
 
 
 def test_what_is_compared_is_part_of_the_identity(tmp_path):

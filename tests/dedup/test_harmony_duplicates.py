@@ -312,7 +312,7 @@ def built_by(blend, out, **choices):
 
     def counting(step, pending, store, arguments, *, rebuild):
         built.update((step.name, shard.dataset) for shard in pending)
-        build_here(step, pending, store, arguments, rebuild=rebuild)
+        return build_here(step, pending, store, arguments, rebuild=rebuild)
 
     finish(planned, counting)
     return built

@@ -159,7 +159,7 @@ def test_a_run_with_gaps_after_its_rounds_cannot_end_completed(folder, tmp_path,
         path.unlink()
     for name in ("blend.json", "manifest.json"):
         (out / name).unlink()
-    monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: None))
+    monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: ()))
     state = run(folder, out)
     assert state.type == StateType.FAILED
     assert "don't have a receipt" in str(state.result(raise_on_failure=False))

@@ -12,9 +12,9 @@ from prefect.client.schemas.sorting import FlowRunSort
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards import here
-from tokenmill.tasks.shards.preparation import Needs, Step
+from tokenmill.tasks.shards.kind import Needs, Stage
 from tokenmill.tasks.shards.workers import local_workers
-from tokenmill.tasks.tokenize.preparation import PRETRAIN, plan_pretrain, worker_arguments
+from tokenmill.tasks.tokenize.kind import PRETRAIN, worker_arguments
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.flows.prefect_commands import clean_environment
@@ -157,7 +157,7 @@ def test_a_server_counts_as_configured_where_prefect_finds_it(where, tmp_path):
 @pytest.fixture
 def planned(blend, tmp_path):
     settings = PretrainSettings(shard_size=20_000)
-    return plan_pretrain(load_blend(str(blend)), settings, str(tmp_path / "out"))
+    return PRETRAIN.plan(load_blend(str(blend)), settings, str(tmp_path / "out"))
 
 
 def failing(shard, store, marker, failures, error, **arguments):
@@ -167,7 +167,7 @@ def failing(shard, store, marker, failures, error, **arguments):
     attempts.write_text(made + "x")
     if "rye" in shard.part.file.uri and len(made) < failures:
         raise {"reset": ConnectionResetError, "defect": ZeroDivisionError, "gone": FileNotFoundError}[error]("told")
-    return PRETRAIN.step.build(shard, store, **arguments)
+    return PRETRAIN.stages[0].build(shard, store, **arguments)
 
 
 def build(planned, tmp_path, failures, error):
@@ -175,8 +175,8 @@ def build(planned, tmp_path, failures, error):
     marker.mkdir()
     arguments = worker_arguments(planned) | {"marker": str(marker), "failures": failures, "error": error}
     try:
-        step, plan = Step("failing", failing), planned.plan
-        here.build_here(step, plan.pending, plan.store, arguments, rebuild=False)
+        stage, plan = Stage("failing", failing), planned.plan
+        here.build_here(stage, plan.pending, plan.store, arguments, rebuild=False)
     finally:
         attempts = [len((marker / shard.key).read_text()) for shard in planned.plan.pending]
     return attempts
@@ -210,10 +210,10 @@ def test_workers_are_as_many_as_the_shards_of_the_largest_step(planned):
     first, *others = planned.plan.pending
     store, arguments = planned.plan.store, worker_arguments(planned)
     with local_workers(Needs(workers=2)) as build_shards:
-        build_shards(PRETRAIN.step, [], store, arguments, rebuild=False)
+        build_shards(PRETRAIN.stages[0], [], store, arguments, rebuild=False)
         assert workers() == 0
-        build_shards(PRETRAIN.step, [first], store, arguments, rebuild=False)
+        build_shards(PRETRAIN.stages[0], [first], store, arguments, rebuild=False)
         assert workers() == 1
-        build_shards(PRETRAIN.step, others, store, arguments, rebuild=False)
+        build_shards(PRETRAIN.stages[0], others, store, arguments, rebuild=False)
         assert workers() == 2
     assert workers() == 0

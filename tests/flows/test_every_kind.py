@@ -77,7 +77,7 @@ def test_workers_make_the_same_bytes_and_a_changed_weight_builds_nothing(prepare
 
 
 def test_a_run_with_gaps_cannot_end_completed(prepared, tmp_path, prefect_api, monkeypatch):
-    monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: None))
+    monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: ()))
     state = run(prepared, prepared.blend, tmp_path / "out")
     assert state.type == StateType.FAILED
     assert "don't have a receipt" in str(state.result(raise_on_failure=False))

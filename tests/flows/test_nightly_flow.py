@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import StateType
 from tokenmill.flows.nightly import reprep_changed_blends
 from tokenmill.tasks.nightly.diff import diff
 from tokenmill.tasks.shards.verify import verify
-from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.kind import PRETRAIN
 
 from tests.flows.prefect_commands import wait_until
 from tests.flows.preparation_runs import called
@@ -114,7 +114,7 @@ def test_failures_stop_no_other_blend_and_are_named_in_the_end_and_the_next_nigh
     assert not (blends.out / BAD / "latest.json").exists()
     first = {name: blends.latest(name)["version"] for name in (WEB, BOOKS, QUESTIONS)}
     for name in (WEB, BOOKS):
-        assert verify(blends.latest(name)["path"], inspect_pretrain_shard).problems == []
+        assert verify(blends.latest(name)["path"], PRETRAIN.inspect).problems == []
 
     blends.text("bad", "mno" * 100)
     blends.text("more", "xyz" * 200)

@@ -11,9 +11,9 @@ import tokenmill
 from distributed import Client
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards import here, workers
+from tokenmill.tasks.shards.kind import Needs
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.plan import shard_record
-from tokenmill.tasks.shards.preparation import Needs
 
 from tests.building import plan_here
 from tests.flows.standing_clusters import scheduler, worker
@@ -86,7 +86,7 @@ def test_workers_that_would_build_other_data_are_refused(tmp_path, planned, envi
 
         def build():
             with workers.standing_workers(address, Needs(None, libraries=LIBRARIES), None) as build_shards:
-                preparation("filter").build_pending(planned, build_shards)
+                preparation("filter").build(planned, build_shards)
 
         if words is None:
             build()
@@ -105,14 +105,19 @@ def test_a_worker_that_comes_later_with_other_code_builds_nothing(planned):
     with pytest.raises(
         RunError, match=r"this worker would build other data: tokenmill \S+ \(in the run 0\.0\.1\+1234abcd\)"
     ):
-        build([shard_record(shard)], "", kind.step, store, kind.arguments(planned), rebuild=False)
+        build([shard_record(shard)], "", kind.stages[0], store, kind.stages[0].arguments(planned), rebuild=False)
     assert not built(planned)
 
 
 def test_a_receipt_records_what_built_it(planned):
     kind = preparation("filter")
     here.build_here(
-        kind.step, planned.plan.pending, planned.plan.store, kind.arguments(planned), rebuild=False, libraries=LIBRARIES
+        kind.stages[0],
+        planned.plan.pending,
+        planned.plan.store,
+        kind.stages[0].arguments(planned),
+        rebuild=False,
+        libraries=LIBRARIES,
     )
     (receipt,) = built(planned).values()
     assert receipt.volatile["built_with"].keys() == {"tokenmill", "pyarrow"}

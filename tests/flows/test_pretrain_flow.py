@@ -12,10 +12,10 @@ from prefect.client.schemas.objects import StateType
 from tokenmill.flows.pretrain import pretrain_data_prep
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.preparation import Needs, Step
+from tokenmill.tasks.shards.kind import Needs, Stage
 from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.shards.stage import shard_workers
-from tokenmill.tasks.tokenize.preparation import PRETRAIN, plan_pretrain
+from tokenmill.tasks.tokenize.kind import PRETRAIN
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.flows import preparation_runs
@@ -76,7 +76,7 @@ def test_a_profile_names_any_cluster_class(blend, expected, tmp_path, prefect_ap
 
 
 def planned(blend, out):
-    return plan_pretrain(load_blend(str(blend)), PretrainSettings(**SETTINGS, workers=1), str(out))
+    return PRETRAIN.plan(load_blend(str(blend)), PretrainSettings(**SETTINGS, workers=1), str(out))
 
 
 def task_runs(client, flow_run_id):
@@ -96,12 +96,12 @@ def wait_for_task_runs(server, flow_run_id, enough):
 def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, prefect_api):
     plan = planned(blend, tmp_path / "out")
     build_pending(plan)
-    pending, store, arguments = plan.plan.pending, plan.plan.store, PRETRAIN.arguments(plan)
+    pending, store, arguments = plan.plan.pending, plan.plan.store, PRETRAIN.stages[0].arguments(plan)
 
     @flow(name="again")
     def again():
         with shard_workers(ClusterSettings(), Needs(1)) as build_shards:
-            build_shards(PRETRAIN.step, pending, store, arguments, rebuild=False)
+            build_shards(PRETRAIN.stages[0], pending, store, arguments, rebuild=False)
 
     state = again(return_state=True)
     assert state.is_completed()
@@ -135,7 +135,7 @@ def run_mapped(build, planned, **arguments):
     @flow(name="mapped")
     def mapped_flow():
         with shard_workers(ClusterSettings(), Needs(1)) as build_shards:
-            build_shards(Step(build.__name__.replace("_", "-"), build), pending, store, arguments, rebuild=False)
+            build_shards(Stage(build.__name__.replace("_", "-"), build), pending, store, arguments, rebuild=False)
 
     return mapped_flow(return_state=True)
 

@@ -163,7 +163,7 @@ def test_settings_of_the_other_score_are_refused_by_the_flow(prefect_api, folder
 def test_torch_is_not_needed_to_embed_by_hashing():
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
-        "import tokenmill.flows.score, tokenmill.tasks.score.preparation, tokenmill.tasks.score.shard\n"
+        "import tokenmill.flows.score, tokenmill.tasks.score.kind, tokenmill.tasks.score.shard\n"
         "from tokenmill.tasks.score.embed import HashEmbedder\n"
         "print(HashEmbedder().encode(['a']).shape)"
     )

@@ -62,9 +62,10 @@ def test_damage_is_named_and_the_next_run_mends_only_that(prepared):
     keys, others = entries_of(out), itertools.cycle(OTHERS)
 
     def noting(step, pending, store, arguments, *, rebuild):
-        done = build_here(step, pending, store, arguments, rebuild=rebuild)
-        built.update(shard.key for shard in done if not shard.reused)
-        return done
+        def note(record):
+            built.update(() if record["reused"] else [record["key"]])
+
+        return build_here(step, pending, store, arguments, rebuild=rebuild, announce=note)
 
     for path, damage in itertools.product(vouched_for(out), (FLIPPED, None)):
         name = damage or next(others)

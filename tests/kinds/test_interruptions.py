@@ -108,10 +108,12 @@ class Disorder:
         self.shuffle.shuffle(work)
         while work:
             size = self.shuffle.randint(1, 4)
-            done += build_here(step, work[:size], store, arguments, rebuild=rebuild)
+            done += build_here(step, work[:size], store, arguments, rebuild=rebuild, announce=self.count)
             work = work[size:]
-        self.reused += sum(shard.reused for shard in done)
         return done
+
+    def count(self, record):
+        self.reused += record["reused"]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -12,7 +12,7 @@ from tokenmill.tasks.nightly.blends import find_blends
 from tokenmill.tasks.nightly.night import compare_blend, store_of
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.sources import parquet, slices
-from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.kind import PRETRAIN
 
 from tests.forking import in_processes
 from tests.nightly.nights import FIRST, SECOND, SHARD_SIZE, THIRD, Nights, at, texts, whereabouts, write
@@ -79,7 +79,7 @@ def test_an_appended_file_builds_the_new_slices_once_and_leaves_other_blends_alo
         assert nights.versions(name) == [FIRST, SECOND]
         assert (nights.latest(name)["version"], nights.latest(name)["before"]) == (SECOND, FIRST)
     for name, version in ((NEWS, FIRST), (NEWS, SECOND), (WEB, FIRST), (WEB, SECOND), (BOOKS, FIRST)):
-        assert verify(f"{nights.out}/{name}/{version}", inspect_pretrain_shard).problems == []
+        assert verify(f"{nights.out}/{name}/{version}", PRETRAIN.inspect).problems == []
 
 
 def test_a_version_is_what_a_preparation_from_nothing_would_be(nights, tmp_path):
@@ -194,7 +194,7 @@ def test_a_night_killed_before_readers_were_led_to_its_version_is_repeated_besid
     made = nights.run(SECOND)
     assert made[WEB]["volatile"]["shards"]["built"] == 0
     assert nights.latest(WEB)["version"] == f"{SECOND}.2"
-    assert verify(nights.latest(WEB)["path"], inspect_pretrain_shard).problems == []
+    assert verify(nights.latest(WEB)["path"], PRETRAIN.inspect).problems == []
 
 
 def test_a_night_that_lost_most_of_a_data_set_publishes_nothing_until_it_is_allowed_by_name(nights):

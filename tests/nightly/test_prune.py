@@ -20,7 +20,7 @@ from tokenmill.tasks.nightly.versions import remedy_for
 from tokenmill.tasks.report.registry import artifact_in, register
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
-from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.kind import PRETRAIN
 
 from tests import preparing_harmony
 from tests.faults.injection import intercept
@@ -86,7 +86,7 @@ def test_a_night_removes_old_versions_and_the_shards_that_only_they_had(nights):
     assert {shard.key for shard in nights.leftovers.removable} == only_old
     assert nights.receipts("*").keys() == set.union(*map(keys, stay))
     for output_dir in everything(nights):
-        assert verify(output_dir, inspect_pretrain_shard).problems == []
+        assert verify(output_dir, PRETRAIN.inspect).problems == []
     assert nights.run(THIRD) == {}, "and all are still up to date"
 
 
@@ -194,7 +194,7 @@ def test_what_was_pruned_is_built_again_when_it_is_needed_again(nights):
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert made[NEWS]["volatile"]["shards"]["built"] == 1
     for output_dir in everything(nights):
-        assert verify(output_dir, inspect_pretrain_shard).problems == []
+        assert verify(output_dir, PRETRAIN.inspect).problems == []
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_what_else_is_to_be_kept_keeps_its_shards_too(nights, tmp_path, monkeypa
     assert nights.versions(NEWS) == [FIRST, SECOND]
     assert nights.versions(WEB) == [SECOND]
     for output_dir in (str(release), before, f"{nights.out}/{NEWS}/{SECOND}"):
-        assert verify(output_dir, inspect_pretrain_shard).problems == []
+        assert verify(output_dir, PRETRAIN.inspect).problems == []
     with pytest.raises(InputError, match="no manifest"):
         prune_night(nights.out, 1, 0, [str(tmp_path)])
     assert nights.versions(NEWS) == [FIRST, SECOND]
@@ -269,7 +269,7 @@ def test_what_is_being_published_again_is_not_pruned(tmp_path):
     assert told == [
         f"waiting for process {os.getpid()} ({shlex.join(psutil.Process().cmdline())[:100]}), which is publishing from {store}\n"
     ]
-    assert verify(str(out), inspect_pretrain_shard).problems == []
+    assert verify(str(out), PRETRAIN.inspect).problems == []
 
 
 def test_versions_behind_a_link_keep_their_shards(nights, tmp_path):
@@ -277,7 +277,7 @@ def test_versions_behind_a_link_keep_their_shards(nights, tmp_path):
     shutil.move(f"{nights.out}/{BOOKS}", moved)
     Path(nights.out, BOOKS).symlink_to(moved)
     nights.run(THIRD, grace_seconds=0)
-    assert verify(f"{nights.out}/{BOOKS}/{FIRST}", inspect_pretrain_shard).problems == []
+    assert verify(f"{nights.out}/{BOOKS}/{FIRST}", PRETRAIN.inspect).problems == []
 
 
 def test_a_damaged_version_is_prepared_again_by_the_remedy_that_verify_names(nights):
@@ -285,11 +285,11 @@ def test_a_damaged_version_is_prepared_again_by_the_remedy_that_verify_names(nig
     key = next(iter(json.loads((version / "manifest.json").read_bytes())["derived"]["shards"]))["key"]
     damaged = next(Path(store_of(nights.out), "prefix", key).glob("*.bin"))
     damaged.write_bytes(damaged.read_bytes()[:-4] + b"\xff\xff\xff\xff")
-    assert verify(str(version), inspect_pretrain_shard).withdrawn
+    assert verify(str(version), PRETRAIN.inspect).withdrawn
     assert remedy_for(str(version)) == "remove this folder, and the next nightly run prepares this blend again"
     shutil.rmtree(version)
     assert set(nights.run(THIRD)) == {NEWS}
-    assert verify(f"{nights.out}/{NEWS}/{THIRD}", inspect_pretrain_shard).problems == []
+    assert verify(f"{nights.out}/{NEWS}/{THIRD}", PRETRAIN.inspect).problems == []
     assert "run the preparation again" in remedy_for(nights.out)
 
 

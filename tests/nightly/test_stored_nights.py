@@ -9,7 +9,7 @@ import pytest
 from tokenmill.tasks.nightly.night import claimed, follow_prepared
 from tokenmill.tasks.report.summary import artifact_record
 from tokenmill.tasks.shards.verify import verify
-from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.kind import PRETRAIN
 
 from tests.flaky_storage import flaky_server, used_here
 from tests.nightly.nights import FIRST, SECOND, THIRD, Nights, at, texts, write
@@ -64,7 +64,7 @@ class StoredNights(Nights):
 
 
 def proven(nights, name, version):
-    verification = verify(f"{nights.out}/{name}/{version}", inspect_pretrain_shard)
+    verification = verify(f"{nights.out}/{name}/{version}", PRETRAIN.inspect)
     return verification.shards > 1 and verification.problems == []
 
 

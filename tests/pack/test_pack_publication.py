@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.pack.preparation import pack_counts
+from tokenmill.tasks.pack.kind import pack_counts
 from tokenmill.tasks.pack.publication import PackedLayout
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.shards.kinds import preparation

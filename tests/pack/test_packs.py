@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -20,9 +21,9 @@ from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.nightly.prune import leftovers
 from tokenmill.tasks.pack import packs as packs_module
+from tokenmill.tasks.pack.kind import SFT
 from tokenmill.tasks.pack.packs import LEFT_OUT
 from tokenmill.tasks.pack.parquet import PackWriter
-from tokenmill.tasks.pack.preparation import SFT
 from tokenmill.tasks.pack.shard import SequenceShard
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.report.view import view_output
@@ -169,7 +170,8 @@ def test_another_choice_of_packs_renders_and_encodes_nothing(tmp_path, source, c
         assert hasattr(where, method)
         monkeypatch.setattr(where, method, refuse)  # after planning, which renders a few probes
     assert planned.plan.pending == []
-    prepared, manifest = SFT.build(planned, build_here), SFT.publish(planned, 0.0)
+    prepared = SFT.build(planned, build_here)
+    manifest = SFT.publish(prepared, 0.0)
     assert manifest["volatile"]["shards"]["built"] == 0
     assert times_of(tmp_path / "out/shards/sft") == before
     assert published(tmp_path / "out") == published(tmp_path / "fresh")
@@ -264,13 +266,15 @@ def test_a_missing_member_is_named(tmp_path, source, chosen):
     work = []
 
     def collecting(step, pending, store, arguments, *, rebuild=False):
-        return work.extend((s, store) for s in pending)
+        work.extend((s, store) for s in pending)
+        return [*store.proven(s.key for s in pending).values()]
 
-    SFT.build(planned, collecting)
+    with pytest.raises(RunError, match="don't have a receipt"):
+        SFT.build(planned, collecting)
     (shard, store) = work[-1]
     key = planned.plan.keys[3]
-    planned.plan.store.withdraw(key)
-    with pytest.raises(RunError, match=f"{key}: the shard is missing; run the same command again"):
+    shutil.rmtree(planned.plan.store.folder(key))
+    with pytest.raises(RunError, match=f"{key}/.*: missing since it was built; .*run the same command again"):
         packs_module.build_packs(shard, store)
 
 

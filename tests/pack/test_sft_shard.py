@@ -22,8 +22,8 @@ from rich.console import Console
 from tokenmill.tasks.chat.encoding import Batch
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack import shard as shard_module
+from tokenmill.tasks.pack.kind import SFT, build_sft_shard, pack_counts, packing_lines
 from tokenmill.tasks.pack.packs import LEFT_OUT
-from tokenmill.tasks.pack.preparation import SFT, build_sft_shard, pack_counts, packing_lines
 from tokenmill.tasks.report.page import leave_report
 from tokenmill.tasks.report.summary import artifact_record, markdown, print_summary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
@@ -787,7 +787,7 @@ def test_a_split_of_the_blend_is_taken_as_it_is(tmp_path, chosen, tokenizer):
 
 def test_a_worker_with_another_template_or_tokenizer_packs_nothing(tmp_path, chosen):
     planned = plan(blend_of(write_rows(tmp_path / "some.jsonl", [marked(1)])), tmp_path / "out", **chosen)
-    [shard], store, arguments = planned.plan.pending, planned.plan.store, SFT.arguments(planned)
+    [shard], store, arguments = planned.plan.pending, planned.plan.store, SFT.stages[0].arguments(planned)
     other = TokenizerSource(model=str(chat_vocabulary(tmp_path / "other", size=501))).model_dump()
     with pytest.raises(RunError, match=r"^tokenizer\.model: .* on this worker but .* in the plan"):
         build_sft_shard(shard, store, **arguments | {"tokenizer": other})

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.rl.preparation import RL, build_rl_shard
+from tokenmill.tasks.rl.kind import RL, build_rl_shard
 from tokenmill.tasks.rl.shard import RowLengths
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
@@ -141,7 +141,9 @@ def test_a_worker_with_another_tokenizer_refuses(tmp_path, counting):
     planned = plan(blend_of(path), tmp_path / "out", max_tokens=5, **counting)
     other = TokenizerSource(model=str(byte_level_bpe(tmp_path / "other", size=400))).model_dump()
     with pytest.raises(RunError, match=r"tokenizer\.model: .* in the plan; give all workers the same files"):
-        build_rl_shard(planned.plan.pending[0], planned.plan.store, **RL.arguments(planned) | {"tokenizer": other})
+        build_rl_shard(
+            planned.plan.pending[0], planned.plan.store, **RL.stages[0].arguments(planned) | {"tokenizer": other}
+        )
 
 
 class Lengths:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.rl.preparation import by_source_splits, held_out_from
+from tokenmill.tasks.rl.kind import by_source_splits, held_out_from
 from tokenmill.tasks.rl.settings import RlSettings
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.slices import cut, leading_rows

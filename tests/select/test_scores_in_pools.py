@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.score.choice import ChoiceSettings, choose_rows
+from tokenmill.tasks.select.kind import HARMONY
 from tokenmill.tasks.select.planning import require_selectable
-from tokenmill.tasks.select.preparation import selection_lines
 from tokenmill.tasks.select.scores import (
     read_scores,
     require_joinable,
@@ -117,7 +117,7 @@ def selected(blend, out, **selection):
 
     def counting(step, pending, store, arguments, *, rebuild):
         built.extend((step.name, shard.key) for shard in pending)
-        build_here(step, pending, store, arguments, rebuild=rebuild)
+        return build_here(step, pending, store, arguments, rebuild=rebuild)
 
     return built, finish(planned, counting)
 
@@ -153,7 +153,7 @@ def test_pools_take_rows_by_their_scores_and_keep_them(blend, tmp_path, material
         assert {name: str(table.schema.field(name).type) for name in of_scores} == of_scores
     assert band.select(own).to_pylist() == [{name: row[name] for name in own} for row in expected]
     assert manifest["selection"]["without_score"] == {place: len(unscored)}
-    assert f"without a score of {place}: {len(unscored)} rows" in list(selection_lines(manifest))
+    assert f"without a score of {place}: {len(unscored)} rows" in list(HARMONY.summary(manifest))
     assert rows_by_file(out) == data
 
 

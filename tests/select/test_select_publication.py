@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.report.verification import inspector_of
-from tokenmill.tasks.select.preparation import selection_lines
+from tokenmill.tasks.select.kind import HARMONY
 from tokenmill.tasks.select.publication import require_variety
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
@@ -206,7 +206,7 @@ def test_the_summary_tells_what_was_marked_and_selected(prepared):
     manifest, rows = json.loads((out / "manifest.json").read_bytes()), rows_of(out)
     outcomes = Counter(row["dedup_outcome"] for row in rows)
     assert outcomes["contaminated"] == 1
-    lines = list(selection_lines(manifest))
+    lines = list(HARMONY.summary(manifest))
     for outcome, count in outcomes.items():
         assert (f"{outcome.replace('_', ' ')}: {count} rows" in lines) == (outcome != "kept")
     assert f"candidates to embed: {outcomes['kept']}" in lines

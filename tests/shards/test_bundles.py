@@ -24,7 +24,7 @@ from tokenmill.tasks.shards.receipt import InvalidReceiptError, Receipt
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.sources.formats import format_of, place_of
-from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.kind import PRETRAIN
 from tokenmill.tasks.tokenize.settings import PretrainRecipe
 from xxhash import xxh3_128_hexdigest
 
@@ -207,7 +207,7 @@ def test_view_names_the_file_and_line_of_every_document(mixed):
 
 def test_a_bundled_preparation_is_verified(mixed):
     planned, manifest, _, folder = mixed
-    assert verify(str(folder / "out"), inspect_pretrain_shard).problems == []
+    assert verify(str(folder / "out"), PRETRAIN.inspect).problems == []
     assert [shard_key(identity) for identity in identities(manifest).values()] == list(planned.plan.keys)
     receipt = next(each for each in planned.plan.store.proven(planned.plan.keys).values() if len(each.rows_by_file) > 1)
     with pytest.raises(InvalidReceiptError, match="its files have"):

@@ -5,32 +5,32 @@ import json
 import pytest
 from tokenmill.flows.cli import run
 from tokenmill.tasks.blend.load import load_blend
-from tokenmill.tasks.dedup.preparation import plan_dedup
+from tokenmill.tasks.dedup.kind import DEDUP
 from tokenmill.tasks.dedup.settings import DedupSettings
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.planning import plan_harmony
 from tokenmill.tasks.harmony.settings import HarmonySettings
-from tokenmill.tasks.pack.preparation import plan_sft
+from tokenmill.tasks.pack.kind import SFT
 from tokenmill.tasks.pack.settings import SftSettings
-from tokenmill.tasks.rl.preparation import plan_rl
+from tokenmill.tasks.rl.kind import RL
 from tokenmill.tasks.rl.settings import RlSettings
 from tokenmill.tasks.score.planning import plan_scores
 from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
 from tokenmill.tasks.select.planning import require_fitting
 from tokenmill.tasks.select.settings import NormalizationSettings
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.preparation import plan_pretrain
+from tokenmill.tasks.tokenize.kind import PRETRAIN
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.preparing import blend_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
 KINDS = {
-    "pretrain": (plan_pretrain, PretrainSettings, {}),
-    "sft": (plan_sft, SftSettings, {}),
-    "rl": (plan_rl, RlSettings, {}),
+    "pretrain": (PRETRAIN.plan, PretrainSettings, {}),
+    "sft": (SFT.plan, SftSettings, {}),
+    "rl": (RL.plan, RlSettings, {}),
     "harmony": (plan_harmony, HarmonySettings, {}),
-    "dedup": (plan_dedup, DedupSettings, {}),
+    "dedup": (DEDUP.plan, DedupSettings, {}),
     "nll": (plan_scores, NllSettings, {"model": "nowhere"}),
     "embed": (plan_scores, EmbedSettings, {}),
 }

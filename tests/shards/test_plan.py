@@ -17,7 +17,7 @@ from tokenmill.tasks.report.plan import BYTES_PER_TOKEN, pending_reasons, plan_r
 from tokenmill.tasks.shards import planning
 from tokenmill.tasks.shards.plan import shard_from_record, shard_record
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.preparation import plan_pretrain
+from tokenmill.tasks.tokenize.kind import PRETRAIN
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.preparing import blend_of, prepare, write_lines, write_texts
@@ -48,7 +48,7 @@ def aged(folder, seconds=1_000_000_000):
 
 
 def planned(blend, out, **settings):
-    return plan_pretrain(load_blend(blend), parse(PretrainSettings, settings, "settings"), str(out))
+    return PRETRAIN.plan(load_blend(blend), parse(PretrainSettings, settings, "settings"), str(out))
 
 
 def pending(blend, out, **settings):

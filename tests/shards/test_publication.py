@@ -19,8 +19,7 @@ from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards import publication
 from tokenmill.tasks.shards.identity import shard_key
-from tokenmill.tasks.shards.manifest import Finished
-from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.plan import Finished, PlannedShard
 from tokenmill.tasks.shards.publication import Published, check_bad_rows, publish_preparation
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
@@ -29,7 +28,7 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.preparation import PairLayout, inspect_pretrain_shard, plan_pretrain
+from tokenmill.tasks.tokenize.kind import PRETRAIN, PairLayout
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests import preparing_rl
@@ -49,7 +48,7 @@ def chosen(vocabulary):
 
 
 def planned(blend, out, **settings):
-    return plan_pretrain(load_blend(blend), parse(PretrainSettings, settings, "settings"), str(out))
+    return PRETRAIN.plan(load_blend(blend), parse(PretrainSettings, settings, "settings"), str(out))
 
 
 def read_blend(out):
@@ -200,7 +199,7 @@ def test_a_partial_output_is_published_on_request_and_says_what_is_missing(tmp_p
     blend = read_blend(tmp_path / "out")
     assert len(blend["train"]) == 2 * (len(plan.plan.shards) - 1)
     assert math.isclose(sum(map(float, blend["train"][0::2])), 1)
-    (problem,) = verify(str(tmp_path / "out"), inspect_pretrain_shard).problems
+    (problem,) = verify(str(tmp_path / "out"), PRETRAIN.inspect).problems
     assert gone.place in problem
 
 
@@ -445,5 +444,5 @@ def test_outside_a_local_disk_blend_json_points_into_the_store(tmp_path, chosen,
         for ending in ("bin", "idx"):
             system, path = fsspec.url_to_fs(f"{prefix}.{ending}")
             assert system.size(path) > 0
-    assert verify(out, inspect_pretrain_shard).problems == []
+    assert verify(out, PRETRAIN.inspect).problems == []
     assert planned(blend, out, store=store, prefix_size=1, **chosen).plan.pending == []

@@ -22,7 +22,7 @@ from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.shards.workers import calls_on_workers
-from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.kind import PRETRAIN
 
 from tests.preparing import blend_of, prepare, tree, write_lines
 from tests.shards.damage import DAMAGES, flip, proofs, replaced, truncate
@@ -50,7 +50,7 @@ def prepared(tmp_path_factory, vocabulary):
 
 
 def check(out):
-    return verify(str(out), inspect_pretrain_shard)
+    return verify(str(out), PRETRAIN.inspect)
 
 
 def test_a_whole_preparation_has_no_problems(prepared):
@@ -187,7 +187,7 @@ def test_nothing_is_withdrawn_before_all_have_answered(damaged):
         return run_here(name, function, calls)
 
     with pytest.raises(RunError, match="lost"):
-        verify(str(out), inspect_pretrain_shard, lambda _: run_all)
+        verify(str(out), PRETRAIN.inspect, lambda _: run_all)
     assert proofs(out) == before
 
 

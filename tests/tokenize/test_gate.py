@@ -14,10 +14,10 @@ from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.threads import cores
-from tokenmill.tasks.tokenize import preparation
+from tokenmill.tasks.tokenize import kind
 from tokenmill.tasks.tokenize.encoders import ENGINES, Encoder, Tokens
+from tokenmill.tasks.tokenize.kind import PRETRAIN
 from tokenmill.tasks.tokenize.load import load_vocabulary
-from tokenmill.tasks.tokenize.preparation import needs_of, plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.peers import vocabularies
@@ -62,8 +62,8 @@ def swap(monkeypatch):
             vocabulary = load_vocabulary(settings)
             return replace(vocabulary, **{name: make(vocabulary) for name, make in fields.items()})
 
-        monkeypatch.setattr(preparation, "load_vocabulary", load)
-        monkeypatch.setattr(preparation, "planned_vocabulary", lambda source, _: load(source))
+        monkeypatch.setattr(kind, "load_vocabulary", load)
+        monkeypatch.setattr(kind, "planned_vocabulary", lambda source, _: load(source))
 
     return swap
 
@@ -83,7 +83,7 @@ def lying_about(text, *engines):
 
 def plan(source, output, model, **settings):
     chosen = parse(PretrainSettings, {"tokenizer": {"model": str(model)}, **settings}, "settings")
-    return plan_pretrain(load_blend(blend_of(source)), chosen, str(output))
+    return PRETRAIN.plan(load_blend(blend_of(source)), chosen, str(output))
 
 
 def verdict_of(planned):
@@ -168,11 +168,11 @@ def test_large_data_for_the_reference_start_workers(source, model, tmp_path, mon
     """Engines work in threads of the command's own process; the reference would take minutes there."""
     fast, _ = prepare(blend_of(source), tmp_path / "fast", **settings_of(model))
     slow, _ = prepare(blend_of(source), tmp_path / "slow", **settings_of(word_piece(tmp_path / "model")))
-    assert needs_of(fast).workers is needs_of(slow).workers is None, "nothing is left to build"
+    assert PRETRAIN.needs(fast).workers is PRETRAIN.needs(slow).workers is None, "nothing is left to build"
     for planned, expected in ((fast, None), (slow, cores())):
         pending = replace(planned, plan=replace(planned.plan, proven={}))
-        monkeypatch.setattr(preparation, "LITTLE_BYTES", 0)
-        assert needs_of(pending).workers == expected
+        monkeypatch.setattr(kind, "LITTLE_BYTES", 0)
+        assert PRETRAIN.needs(pending).workers == expected
 
 
 @pytest.fixture

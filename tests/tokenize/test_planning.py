@@ -6,7 +6,7 @@ import pytest
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.preparation import plan_pretrain
+from tokenmill.tasks.tokenize.kind import PRETRAIN
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.preparing import blend_of
@@ -26,6 +26,6 @@ def test_every_parquet_file_must_have_its_text(tmp_path, column, words):
     vocabulary = byte_level_bpe(tmp_path / "vocabulary", size=300)
     settings = parse(PretrainSettings, {"tokenizer": {"model": str(vocabulary)}}, "settings")
     with pytest.raises(InputError) as refused:
-        plan_pretrain(load_blend(blend_of(data)), settings, str(tmp_path / "out"))
+        PRETRAIN.plan(load_blend(blend_of(data)), settings, str(tmp_path / "out"))
     assert f"{data / '1.parquet'}: " in str(refused.value)
     assert words in str(refused.value)

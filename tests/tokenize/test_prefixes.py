@@ -15,12 +15,11 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import get_blend_from_list
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.preparation import proven_shards
 from tokenmill.tasks.shards.store import PREFIX, Store
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.tokenize import prefixes as prefixes_module
+from tokenmill.tasks.tokenize.kind import PRETRAIN
 from tokenmill.tasks.tokenize.prefixes import build_prefix, plan_prefixes
-from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
 from tests.building import build_shards, plan_here, publish_here
 from tests.preparing import blend_of, prefixes_of, prepare, tree, write_lines
@@ -56,7 +55,7 @@ def blend(place):
 
 
 def check(out):
-    return verify(str(out), inspect_pretrain_shard).problems
+    return verify(str(out), PRETRAIN.inspect).problems
 
 
 def megatron_documents(prefix):
@@ -218,8 +217,7 @@ def test_members_that_others_join_one_after_the_other_are_all_found(tmp_path, ch
     """Before each attempt one more member is joined into a prefix of its own, or removed with its receipt as by `prune`."""
     place, original = folder_of(tmp_path / "in", 4, 9), prefixes_module.join_extents
     planned = plan_here("pretrain", blend(place), tmp_path / "out", **chosen | each_alone(9))
-    build_shards("pretrain", planned, planned.plan.pending)
-    finished, _ = proven_shards(planned)
+    finished = planned.plan.after(build_shards("pretrain", planned, planned.plan.pending)).finished
     rivals = plan_prefixes(finished, planned.plan.store, 1, np.dtype("<u2")).pending
     assert len(rivals) > 2
 

@@ -2,7 +2,7 @@
 
 import pytest
 from tokenmill.tasks.tokenize import gate as race
-from tokenmill.tasks.tokenize import preparation
+from tokenmill.tasks.tokenize import kind
 from tokenmill.tasks.tokenize.encoders import ENGINES
 from tokenmill.tasks.tokenize.gate import Comparison, Gate
 from tokenmill.tasks.tokenize.load import load_vocabulary
@@ -71,7 +71,7 @@ def test_an_engine_that_does_not_support_the_vocabulary_does_not_run(winner, gat
 
 
 def test_no_byte_shows_which_engine_encoded(winner, tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "RACE_FROM", 1)
+    monkeypatch.setattr(kind, "RACE_FROM", 1)
     model = byte_level_bpe(tmp_path / "model")
     source = write_lines(tmp_path / "some.jsonl", TEXTS)
     trees = []
@@ -79,7 +79,7 @@ def test_no_byte_shows_which_engine_encoded(winner, tmp_path, monkeypatch):
         monkeypatch.setattr(race, "user_cache", lambda *names, name=name: str(tmp_path.joinpath(name, *names)))
         winner(name)
         planned, _ = prepare(blend_of(source), tmp_path / name / "out", tokenizer={"model": str(model)})
-        assert preparation.worker_arguments(planned)["engines"] == {"datasets/some": name}
+        assert kind.worker_arguments(planned)["engines"] == {"datasets/some": name}
         found = tree(tmp_path / name / "out")
         trees.append({place: data for place, data in found.items() if place.endswith(("bin", "idx"))})
     assert trees[0] == trees[1]

@@ -19,26 +19,16 @@ from typing import Any
 import orjson
 from tokenmill.tasks.blend.mix import Mix
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, Fim
-from tokenmill.tasks.shards.manifest import FULL_VALIDATION, SEQUENCES, Finished
-from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.kind import LITTLE_BYTES, Kind, Needs, Planned, Release, Stage
+from tokenmill.tasks.shards.manifest import FULL_VALIDATION, SEQUENCES
+from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
-from tokenmill.tasks.shards.preparation import (
-    LITTLE_BYTES,
-    BuildShards,
-    Needs,
-    Planned,
-    Preparation,
-    Release,
-    Step,
-    proven_shards,
-)
 from tokenmill.tasks.shards.publication import (
     Listed,
     Published,
     Weights,
     blend_json,
     blend_weights,
-    collect,
     described,
     mix_header,
     mix_of,
@@ -49,7 +39,7 @@ from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import PREFIX, Store, read_bytes
-from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.files import Record, Slice
 from tokenmill.tasks.sources.parquet import require_text
 from tokenmill.tasks.storage import is_local, join
 from tokenmill.tasks.threads import cores
@@ -83,42 +73,6 @@ class PretrainFound:
 
 
 PretrainPlan = Planned[PretrainSettings, PretrainFound]
-
-
-def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | None) -> PretrainPlan:
-    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
-
-    Raises InputError for anything that must be fixed first.
-    """
-    output_dir, store = places(blend, settings, output_dir, "pretrain")
-    vocabulary = load_vocabulary(settings.tokenizer)
-    gates: dict[str, Gate] = {}
-    verdicts: dict[str, Verdict] = {}
-
-    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[PretrainRecipe]:
-        require_no(source, ["converter", "transforms", "template_variables"], "pretraining")
-        literal = settings.special_tokens_in_text != "allow"
-        texts, name = partial(texts_of, source.text_field), f"{split}/{source.name}"
-        fim = fim_recipe(_fim_of(source, split, settings), vocabulary)
-        strings = fim.strings(vocabulary) if fim else frozenset[str]()
-        which = orjson.dumps([source.text_field, *sorted(strings)]).decode() if strings else source.text_field
-        guarded = vocabulary.guarding(strings) if strings else vocabulary
-        gates[name] = Gate(guarded, slices, texts, which, store.place, literal)
-        verdicts[name] = gates[name].verdict()
-        return [_recipe(source, split, settings, vocabulary, verdicts[name], fim)] * len(slices)
-
-    plan = plan_shards(
-        blend,
-        settings,
-        store,
-        FORMAT_VERSION,
-        lambda source: [source.text_field],
-        require_text,
-        recipes,
-        form="documents",
-    )
-    notes = commit_notes(settings.tokenizer, vocabulary) | gate_notes(verdicts)
-    return Planned(blend, settings, output_dir, plan, PretrainFound(vocabulary, gates, verdicts), notes)
 
 
 def _fim_of(source: DataSource, split: str, settings: PretrainSettings) -> Fim | None:
@@ -162,13 +116,6 @@ def worker_arguments(planned: PretrainPlan) -> dict[str, Any]:
     }
 
 
-def needs_of(planned: PretrainPlan) -> Needs:
-    """Engines work outside Python, so threads of this process scale; the reference doesn't, and is slow enough for workers to pay."""
-    workers = planned.settings.workers
-    slow = any(verdict.backend == "reference" for verdict in planned.found.verdicts.values())
-    return Needs(workers or cores() if slow and planned.plan.pending_bytes > LITTLE_BYTES else workers)
-
-
 def _large_data_sets(plan: Plan) -> list[tuple[str, int]]:
     """The datasets (by `split/name`) with enough bytes left to encode for a choice of engine to matter, and those bytes."""
     left: Counter[str] = Counter()
@@ -200,19 +147,6 @@ def build_pretrain_shard(
     return tokenize_shard(shard, recipe, encoder, guarded.special_tokens, store, on_bad_row, rearranging)
 
 
-def read_pretrain_shard(
-    shard: PlannedShard,
-    store: Store,
-    tokenizer: Mapping[str, Any],
-    engines: Mapping[str, Engine | None],  # noqa: ARG001 - none is loaded
-    on_bad_row: OnBadRow,
-) -> Receipt:
-    """Read the rows of a planned shard as `build_pretrain_shard` does, but encode nothing."""
-    recipe = PretrainRecipe(**shard.identity["recipe"])
-    vocabulary = planned_vocabulary(TokenizerSettings.model_validate(tokenizer), recipe.tokenizer)
-    return tokenize_shard(shard, recipe, NoEncoder(), vocabulary.special_tokens, store, on_bad_row)
-
-
 PAIR = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
 
 
@@ -235,7 +169,7 @@ class PairLayout:
         """The pairs in the folders of the splits, and what lies beside the blend."""
         return {"": re.compile(f"{re.escape(FULL_VALIDATION)}|{re.escape(SEQUENCES)}"), **dict.fromkeys(SPLITS, PAIR)}
 
-    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:  # noqa: ARG002 - all are joined
+    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
         """Link every prefix on a local disk; on an object store, use its path in the store."""
         linked = is_local(output_dir) and is_local(store.place)
         names: dict[str, dict[str, list[str]]] = {}
@@ -280,56 +214,6 @@ def _publish_beside(output_dir: str, blend: bytes, documents: Mapping[str, int])
     return [described(name, text) for name, text in texts.items()]
 
 
-def tokenize_and_join(planned: PretrainPlan, build_shards: BuildShards) -> PretrainPlan:
-    """Tokenize the pending shards, then join the prefixes that are not whole."""
-    PRETRAIN.build_pending(planned, build_shards)
-    join_prefixes(planned, build_shards)
-    return planned
-
-
-def join_prefixes(planned: PretrainPlan, build_shards: BuildShards) -> None:
-    """Join the prefixes that are not whole. Raises RunError as `proven_shards` does."""
-    finished, _ = proven_shards(planned)
-    plan = _prefixes(planned, finished)
-    build_shards(JOIN, plan.pending, plan.store, {}, rebuild=True)
-
-
-def _prefixes(planned: PretrainPlan, finished: Sequence[Finished]) -> Plan:
-    dtype = token_dtype(planned.found.vocabulary.size)
-    return plan_prefixes(finished, planned.plan.store, planned.settings.prefix_size, dtype)
-
-
-JOIN = Step("join-prefixes", build_prefix, in_threads=True)
-
-
-def release_pretrain(planned: PretrainPlan, finished: Sequence[Finished]) -> Release:
-    """The prefixes, and the manifest's entries for the tokenizer. Raises RunError for a prefix without a receipt."""
-    found = planned.found
-    tokenizer = {
-        "fingerprint": found.vocabulary.fingerprint,
-        **commit_of(found.vocabulary),
-        "vocabulary_size": found.vocabulary.size,
-        "dtype": token_dtype(found.vocabulary.size).name,
-        "gate": {name: asdict(verdict) for name, verdict in found.verdicts.items()},
-    }
-    prefixes, _ = collect(_prefixes(planned, finished), allow_partial=False)
-    blend = planned.blend
-    mix = mix_of(blend, prefixes)
-    layout = PairLayout(prefixes, blend_weights(blend, mix), mix if blend.total else None)
-    return Release(layout, {**mix_header(mix), "tokenizer": tokenizer})
-
-
-def inspect_pretrain_shard(store: Store, receipt: Receipt) -> list[str]:
-    """Problems of the `.bin/.idx` pairs and the document map of a shard: format, bounds, and counts against the receipt.
-
-    Of a prefix, the problems of its index.
-    """
-    if receipt.identity["kind"] == PREFIX:
-        return inspect_prefix(store, receipt)
-    pairs = [problem for part in receipt.parts for problem in _pair(store, receipt, part)]
-    return [*pairs, *map_problems(store, receipt)]
-
-
 def _pair(store: Store, receipt: Receipt, part: str) -> list[str]:
     place, recorded = store.path(receipt.key, f"{part}.idx"), receipt.parts[part]
     size = next((output.size for output in receipt.outputs if output.path == f"{part}.bin"), None)
@@ -344,27 +228,123 @@ def _pair(store: Store, receipt: Receipt, part: str) -> list[str]:
     return [] if found == recorded else [f"{place}: holds {found}, but its receipt records {recorded}"]
 
 
-def require_tokenizer(_blend: Blend, settings: PretrainSettings, _output_dir: str) -> None:
-    """Raises InputError for a tokenizer that is missing or cannot encode documents."""
-    load_vocabulary(settings.tokenizer)
+def plan_join(planned: PretrainPlan, finished: Sequence[Finished]) -> Plan:
+    """The prefixes of tokenized shards."""
+    dtype = token_dtype(planned.found.vocabulary.size)
+    return plan_prefixes(finished, planned.plan.store, planned.settings.prefix_size, dtype)
 
 
-PRETRAIN = Preparation(
-    name="pretrain",
-    settings=PretrainSettings,
-    libraries=("tokenmill", "gigatoken", "fastokens", "tokenizers", "tiktoken", "pyarrow", "numpy"),
-    plan=plan_pretrain,
-    check=require_tokenizer,
-    step=Step("tokenize-shards", build_pretrain_shard, in_threads=True),
-    needs=needs_of,
-    reading=read_pretrain_shard,
-    shape=lambda source, _: f"documents in {source.text_field!r}",
-    arguments=worker_arguments,
-    rounds=tokenize_and_join,
-    release=release_pretrain,
-    inspect=inspect_pretrain_shard,
-    formats={"pretrain": range(2, FORMAT_VERSION + 1), PREFIX: range(1, PREFIX_VERSION + 1)},
-    summary=lambda manifest: list(fim_lines(manifest)),
-    tokens="documents",
-    next_steps="train: point Megatron's per-split blend at {0}/blend.json",
-)
+def read_pretrain_shard(
+    shard: PlannedShard,
+    store: Store,
+    tokenizer: Mapping[str, Any],
+    engines: Mapping[str, Engine | None],  # noqa: ARG001 - none is loaded
+    on_bad_row: OnBadRow,
+) -> Receipt:
+    """Read the rows of a planned shard as `build_pretrain_shard` does, but encode nothing."""
+    recipe = PretrainRecipe(**shard.identity["recipe"])
+    vocabulary = planned_vocabulary(TokenizerSettings.model_validate(tokenizer), recipe.tokenizer)
+    return tokenize_shard(shard, recipe, NoEncoder(), vocabulary.special_tokens, store, on_bad_row)
+
+
+class Pretraining(Kind[PretrainSettings, PretrainFound]):
+    """Text as token ids."""
+
+    name = "pretrain"
+    settings = PretrainSettings
+    libraries = ("tokenmill", "gigatoken", "fastokens", "tokenizers", "tiktoken", "pyarrow", "numpy")
+    stages = (
+        Stage(
+            "tokenize-shards",
+            build_pretrain_shard,
+            arguments=worker_arguments,
+            in_threads=True,
+            read=read_pretrain_shard,
+        ),
+        Stage("join-prefixes", build_prefix, plan_join, in_threads=True, mends=True),
+    )
+    formats = {"pretrain": range(2, FORMAT_VERSION + 1), PREFIX: range(1, PREFIX_VERSION + 1)}
+    tokens = "documents"
+    next_steps = "train: point Megatron's per-split blend at {0}/blend.json"
+
+    def plan(self, blend: Blend, settings: PretrainSettings, output_dir: str | None) -> PretrainPlan:
+        """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
+
+        Raises InputError for anything that must be fixed first.
+        """
+        output_dir, store = places(blend, settings, output_dir, "pretrain")
+        vocabulary = load_vocabulary(settings.tokenizer)
+        gates: dict[str, Gate] = {}
+        verdicts: dict[str, Verdict] = {}
+
+        def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[PretrainRecipe]:
+            require_no(source, ["converter", "transforms", "template_variables"], "pretraining")
+            literal = settings.special_tokens_in_text != "allow"
+            texts, name = partial(texts_of, source.text_field), f"{split}/{source.name}"
+            fim = fim_recipe(_fim_of(source, split, settings), vocabulary)
+            strings = fim.strings(vocabulary) if fim else frozenset[str]()
+            which = orjson.dumps([source.text_field, *sorted(strings)]).decode() if strings else source.text_field
+            guarded = vocabulary.guarding(strings) if strings else vocabulary
+            gates[name] = Gate(guarded, slices, texts, which, store.place, literal)
+            verdicts[name] = gates[name].verdict()
+            return [_recipe(source, split, settings, vocabulary, verdicts[name], fim)] * len(slices)
+
+        plan = plan_shards(
+            blend,
+            settings,
+            store,
+            FORMAT_VERSION,
+            lambda source: [source.text_field],
+            require_text,
+            recipes,
+            form="documents",
+        )
+        notes = commit_notes(settings.tokenizer, vocabulary) | gate_notes(verdicts)
+        return Planned(blend, settings, output_dir, plan, PretrainFound(vocabulary, gates, verdicts), notes)
+
+    def check(self, blend: Blend, settings: PretrainSettings, output_dir: str) -> None:
+        """Raises InputError for a tokenizer that is missing or cannot encode documents."""
+        load_vocabulary(settings.tokenizer)
+
+    def needs(self, planned: PretrainPlan) -> Needs:
+        """Engines work outside Python, so threads of this process scale; the reference doesn't, and is slow enough for workers to pay."""
+        workers = planned.settings.workers
+        slow = any(verdict.backend == "reference" for verdict in planned.found.verdicts.values())
+        return Needs(workers or cores() if slow and planned.plan.pending_bytes > LITTLE_BYTES else workers)
+
+    def shape(self, source: DataSource, record: Record) -> str | None:
+        """The field of its documents."""
+        return f"documents in {source.text_field!r}"
+
+    def release(self, planned: PretrainPlan, finished: Sequence[Finished]) -> Release:
+        """The prefixes, and the manifest's entries for the tokenizer. Raises RunError for a prefix without a receipt."""
+        found = planned.found
+        tokenizer = {
+            "fingerprint": found.vocabulary.fingerprint,
+            **commit_of(found.vocabulary),
+            "vocabulary_size": found.vocabulary.size,
+            "dtype": token_dtype(found.vocabulary.size).name,
+            "gate": {name: asdict(verdict) for name, verdict in found.verdicts.items()},
+        }
+        prefixes = planned.last
+        blend = planned.blend
+        mix = mix_of(blend, prefixes)
+        layout = PairLayout(prefixes, blend_weights(blend, mix), mix if blend.total else None)
+        return Release(layout, {**mix_header(mix), "tokenizer": tokenizer})
+
+    def inspect(self, store: Store, receipt: Receipt) -> list[str]:
+        """Problems of the `.bin/.idx` pairs and the document map of a shard: format, bounds, and counts against the receipt.
+
+        Of a prefix, the problems of its index.
+        """
+        if receipt.identity["kind"] == PREFIX:
+            return inspect_prefix(store, receipt)
+        pairs = [problem for part in receipt.parts for problem in _pair(store, receipt, part)]
+        return [*pairs, *map_problems(store, receipt)]
+
+    def summary(self, manifest: Mapping[str, Any]) -> Sequence[str]:
+        """Lines about fill-in-the-middle."""
+        return list(fim_lines(manifest))
+
+
+PRETRAIN = Pretraining()

@@ -16,10 +16,9 @@ from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, Split, Trans
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.input_checks import require_separate
-from tokenmill.tasks.shards.manifest import Finished
-from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.kind import Kind, Planned, Release, Stage
+from tokenmill.tasks.shards.plan import Finished, PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards
-from tokenmill.tasks.shards.preparation import Planned, Preparation, Release, Step
 from tokenmill.tasks.shards.publication import blend_weights
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt
@@ -89,65 +88,11 @@ class _TableFinder:
             publish_bytes(self._place, self._index.dump())
 
 
-def require_choices(blend: Blend, settings: RlSettings, _output_dir: str | None = None) -> None:
-    """Raises InputError for mistakes that can be found without reading data: an invalid transform in the blend or the
-    settings, a missing local table or tokenizer, and transforms that no dataset uses.
-    """
-    sources = [source for part in blend.parts().values() for source in part]
-    for specs in [settings.transforms, *(source.transforms for source in sources)]:
-        for name, table in tables_asked_for(specs).items():
-            if is_local(table.path):
-                table_slices(table, name)
-    if settings.max_tokens is not None:
-        find_vocabulary(settings.tokenizer)
-    if settings.transforms and all(source.transforms for source in sources):
-        raise InputError(
-            "transforms: every dataset of this blend lists its own, so these would be ignored; remove them, "
-            "or change the blend"
-        )
-    if blend.budgeted and (settings.batch_size is None or settings.sampling == "none"):
-        raise InputError(
-            "the blend has a budget, which batches follow; set batch_size, and sampling=down or sampling=up"
-        )
-
-
 def _tables_of(blend: Blend, settings: RlSettings) -> list[tuple[str, str]]:
     """The name in messages and the path of each table that placeholders refer to."""
     specs = [settings.transforms, *(source.transforms for part in blend.parts().values() for source in part)]
     found = [table for each in specs for table in tables_asked_for(each).items()]
     return [(f"table {name!r}", table.path) for name, table in found]
-
-
-def plan_rl(blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPlan:
-    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
-
-    Raises InputError for anything that must be fixed first.
-    """
-    output_dir, store = places(blend, settings, output_dir, "rl")
-    require_choices(blend, settings)
-    require_separate(_tables_of(blend, settings), store.place, output_dir)
-    blend = by_source_splits(blend) if settings.splits == "source" else blend
-    vocabulary = find_vocabulary(settings.tokenizer) if settings.max_tokens is not None else None
-    tables = _TableFinder(store.place, settings.change_detection)
-    chains: dict[str, TransformList] = {}
-    verdicts: dict[str, Verdict] = {}
-
-    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[RlRecipe]:
-        name, specs = f"{split}/{source.name}", source.transforms or settings.transforms
-        chains[name] = TransformList(specs, tables.of(specs))
-        if vocabulary is not None:
-            verdicts[name] = _judged(source, slices, settings, chains[name], vocabulary, store.place)
-        backend = verdicts[name].backend if vocabulary is not None else None
-        held_out = [None] * len(slices)
-        if settings.val_holdout is not None and split not in SPLITS:
-            held_out = held_out_from(slices, settings.val_holdout)
-        return [_recipe(source, split, settings, chains[name], vocabulary, backend, row) for row in held_out]
-
-    plan = plan_shards(blend, settings, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes)
-    tables.remember()
-    found = RlFound(vocabulary, chains, verdicts)
-    notes = (commit_notes(settings.tokenizer, vocabulary) if vocabulary else {}) | gate_notes(verdicts)
-    return Planned(blend, settings, output_dir, plan, found, notes)
 
 
 def _judged(
@@ -228,22 +173,6 @@ def _lengths(recipe: RlRecipe, tokenizer: Mapping[str, Any]) -> RowLengths | Non
     return RowLengths(TARGETS[recipe.target].texts, encoder, recipe.max_tokens)
 
 
-def release_rl(planned: RlPlan, finished: Sequence[Finished]) -> Release:
-    """Files of rows, and the manifest's entries for them. Raises RunError if a split would mix forms of rows."""
-    _require_one_form(finished)
-    found = planned.found
-    header: dict[str, Any] = {"mode": _mode(planned), "source_splits": _source_splits(planned)}
-    if found.vocabulary is not None:
-        gate = {name: asdict(verdict) for name, verdict in found.verdicts.items()}
-        header["tokenizer"] = {
-            "fingerprint": found.vocabulary.fingerprint,
-            **commit_of(found.vocabulary),
-            "gate": gate,
-        }
-    batches = BatchPlan.of(planned.blend, planned.settings)
-    return Release(JsonLinesLayout(blend_weights(planned.blend), planned.settings.compression, batches), header)
-
-
 def _require_one_form(finished: Sequence[Finished]) -> None:
     """Raises RunError if the file of a split would mix two forms of rows: its reader accepts either, not both."""
     forms: dict[str, dict[str, str]] = {}
@@ -271,23 +200,6 @@ def _mode(planned: RlPlan) -> str:
     return "transform" if any(chain.specs for chain in found.chains.values()) else "passthrough"
 
 
-def order_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """What a batch holds of each dataset, and which rows are not read."""
-    batches = manifest.get("batches")
-    if batches is None:
-        return []
-    shares = ", ".join(f"{name} {_between(each)}" for name, each in batches["datasets"].items())
-    lines = [f"{batches['count']:,} batches of {batches['size']} rows: {shares}"]
-    if found := batches.get("curriculum"):
-        lines.append(f"mean pass rate of a batch: {found['first']:.2f} in the first, {found['last']:.2f} in the last")
-    unread = {name: each["unread"] + sum(each["left_out"].values()) for name, each in batches["datasets"].items()}
-    if any(unread.values()):
-        lines.append(
-            "training rows not read: " + ", ".join(f"{name} {rows:,}" for name, rows in unread.items() if rows)
-        )
-    return lines
-
-
 def _between(counts: Mapping[str, int]) -> str:
     """The rows of a dataset in a batch."""
     fewest, most = counts["fewest"], counts["most"]
@@ -297,23 +209,6 @@ def _between(counts: Mapping[str, int]) -> str:
 def _source_splits(planned: RlPlan) -> list[str]:
     """The source splits that rows were taken from, by their names in the sources."""
     return sorted({source.split for sources in planned.blend.parts().values() for source in sources if source.split})
-
-
-RL = Preparation(
-    name="rl",
-    settings=RlSettings,
-    libraries=("tokenmill", "orjson", "zstandard", "pyarrow", "gigatoken", "fastokens", "tokenizers"),
-    plan=plan_rl,
-    check=require_choices,
-    step=Step("transform-shards", build_rl_shard),
-    arguments=worker_arguments,
-    release=release_rl,
-    inspect=inspect_rl_shard,
-    formats={"rl": range(4, FORMAT_VERSION + 1)},
-    summary=order_lines,
-    next_steps="train: data.train.data_path={manifest[train]}\n       data.validation.data_path={manifest[val]}",
-    training_advice="hand it to NeMo-RL with launcher=nemo-rl",
-)
 
 
 def by_source_splits(blend: Blend) -> Blend:
@@ -358,3 +253,107 @@ def held_out_from(slices: Sequence[Slice], count: int) -> list[int | None]:
         found[number] = 0
         left -= rows
     return [None] * len(slices)
+
+
+class ReinforcementLearning(Kind[RlSettings, RlFound]):
+    """Rows for reinforcement learning."""
+
+    name = "rl"
+    settings = RlSettings
+    libraries = ("tokenmill", "orjson", "zstandard", "pyarrow", "gigatoken", "fastokens", "tokenizers")
+    stages = (Stage("transform-shards", build_rl_shard, arguments=worker_arguments),)
+    formats = {"rl": range(4, FORMAT_VERSION + 1)}
+    next_steps = "train: data.train.data_path={manifest[train]}\n       data.validation.data_path={manifest[val]}"
+    training_advice = "hand it to NeMo-RL with launcher=nemo-rl"
+
+    def plan(self, blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPlan:
+        """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
+
+        Raises InputError for anything that must be fixed first.
+        """
+        output_dir, store = places(blend, settings, output_dir, "rl")
+        self.check(blend, settings, output_dir)
+        require_separate(_tables_of(blend, settings), store.place, output_dir)
+        blend = by_source_splits(blend) if settings.splits == "source" else blend
+        vocabulary = find_vocabulary(settings.tokenizer) if settings.max_tokens is not None else None
+        tables = _TableFinder(store.place, settings.change_detection)
+        chains: dict[str, TransformList] = {}
+        verdicts: dict[str, Verdict] = {}
+
+        def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[RlRecipe]:
+            name, specs = f"{split}/{source.name}", source.transforms or settings.transforms
+            chains[name] = TransformList(specs, tables.of(specs))
+            if vocabulary is not None:
+                verdicts[name] = _judged(source, slices, settings, chains[name], vocabulary, store.place)
+            backend = verdicts[name].backend if vocabulary is not None else None
+            held_out = [None] * len(slices)
+            if settings.val_holdout is not None and split not in SPLITS:
+                held_out = held_out_from(slices, settings.val_holdout)
+            return [_recipe(source, split, settings, chains[name], vocabulary, backend, row) for row in held_out]
+
+        plan = plan_shards(blend, settings, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes)
+        tables.remember()
+        found = RlFound(vocabulary, chains, verdicts)
+        notes = (commit_notes(settings.tokenizer, vocabulary) if vocabulary else {}) | gate_notes(verdicts)
+        return Planned(blend, settings, output_dir, plan, found, notes)
+
+    def check(self, blend: Blend, settings: RlSettings, output_dir: str) -> None:
+        """Raises InputError for mistakes that can be found without reading data: an invalid transform in the blend or the
+        settings, a missing local table or tokenizer, and transforms that no dataset uses.
+        """
+        sources = [source for part in blend.parts().values() for source in part]
+        for specs in [settings.transforms, *(source.transforms for source in sources)]:
+            for name, table in tables_asked_for(specs).items():
+                if is_local(table.path):
+                    table_slices(table, name)
+        if settings.max_tokens is not None:
+            find_vocabulary(settings.tokenizer)
+        if settings.transforms and all(source.transforms for source in sources):
+            raise InputError(
+                "transforms: every dataset of this blend lists its own, so these would be ignored; remove them, "
+                "or change the blend"
+            )
+        if blend.budgeted and (settings.batch_size is None or settings.sampling == "none"):
+            raise InputError(
+                "the blend has a budget, which batches follow; set batch_size, and sampling=down or sampling=up"
+            )
+
+    def release(self, planned: RlPlan, finished: Sequence[Finished]) -> Release:
+        """Files of rows, and the manifest's entries for them. Raises RunError if a split would mix forms of rows."""
+        _require_one_form(finished)
+        found = planned.found
+        header: dict[str, Any] = {"mode": _mode(planned), "source_splits": _source_splits(planned)}
+        if found.vocabulary is not None:
+            gate = {name: asdict(verdict) for name, verdict in found.verdicts.items()}
+            header["tokenizer"] = {
+                "fingerprint": found.vocabulary.fingerprint,
+                **commit_of(found.vocabulary),
+                "gate": gate,
+            }
+        batches = BatchPlan.of(planned.blend, planned.settings)
+        return Release(JsonLinesLayout(blend_weights(planned.blend), planned.settings.compression, batches), header)
+
+    def inspect(self, store: Store, receipt: Receipt) -> list[str]:
+        """See `inspect_rl_shard`."""
+        return inspect_rl_shard(store, receipt)
+
+    def summary(self, manifest: Mapping[str, Any]) -> list[str]:
+        """What a batch holds of each dataset, and which rows are not read."""
+        batches = manifest.get("batches")
+        if batches is None:
+            return []
+        shares = ", ".join(f"{name} {_between(each)}" for name, each in batches["datasets"].items())
+        lines = [f"{batches['count']:,} batches of {batches['size']} rows: {shares}"]
+        if found := batches.get("curriculum"):
+            lines.append(
+                f"mean pass rate of a batch: {found['first']:.2f} in the first, {found['last']:.2f} in the last"
+            )
+        unread = {name: each["unread"] + sum(each["left_out"].values()) for name, each in batches["datasets"].items()}
+        if any(unread.values()):
+            lines.append(
+                "training rows not read: " + ", ".join(f"{name} {rows:,}" for name, rows in unread.items() if rows)
+            )
+        return lines
+
+
+RL = ReinforcementLearning()

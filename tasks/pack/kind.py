@@ -23,15 +23,14 @@ from tokenmill.tasks.chat.programs import ProgramError
 from tokenmill.tasks.chat.sequences import SplitTurns
 from tokenmill.tasks.chat.shapes import given_of, shape_name
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.manifest import WHOLE, Finished
-from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.kind import Kind, Planned, Release, Stage
+from tokenmill.tasks.shards.plan import WHOLE, Finished, Plan, PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
-from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation, Release, Step, proven_shards
-from tokenmill.tasks.shards.publication import blend_weights, collect, mix_header, mix_of
+from tokenmill.tasks.shards.publication import blend_weights, mix_header, mix_of
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import PACKS, Store
-from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.files import Record, Slice
 from tokenmill.tasks.sources.formats import read_records
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.sources.row_filter import row_filter
@@ -76,58 +75,6 @@ class SftFound:
 
 
 SftPlan = Planned[SftSettings, SftFound]
-
-
-def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> SftPlan:
-    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
-
-    Raises InputError for anything that must be fixed first, such as a template whose masks cannot be trusted.
-    """
-    output_dir, store = places(blend, settings, output_dir, "sft")
-    vocabulary = find_vocabulary(settings.tokenizer)
-    settings = with_template(settings, vocabulary)
-    if settings.pad_seq_to_mult > 1 and vocabulary.eos is None:
-        raise InputError(
-            f"pad_seq_to_mult={settings.pad_seq_to_mult}: sequences are padded with EOS, and {settings.tokenizer.model!r} "
-            "does not name its EOS token; set eos_token in a tokenizer_config.json beside it"
-        )
-    checked = checked_format(settings, vocabulary, settings.policy, store.place)
-    chats: dict[bytes, Format] = {}
-    verdicts: dict[str, Verdict] = {}
-
-    def chat_of(source: DataSource) -> Format:
-        if not source.template_variables:
-            return checked.format
-        variables = {**settings.template_variables, **source.template_variables}
-        key = orjson.dumps(variables, option=orjson.OPT_SORT_KEYS)
-        if key not in chats:
-            own = settings.model_copy(update={"template_variables": variables})
-            chats[key] = checked_format(own, vocabulary, settings.policy, store.place).format
-        return chats[key]
-
-    def rows_of(source: DataSource) -> Rows[Any]:
-        return chat_of(source).rows(source.messages_field, source.tools_field, given_of(source.named_fields))
-
-    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[SftRecipe]:
-        require_no(source, ["converter", "transforms", "fim"], "SFT")
-        rows, literal = rows_of(source), settings.special_tokens_in_text != "allow"
-        controls = frozenset(chat_of(source).controls.ids)
-        which = orjson.dumps([rows.fields, sorted(controls)]).decode()
-        guarded = vocabulary.guarding(controls)
-        verdict = Gate(guarded, slices, partial(_texts, rows), which, store.place, literal).verdict()
-        verdicts[f"{split}/{source.name}"] = verdict
-        return [_recipe(source, split, settings, vocabulary, chat_of(source).template, verdict)] * len(slices)
-
-    def fields(source: DataSource) -> list[str]:
-        return [*rows_of(source).fields]
-
-    plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes, form="conversations")
-    pad_id = None if settings.pad_seq_to_mult == 1 else vocabulary.eos
-    packing = PackRecipe(
-        settings.pack_size, settings.packing, settings.on_oversize, settings.pad_seq_to_mult, pad_id, settings.seed
-    )
-    notes = commit_notes(settings.tokenizer, vocabulary) | gate_notes(verdicts)
-    return Planned(blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), notes)
 
 
 def _texts(rows: Rows[Any], part: Slice) -> Iterator[str]:
@@ -212,81 +159,6 @@ def _format(
     return format_of(source, orjson.loads(variables), vocabulary, policy, split_turns, special)
 
 
-def tokenize_and_pack(planned: SftPlan, build_shards: BuildShards) -> SftPlan:
-    """Tokenize the pending shards, then pack the groups that are not packed."""
-    SFT.build_pending(planned, build_shards)
-    pack_sequences(planned, build_shards)
-    return planned
-
-
-def pack_sequences(planned: SftPlan, build_shards: BuildShards) -> None:
-    """Pack the groups that are not packed. Raises RunError as `proven_shards` and `require_fitting` do."""
-    finished, _ = proven_shards(planned)
-    store, recipe, rebuild = planned.plan.store, planned.found.packing, planned.settings.force
-    require_fitting(finished, store, recipe)
-    plan = plan_packs(finished, store, recipe, rebuild=rebuild)
-    build_shards(PACK, plan.pending, plan.store, {}, rebuild=rebuild)
-
-
-def packing_left(planned: SftPlan) -> list[str]:
-    """A line about the packs that are still to be made."""
-    plan, size = planned.plan, planned.settings.pack_size
-    if plan.pending:
-        return [f"then all sequences are packed, {size:,} tokens to a pack"]
-    pairs = zip(plan.shards, plan.keys, strict=True)
-    packs = plan_packs(
-        [Finished(shard, key, plan.proven[key]) for shard, key in pairs], plan.store, planned.found.packing
-    )
-    count = f"{len(packs.pending)} of {len(packs.keys)} groups of sequences to pack"
-    return [f"{count}, {size:,} tokens to a pack, {packs.pending_bytes / 1e9:,.2f} GB"]
-
-
-PACK = Step("pack-sequences", build_packs, in_threads=True)
-
-
-def release_sft(planned: SftPlan, finished: Sequence[Finished]) -> Release:
-    """Folders of packs, and the manifest's entries for tokenizer and template. Raises RunError for packs without a receipt."""
-    found, settings = planned.found, planned.settings
-    packs, _ = collect(plan_packs(finished, planned.plan.store, found.packing), allow_partial=False)
-    mix = mix_of(planned.blend, finished)
-    layout = PackedLayout(
-        packs,
-        blend_weights(planned.blend, mix),
-        settings.sampling,
-        settings.seed,
-        settings.pack_size,
-        settings.pad_seq_to_mult,
-        planned.blend.total,
-    )
-    header = {
-        **mix_header(mix),
-        "tokenizer": {
-            "fingerprint": found.vocabulary.fingerprint,
-            **commit_of(found.vocabulary),
-            "vocabulary_size": found.vocabulary.size,
-            "gate": {name: asdict(verdict) for name, verdict in found.verdicts.items()},
-        },
-        "template": {
-            "digest": found.template.digest,
-            "controls": dict(found.checked.format.controls.ids),
-            "refused": found.checked.refused,
-            "warnings": found.checked.warnings,
-        },
-    }
-    return Release(layout, header, last=packs)
-
-
-def require_choices(blend: Blend, settings: SftSettings, _output_dir: str) -> None:
-    """Raises InputError for a missing tokenizer or template, and for a budget that packs cannot follow."""
-    if blend.phases:
-        raise InputError("phases: trainers read a folder with packs in any order; prepare a blend for each phase")
-    if blend.budgeted and settings.sampling == "none":
-        raise InputError(
-            "sampling=none publishes all packs once; set sampling=down or sampling=up to follow the budget"
-        )
-    find_template(settings, find_vocabulary(settings.tokenizer))
-
-
 def pack_counts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The packs of each split, published and prepared (which `sampling` may repeat or leave out), and what is left out of them."""
     prepared: dict[str, Counter[str]] = {}
@@ -345,23 +217,146 @@ def _sentence(split: str, facts: Mapping[str, int], pack_size: int) -> str:
     )
 
 
-SFT = Preparation(
-    name="sft",
-    settings=SftSettings,
-    libraries=("tokenmill", "gigatoken", "fastokens", "tokenizers", "tiktoken", "jinja2", "pyarrow", "numpy"),
-    plan=plan_sft,
-    check=require_choices,
-    step=Step("tokenize-conversations", build_sft_shard),
-    shape=lambda source, record: shape_name(record, source.messages_field, given_of(source.named_fields)),
-    arguments=worker_arguments,
-    rounds=tokenize_and_pack,
-    release=release_sft,
-    outlook=packing_left,
-    inspect=inspect_sft_shard,
-    formats={SHARDS: range(6, FORMAT_VERSION + 1), PACKS: range(1, PACKS_VERSION + 1)},
-    summary=packing_lines,
-    record=pack_counts,
-    tokens="packs",
-    next_steps="look:  tokenmill view {0} --random\n"
-    "train: packed_train_data_path={0}/{manifest[train_folder]}\n       packed_val_data_path={0}/{manifest[valid_folder]}",
-)
+def plan_packing(planned: SftPlan, finished: Sequence[Finished]) -> Plan:
+    """Plan packs. Raises RunError as `require_fitting` does."""
+    store, recipe = planned.plan.store, planned.found.packing
+    require_fitting(finished, store, recipe)
+    return plan_packs(finished, store, recipe, rebuild=planned.settings.force)
+
+
+class FineTuning(Kind[SftSettings, SftFound]):
+    """Conversations as packs."""
+
+    name = "sft"
+    settings = SftSettings
+    libraries = ("tokenmill", "gigatoken", "fastokens", "tokenizers", "tiktoken", "jinja2", "pyarrow", "numpy")
+    stages = (
+        Stage("tokenize-conversations", build_sft_shard, arguments=worker_arguments),
+        Stage("pack-sequences", build_packs, plan_packing, in_threads=True),
+    )
+    formats = {SHARDS: range(6, FORMAT_VERSION + 1), PACKS: range(1, PACKS_VERSION + 1)}
+    tokens = "packs"
+    next_steps = (
+        "look:  tokenmill view {0} --random\n"
+        "train: packed_train_data_path={0}/{manifest[train_folder]}\n       packed_val_data_path={0}/{manifest[valid_folder]}"
+    )
+
+    def plan(self, blend: Blend, settings: SftSettings, output_dir: str | None) -> SftPlan:
+        """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
+
+        Raises InputError for anything that must be fixed first, such as a template whose masks cannot be trusted.
+        """
+        output_dir, store = places(blend, settings, output_dir, "sft")
+        vocabulary = find_vocabulary(settings.tokenizer)
+        settings = with_template(settings, vocabulary)
+        if settings.pad_seq_to_mult > 1 and vocabulary.eos is None:
+            raise InputError(
+                f"pad_seq_to_mult={settings.pad_seq_to_mult}: sequences are padded with EOS, and {settings.tokenizer.model!r} "
+                "does not name its EOS token; set eos_token in a tokenizer_config.json beside it"
+            )
+        checked = checked_format(settings, vocabulary, settings.policy, store.place)
+        chats: dict[bytes, Format] = {}
+        verdicts: dict[str, Verdict] = {}
+
+        def chat_of(source: DataSource) -> Format:
+            if not source.template_variables:
+                return checked.format
+            variables = {**settings.template_variables, **source.template_variables}
+            key = orjson.dumps(variables, option=orjson.OPT_SORT_KEYS)
+            if key not in chats:
+                own = settings.model_copy(update={"template_variables": variables})
+                chats[key] = checked_format(own, vocabulary, settings.policy, store.place).format
+            return chats[key]
+
+        def rows_of(source: DataSource) -> Rows[Any]:
+            return chat_of(source).rows(source.messages_field, source.tools_field, given_of(source.named_fields))
+
+        def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[SftRecipe]:
+            require_no(source, ["converter", "transforms", "fim"], "SFT")
+            rows, literal = rows_of(source), settings.special_tokens_in_text != "allow"
+            controls = frozenset(chat_of(source).controls.ids)
+            which = orjson.dumps([rows.fields, sorted(controls)]).decode()
+            guarded = vocabulary.guarding(controls)
+            verdict = Gate(guarded, slices, partial(_texts, rows), which, store.place, literal).verdict()
+            verdicts[f"{split}/{source.name}"] = verdict
+            return [_recipe(source, split, settings, vocabulary, chat_of(source).template, verdict)] * len(slices)
+
+        def fields(source: DataSource) -> list[str]:
+            return [*rows_of(source).fields]
+
+        plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes, form="conversations")
+        pad_id = None if settings.pad_seq_to_mult == 1 else vocabulary.eos
+        packing = PackRecipe(
+            settings.pack_size, settings.packing, settings.on_oversize, settings.pad_seq_to_mult, pad_id, settings.seed
+        )
+        notes = commit_notes(settings.tokenizer, vocabulary) | gate_notes(verdicts)
+        return Planned(blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), notes)
+
+    def check(self, blend: Blend, settings: SftSettings, output_dir: str) -> None:
+        """Raises InputError for a missing tokenizer or template, and for a budget that packs cannot follow."""
+        if blend.phases:
+            raise InputError("phases: trainers read a folder with packs in any order; prepare a blend for each phase")
+        if blend.budgeted and settings.sampling == "none":
+            raise InputError(
+                "sampling=none publishes all packs once; set sampling=down or sampling=up to follow the budget"
+            )
+        find_template(settings, find_vocabulary(settings.tokenizer))
+
+    def shape(self, source: DataSource, record: Record) -> str | None:
+        """The shape of a conversation."""
+        return shape_name(record, source.messages_field, given_of(source.named_fields))
+
+    def outlook(self, planned: SftPlan) -> list[str]:
+        """A line about the packs that are still to be made."""
+        plan, size = planned.plan, planned.settings.pack_size
+        if plan.pending:
+            return [f"then all sequences are packed, {size:,} tokens to a pack"]
+        packs = plan_packs(plan.finished, plan.store, planned.found.packing)
+        count = f"{len(packs.pending)} of {len(packs.keys)} groups of sequences to pack"
+        return [f"{count}, {size:,} tokens to a pack, {packs.pending_bytes / 1e9:,.2f} GB"]
+
+    def release(self, planned: SftPlan, finished: Sequence[Finished]) -> Release:
+        """Folders of packs, and the manifest's entries for tokenizer and template. Raises RunError for packs without a receipt."""
+        found, settings = planned.found, planned.settings
+        packs = planned.last
+        mix = mix_of(planned.blend, finished)
+        layout = PackedLayout(
+            packs,
+            blend_weights(planned.blend, mix),
+            settings.sampling,
+            settings.seed,
+            settings.pack_size,
+            settings.pad_seq_to_mult,
+            planned.blend.total,
+        )
+        header = {
+            **mix_header(mix),
+            "tokenizer": {
+                "fingerprint": found.vocabulary.fingerprint,
+                **commit_of(found.vocabulary),
+                "vocabulary_size": found.vocabulary.size,
+                "gate": {name: asdict(verdict) for name, verdict in found.verdicts.items()},
+            },
+            "template": {
+                "digest": found.template.digest,
+                "controls": dict(found.checked.format.controls.ids),
+                "refused": found.checked.refused,
+                "warnings": found.checked.warnings,
+            },
+        }
+        return Release(layout, header, last=packs)
+
+    def inspect(self, store: Store, receipt: Receipt) -> list[str]:
+        """Problems of sequences and packs."""
+        return inspect_sft_shard(store, receipt)
+
+    def summary(self, manifest: Mapping[str, Any]) -> Sequence[str]:
+        """See `packing_lines`."""
+        return packing_lines(manifest)
+
+    def record(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `pack_counts`."""
+        return pack_counts(manifest)
+
+
+SFT = FineTuning()

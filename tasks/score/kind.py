@@ -10,19 +10,19 @@ The manifest records the scored file of each part (`file`).
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import lru_cache, partial
+from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 import orjson
+from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.chat.check import text_encoder
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.shapes import given_of
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.formats import Format, format_of
-from tokenmill.tasks.shards.manifest import Finished
-from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.preparation import Needs, Preparation, Release, Step
+from tokenmill.tasks.shards.kind import Kind, Needs, Release, Stage
+from tokenmill.tasks.shards.plan import Finished, PlannedShard
 from tokenmill.tasks.shards.publication import FolderLayout
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
@@ -40,6 +40,7 @@ from .planning import (
     EMBEDDINGS_KIND,
     FORMAT_VERSIONS,
     NLL_KIND,
+    AnyScore,
     ScorePlan,
     device_of_plan,
     plan_scores,
@@ -50,21 +51,8 @@ from .ranking import ranked, require_unique
 from .settings import EmbedRecipe, EmbedSettings, ModelLocation, NllRecipe, NllSettings
 from .shard import EmbedScoring, NllScoring, Scoring, inspect_score_shard, read_shard, score_shard
 
-LIBRARIES = ("tokenmill", "numpy", "pyarrow")
-
 GPU_LIMIT = "gpu"
 """The Prefect concurrency limit by which runs share GPUs."""
-
-
-def needs_of(planned: ScorePlan) -> Needs:
-    """One worker per GPU; on a CPU one worker for a model, which uses all cores, and one per core without a model.
-
-    Runs share GPUs by the concurrency limit `gpu`, if it exists (`prefect gcl create gpu --limit 8`).
-    """
-    settings = planned.settings
-    if device_of_plan(planned) == "cuda":
-        return Needs(settings.workers or (gpus() if settings.cluster == "local" else 1), {"GPU": 1}, GPU_LIMIT)
-    return Needs(settings.workers or (1 if settings.model else cores()))
 
 
 def worker_arguments(planned: ScorePlan) -> dict[str, Any]:
@@ -96,23 +84,6 @@ def build_score_shard(
     if threads is not None and device == "cpu" and recipe.engine == "transformers":
         required("torch").set_num_threads(threads)
     return score_shard(shard, recipe, _scoring(recipe, found, device), store, on_bad_row)
-
-
-def read_score_shard(
-    shard: PlannedShard,
-    store: Store,
-    where: Mapping[str, Any],
-    on_bad_row: OnBadRow,
-    threads: int | None = None,  # noqa: ARG001 - for engines
-) -> Receipt:
-    """Build a shard that counts the rows to score; needs no model. Raises as `build_score_shard` does."""
-    given: dict[str, Any] = shard.identity["recipe"]
-    inputs = (
-        _conversations(NllRecipe(**given), ModelLocation(**where))
-        if store.kind == NLL_KIND
-        else EmbedScoring(EmbedRecipe(**given), HashEmbedder(HASH_DIMENSIONS))
-    )
-    return read_shard(shard, inputs, store, on_bad_row)
 
 
 def _scoring(recipe: NllRecipe | EmbedRecipe, where: ModelLocation, device: str) -> Scoring:
@@ -147,28 +118,6 @@ def _format(where: bytes, policy: LossPolicy) -> tuple[Format, Encoder]:
     return found, text_encoder(vocabulary, found.controls, "reference", "literal")
 
 
-SCORE = Step("score-slices", build_score_shard)
-
-
-def release_scores(planned: ScorePlan, finished: Sequence[Finished]) -> Release:
-    """One folder of tables; NLL with percentiles. Raises RunError for a row scored twice."""
-    store = planned.plan.store
-    require_unique(finished, store)
-    final = ranked(finished, store, rebuild=planned.settings.force) if store.kind == NLL_KIND else finished
-    times = [item.receipt.volatile["built_at"] for item in final]
-    volatile = {"scored_at": [min(times, default=0.0), max(times, default=0.0)]}
-    return Release(FolderLayout(store.kind), {}, shards=final, volatile=volatile)
-
-
-def score_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """The mean NLL of each dataset, and the number of truncated rows."""
-    sums: dict[str, Counter[str]] = {}
-    for entry in manifest["shards"]:
-        counts = {"truncated": entry["truncated"], **entry.get("facts", {})}
-        sums.setdefault(entry["dataset"], Counter()).update(counts)
-    return [line for name, found in sums.items() for line in _lines(name, found)]
-
-
 def _lines(name: str, found: Counter[str]) -> list[str]:
     lines: list[str] = []
     if tokens := found["completion_token_count"]:
@@ -183,31 +132,96 @@ def _perplexity(mean: float) -> str:
     return f"{math.exp(mean):,.2f}" if mean < math.log(1e9) else "a billion and more"
 
 
-NLL = Preparation(
-    name=NLL_KIND,
-    settings=NllSettings,
-    libraries=LIBRARIES,
-    plan=plan_scores,
-    read_blend=partial(scored_blend, what="nll"),
-    check=require_model,
-    needs=needs_of,
-    step=SCORE,
-    reading=read_score_shard,
-    arguments=worker_arguments,
-    release=release_scores,
-    inspect=inspect_score_shard,
-    formats={NLL_KIND: range(1, FORMAT_VERSIONS[NLL_KIND] + 1)},
-    summary=score_lines,
-    next_steps="use:   tokenmill harmony BLEND --output-dir DIR selection.scores=[{0}]",
-    hidden=frozenset({"holdout"}),
-    records_failure=True,
-)
+def read_score_shard(
+    shard: PlannedShard,
+    store: Store,
+    where: Mapping[str, Any],
+    on_bad_row: OnBadRow,
+    threads: int | None = None,  # noqa: ARG001 - for engines
+) -> Receipt:
+    """Build a shard that counts the rows to score; needs no model. Raises as `build_score_shard` does."""
+    given: dict[str, Any] = shard.identity["recipe"]
+    inputs = (
+        _conversations(NllRecipe(**given), ModelLocation(**where))
+        if store.kind == NLL_KIND
+        else EmbedScoring(EmbedRecipe(**given), HashEmbedder(HASH_DIMENSIONS))
+    )
+    return read_shard(shard, inputs, store, on_bad_row)
 
-EMBEDDINGS = replace(
-    NLL,
-    name=EMBEDDINGS_KIND,
-    settings=EmbedSettings,
-    formats={EMBEDDINGS_KIND: range(3, FORMAT_VERSIONS[EMBEDDINGS_KIND] + 1)},
-    read_blend=partial(scored_blend, what="embed"),
-    next_steps="use:   tokenmill choose {0} --output-dir DIR",
-)
+
+def needs_of(planned: ScorePlan) -> Needs:
+    """One worker per GPU; on a CPU one worker for a model, which uses all cores, and one per core without a model.
+
+    Runs share GPUs by the concurrency limit `gpu`, if it exists (`prefect gcl create gpu --limit 8`).
+    """
+    settings = planned.settings
+    if device_of_plan(planned) == "cuda":
+        return Needs(settings.workers or (gpus() if settings.cluster == "local" else 1), {"GPU": 1}, GPU_LIMIT)
+    return Needs(settings.workers or (1 if settings.model else cores()))
+
+
+class Score(Kind[AnyScore, ModelLocation]):
+    """NLL and embeddings: see the module."""
+
+    libraries = ("tokenmill", "numpy", "pyarrow")
+    stages = (Stage("score-slices", build_score_shard, arguments=worker_arguments, read=read_score_shard),)
+    hidden = frozenset({"holdout"})
+    records_failure = True
+
+    def plan(self, blend: Blend, settings: AnyScore, output_dir: str | None) -> ScorePlan:
+        """See Kind."""
+        return plan_scores(blend, settings, output_dir)
+
+    def read_blend(self, blend: Blend | Mapping[str, Any] | str) -> Blend:
+        """The blend to score; a folder of a normalization is one."""
+        return scored_blend(blend, "nll" if self.name == NLL_KIND else "embed")
+
+    def check(self, blend: Blend, settings: AnyScore, output_dir: str) -> None:
+        """Raises InputError for an engine or a model that cannot be used."""
+        require_model(settings)
+
+    def needs(self, planned: ScorePlan) -> Needs:
+        """See `needs_of`."""
+        return needs_of(planned)
+
+    def release(self, planned: ScorePlan, finished: Sequence[Finished]) -> Release:
+        """One folder of tables; NLL with percentiles. Raises RunError for a row scored twice."""
+        store = planned.plan.store
+        require_unique(finished, store)
+        final = ranked(finished, store, rebuild=planned.settings.force) if store.kind == NLL_KIND else finished
+        times = [item.receipt.volatile["built_at"] for item in final]
+        volatile = {"scored_at": [min(times, default=0.0), max(times, default=0.0)]}
+        return Release(FolderLayout(store.kind), {}, shards=final, volatile=volatile)
+
+    def inspect(self, store: Store, receipt: Receipt) -> list[str]:
+        """See `inspect_score_shard`."""
+        return inspect_score_shard(store, receipt)
+
+    def summary(self, manifest: Mapping[str, Any]) -> list[str]:
+        """The mean NLL of each dataset, and the number of truncated rows."""
+        sums: dict[str, Counter[str]] = {}
+        for entry in manifest["shards"]:
+            counts = {"truncated": entry["truncated"], **entry.get("facts", {})}
+            sums.setdefault(entry["dataset"], Counter()).update(counts)
+        return [line for name, found in sums.items() for line in _lines(name, found)]
+
+
+class NllScore(Score):
+    """The NLL of completions."""
+
+    name = NLL_KIND
+    settings = NllSettings
+    formats = {NLL_KIND: range(1, FORMAT_VERSIONS[NLL_KIND] + 1)}
+    next_steps = "use:   tokenmill harmony BLEND --output-dir DIR selection.scores=[{0}]"
+
+
+class EmbeddingScore(Score):
+    """Embeddings of texts."""
+
+    name = EMBEDDINGS_KIND
+    settings = EmbedSettings
+    formats = {EMBEDDINGS_KIND: range(3, FORMAT_VERSIONS[EMBEDDINGS_KIND] + 1)}
+    next_steps = "use:   tokenmill choose {0} --output-dir DIR"
+
+
+NLL, EMBEDDINGS = NllScore(), EmbeddingScore()

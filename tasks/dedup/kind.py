@@ -18,11 +18,10 @@ import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.input_checks import require_separate
-from tokenmill.tasks.shards.manifest import WHOLE, Finished
-from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.kind import BuildShards, Kind, Planned, Release, Stage, run_stage
+from tokenmill.tasks.shards.plan import WHOLE, Finished
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
-from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation, Release, Step
-from tokenmill.tasks.shards.publication import Published, collect
+from tokenmill.tasks.shards.publication import Published
 from tokenmill.tasks.shards.publish import Output, place_files
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
@@ -35,10 +34,10 @@ from tokenmill.tasks.storage import filesystem, join
 from tokenmill.tasks.tokenize.document_map import map_problems
 
 from .apply import apply_decisions, file_of, require_text_in_first
-from .contamination import evaluation_sources, evaluations_from, find_evaluations
+from .contamination import evaluation_sources, find_evaluations
 from .decisions import KEPT, Decisions
 from .harmony_shard import Deduplicated, document_slices, mark_shard, plan_marked
-from .rounds import FORMAT_VERSION, KIND, DocumentSlice, build_shard, decide, planned_rounds
+from .rounds import FORMAT_VERSION, KIND, DocumentSlice, decide, planned_rounds
 from .settings import DedupChoices, DedupSettings
 
 EVERY_FIELD: Sequence[str] = ()
@@ -62,41 +61,6 @@ class _TextRecipe:
     text_field: str
 
 
-def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) -> DedupPlan:
-    """Plan `blend` for `output_dir`; without one, no shard counts as built, and hashes are cached per user.
-
-    Raises InputError for anything that must be fixed first.
-    """
-    output_dir, store = places(blend, settings, output_dir, KIND)
-    require_separate(evaluation_sources(settings.evaluations), store.place, output_dir)
-
-    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[_TextRecipe]:  # noqa: ARG001 - any plan's
-        require_no(source, ["converter", "transforms", "template_variables"], "deduplication")
-        require_text_in_first(source, slices)
-        return [_TextRecipe(source.text_field)] * len(slices)
-
-    unsigned = settings.model_copy(update={"force": True})  # these identities have no shards to reuse
-    # The names of documents have the file and the row in it.
-    found = plan_shards(
-        blend,
-        unsigned,
-        store,
-        FORMAT_VERSION,
-        lambda _: EVERY_FIELD,
-        require_any,
-        recipes,
-        bundles=False,
-        form="documents",
-    )
-    sources = {(split, source.name): source for split, listed in blend.parts().items() for source in listed}
-    slices = [
-        _documents(sources[shard.split, shard.dataset], shard.split, shard.part, settings) for shard in found.shards
-    ]
-    signed, _, _ = planned_rounds(slices, settings.choices, store)
-    shards = [replace(one, identity=other.identity) for one, other in zip(found.shards, signed, strict=True)]
-    return Planned(blend, settings, output_dir, found.of_other(shards, rebuild=settings.force), DedupFound(slices))
-
-
 def _documents(source: DataSource, split: str, part: Slice, settings: DedupSettings) -> DocumentSlice:
     options: dict[str, Any] = {
         "text_field": source.text_field,
@@ -107,24 +71,10 @@ def _documents(source: DataSource, split: str, part: Slice, settings: DedupSetti
     return DocumentSlice("text", part, options, f"{name}/{name_within(source.path, part.file.uri)}@{part.start}")
 
 
-def require_evaluations(_blend: Blend, settings: DedupSettings, _output_dir: str) -> None:
-    """Raises InputError for missing evaluations."""
-    find_evaluations(settings.evaluations)
-
-
 def worker_arguments(planned: DedupPlan) -> dict[str, Any]:
     """The arguments for workers that write kept rows."""
     decisions = planned.found.decisions
     return {"outcomes": decisions.uri if decisions else "", "on_bad_row": planned.settings.on_bad_row}
-
-
-def deduplicate_rows(planned: DedupPlan, build_shards: BuildShards) -> DedupPlan:
-    """Decide on every row, and build the shards of kept rows; returns the plan of the published shards."""
-    settings, store = planned.settings, planned.plan.store
-    decisions = deduplicate(planned.found.slices, settings.choices, store.place, build_shards, rebuild=settings.force)
-    decided = decided_plan(planned, decisions)
-    DEDUP.build_pending(decided, build_shards)
-    return decided
 
 
 def decided_plan(planned: DedupPlan, decisions: Decisions) -> DedupPlan:
@@ -137,31 +87,6 @@ def decided_plan(planned: DedupPlan, decisions: Decisions) -> DedupPlan:
     return replace(planned, plan=plan, found=replace(planned.found, decisions=decisions))
 
 
-def deduplicate(
-    slices: Sequence[DocumentSlice],
-    choices: DedupChoices,
-    store_place: str,
-    build_shards: BuildShards,
-    *,
-    rebuild: bool,
-) -> Decisions:
-    """Decide on every document of the slices, reusing valid results in the store at `store_place`.
-
-    Raises InputError for unreadable evaluations, RunError for a failed round.
-    """
-
-    def run(name: str, pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> None:
-        arguments = {"evaluations": common["evaluations"]}
-        build_shards(Step(f"dedup-{name}", build_round), pending, Store(store_place, KIND), arguments, rebuild=rebuild)
-
-    return decide(slices, choices, store_place, run, rebuild=rebuild)
-
-
-def build_round(shard: PlannedShard, store: Store, evaluations: Sequence[Mapping[str, Any]]) -> Receipt:
-    """Build one shard of a round in this process; `evaluations` are records."""
-    return build_shard(shard, store, evaluations_from(evaluations))
-
-
 def without_duplicates(
     normalized: Sequence[Finished], choices: DedupChoices, store: Store, build_shards: BuildShards, *, rebuild: bool
 ) -> Deduplicated:
@@ -170,26 +95,15 @@ def without_duplicates(
     if choices.mode == "off" or not with_rows:
         return Deduplicated(normalized)
     slices = document_slices(with_rows, store)
-    decisions = deduplicate(slices, choices, store.place, build_shards, rebuild=rebuild)
+    decisions = decide(slices, choices, store.place, build_shards, rebuild=rebuild)
     plan = plan_marked(with_rows, decisions.digests, choices.mode, store, rebuild=rebuild)
-    build_shards(MARK, plan.pending, store, {"decisions": decisions.uri}, rebuild=rebuild)
-    marked, _ = collect(plan, allow_partial=False)
-    of_place = {item.shard.place: item for item in marked}
+    marked = run_stage(MARK, plan, build_shards, {"decisions": decisions.uri}, rebuild=rebuild)
+    of_place = {item.shard.place: item for item in marked.finished}
     final = [of_place.get(item.shard.place, item) for item in normalized]
-    return Deduplicated(final, decisions.files, decisions.facts)
+    return Deduplicated(final, decisions.files, decisions.facts, marked)
 
 
-MARK = Step("mark-shards", mark_shard)
-
-
-def release_dedup(planned: DedupPlan, finished: Sequence[Finished]) -> Release:
-    """Folders of rows, and the manifest's facts about duplicates. Raises RunError unless shards and decisions agree."""
-    decisions = planned.found.decisions
-    if decisions is None:
-        raise RunError("no decisions about duplicates yet; build the preparation before publishing it")
-    if len(finished) == len(planned.plan.shards):
-        _require_all_decided(finished, decisions)
-    return Release(RowsLayout(planned.blend, decisions.files), {"duplicates": dict(decisions.facts)})
+MARK = Stage("mark-shards", mark_shard)
 
 
 def _require_all_decided(finished: Sequence[Finished], decisions: Decisions) -> None:
@@ -263,7 +177,7 @@ def _source(output_dir: str, split: str, source: DataSource) -> dict[str, Any]:
 BATCH_ROWS = 8192
 
 
-def inspect_dedup_shard(store: Store, receipt: Receipt) -> list[str]:
+def inspect_rows(store: Store, receipt: Receipt) -> list[str]:
     """Problems of a shard's file: unreadable rows, and their number against the receipt."""
     for output in receipt.outputs:
         stem, _, ending = output.path.partition(".")
@@ -296,19 +210,74 @@ def _json_rows(place: str) -> int:
         return sum(isinstance(row, bytes) and isinstance(orjson.loads(row), dict) for rows in lines for row in rows)
 
 
-DEDUP = Preparation(
-    name=KIND,
-    settings=DedupSettings,
-    libraries=("tokenmill", "orjson", "pyarrow"),
-    plan=plan_dedup,
-    check=require_evaluations,
-    step=Step("apply-decisions", apply_decisions),
-    arguments=worker_arguments,
-    rounds=deduplicate_rows,
-    release=release_dedup,
-    inspect=inspect_dedup_shard,
-    formats={KIND: range(3, FORMAT_VERSION + 1)},
-    next_steps="use:   tokenmill pretrain {0}/blend.json --output-dir DIR",
-    training_advice="prepare its output: tokenmill pretrain or tokenmill sft with {path}/blend.json",
-    hidden=frozenset({"holdout"}),
-)
+class Deduplication(Kind[DedupSettings, DedupFound]):
+    """Text without duplicates."""
+
+    name = KIND
+    settings = DedupSettings
+    libraries = ("tokenmill", "orjson", "pyarrow")
+    stages = (Stage("apply-decisions", apply_decisions, arguments=worker_arguments),)
+    formats = {KIND: range(3, FORMAT_VERSION + 1)}
+    next_steps = "use:   tokenmill pretrain {0}/blend.json --output-dir DIR"
+    training_advice = "prepare its output: tokenmill pretrain or tokenmill sft with {path}/blend.json"
+    hidden = frozenset({"holdout"})
+
+    def plan(self, blend: Blend, settings: DedupSettings, output_dir: str | None) -> DedupPlan:
+        """Plan `blend` for `output_dir`; without one, no shard counts as built, and hashes are cached per user.
+
+        Raises InputError for anything that must be fixed first.
+        """
+        output_dir, store = places(blend, settings, output_dir, KIND)
+        require_separate(evaluation_sources(settings.evaluations), store.place, output_dir)
+
+        def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[_TextRecipe]:  # noqa: ARG001 - any plan's
+            require_no(source, ["converter", "transforms", "template_variables"], "deduplication")
+            require_text_in_first(source, slices)
+            return [_TextRecipe(source.text_field)] * len(slices)
+
+        unsigned = settings.model_copy(update={"force": True})  # these identities have no shards to reuse
+        # The names of documents have the file and the row in it.
+        found = plan_shards(
+            blend,
+            unsigned,
+            store,
+            FORMAT_VERSION,
+            lambda _: EVERY_FIELD,
+            require_any,
+            recipes,
+            bundles=False,
+            form="documents",
+        )
+        sources = {(split, source.name): source for split, listed in blend.parts().items() for source in listed}
+        slices = [
+            _documents(sources[shard.split, shard.dataset], shard.split, shard.part, settings) for shard in found.shards
+        ]
+        signed, _, _ = planned_rounds(slices, settings.choices, store)
+        shards = [replace(one, identity=other.identity) for one, other in zip(found.shards, signed, strict=True)]
+        return Planned(blend, settings, output_dir, found.of_other(shards, rebuild=settings.force), DedupFound(slices))
+
+    def check(self, blend: Blend, settings: DedupSettings, output_dir: str) -> None:
+        """Raises InputError for missing evaluations."""
+        find_evaluations(settings.evaluations)
+
+    def build(self, planned: DedupPlan, build_shards: BuildShards) -> DedupPlan:
+        """Decide on every row, and build the shards of kept rows; returns the plan of the published shards."""
+        settings, store = planned.settings, planned.plan.store
+        decisions = decide(planned.found.slices, settings.choices, store.place, build_shards, rebuild=settings.force)
+        return super().build(decided_plan(planned, decisions), build_shards)
+
+    def release(self, planned: DedupPlan, finished: Sequence[Finished]) -> Release:
+        """Folders of rows, and the manifest's facts about duplicates. Raises RunError unless shards and decisions agree."""
+        decisions = planned.found.decisions
+        if decisions is None:
+            raise RunError("no decisions about duplicates yet; build the preparation before publishing it")
+        if len(finished) == len(planned.plan.shards):
+            _require_all_decided(finished, decisions)
+        return Release(RowsLayout(planned.blend, decisions.files), {"duplicates": dict(decisions.facts)})
+
+    def inspect(self, store: Store, receipt: Receipt) -> list[str]:
+        """See `inspect_rows`."""
+        return inspect_rows(store, receipt)
+
+
+DEDUP = Deduplication()

@@ -1,0 +1,181 @@
+"""Harmony normalization: chat data of many shapes becomes one strict format, without duplicates, in pools.
+
+    normalize shards ─► find duplicates ─► mark shards ─► select pools and candidates ─► publish
+
+All steps run on one cluster: normalized shards are the sources of marked shards, and these of selections.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.chat.shapes import given_of, shape_name
+from tokenmill.tasks.dedup.contamination import find_evaluations
+from tokenmill.tasks.dedup.kind import without_duplicates
+from tokenmill.tasks.harmony.message import TEMPLATE_VERSION
+from tokenmill.tasks.harmony.planning import FORMAT_VERSION as ROWS_VERSION
+from tokenmill.tasks.harmony.planning import KIND as ROWS
+from tokenmill.tasks.harmony.planning import plan_harmony, require_choices
+from tokenmill.tasks.harmony.publication import Beside, DataLayout, published_split
+from tokenmill.tasks.harmony.settings import HarmonyRecipe
+from tokenmill.tasks.harmony.shard import normalize_shard
+from tokenmill.tasks.shards.kind import BuildShards, Kind, Planned, Release, Stage, bad_row_policy, run_stage
+from tokenmill.tasks.shards.manifest import MANIFEST
+from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import OnBadRow
+from tokenmill.tasks.shards.store import Store, read_bytes
+from tokenmill.tasks.sources.files import Record
+from tokenmill.tasks.storage import absolute, join
+from xxhash import xxh3_128_hexdigest
+
+from .planning import FORMAT_VERSION, KIND, plan_selection, pools_of, require_fitting, require_selectable
+from .publication import beside, require_variety
+from .scores import find_scores
+from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
+from .shard import inspect_normalization_shard, select_shard
+
+MAX_POOLS = 8
+"""The maximum number of pools in a summary."""
+
+
+@dataclass(frozen=True)
+class Normalized:
+    """The shards after deduplication, and what to publish beside them."""
+
+    final: Sequence[Finished]
+    beside: Beside
+
+
+NormalizationPlan = Planned[NormalizationSettings, Normalized | None]
+
+
+def build_harmony_shard(shard: PlannedShard, store: Store, on_bad_row: OnBadRow) -> Receipt:
+    """Build one planned shard in this process."""
+    return normalize_shard(shard, HarmonyRecipe(**shard.identity["recipe"]), store, on_bad_row)
+
+
+def select(
+    final: Sequence[Finished], choices: SelectionChoices, store: Store, build_shards: BuildShards, *, rebuild: bool
+) -> Plan:
+    """The shards of pools and candidates, one for each final shard with rows, all with valid receipts.
+
+    Raises InputError for settings that do not fit the columns, and for scores of other rows.
+    """
+    require_selectable(choices)
+    with_rows = [item for item in final if item.receipt.documents]
+    scores = find_scores(choices.scores, with_rows, store)
+    plan = plan_selection(with_rows, choices, scores, store, rebuild=rebuild)
+    return run_stage(SELECT, plan, build_shards, {"scores": dict(scores.places)}, rebuild=rebuild)
+
+
+def build_selection_shard(shard: PlannedShard, store: Store, scores: Mapping[str, str]) -> Receipt:
+    """Build one planned shard of a selection in this process; `scores` maps content hashes to places."""
+    return select_shard(shard, SelectionRecipe(**shard.identity["recipe"]), store, scores)
+
+
+SELECT = Stage("select-rows", build_selection_shard)
+
+
+def _digest(value: object) -> str:
+    return xxh3_128_hexdigest(orjson.dumps(value))
+
+
+def _marked(tally: Mapping[str, int]) -> Iterator[str]:
+    for outcome, count in tally.items():
+        if outcome != "kept":
+            yield f"{outcome.replace('_', ' ')}: {count:,} rows"
+
+
+def _selected(selection: Mapping[str, Any]) -> Iterator[str]:
+    pools = sorted(selection["pools"].items(), key=lambda pool: -pool[1]["rows"])
+    filled = [f"{name} {pool['rows']:,}" for name, pool in pools if pool["rows"]]
+    if filled:
+        more = f" and {len(filled) - MAX_POOLS} more" if len(filled) > MAX_POOLS else ""
+        yield f"pools: {', '.join(filled[:MAX_POOLS])}{more}"
+    yield f"candidates to embed: {selection['candidates']:,}"
+    for place, count in selection["without_score"].items():
+        yield f"without a score of {place}: {count:,} rows"
+
+
+class Normalization(Kind[NormalizationSettings, Normalized | None]):
+    """Chat data in Harmony."""
+
+    name = "harmony"
+    settings = NormalizationSettings
+    libraries = ("tokenmill", "openai-harmony", "orjson", "pyarrow")
+    stages = (Stage("normalize-shards", build_harmony_shard, arguments=bad_row_policy),)
+    formats = {ROWS: range(4, ROWS_VERSION + 1), KIND: range(2, FORMAT_VERSION + 1)}
+    next_steps = "load:  datasets.load_dataset('parquet', data_dir='{0}/data')"
+    training_advice = "pack it first: tokenmill sft {path}/blend.json --output-dir PACKS chat_template=harmony"
+    hidden = frozenset({"holdout"})
+
+    def plan(self, blend: Blend, settings: NormalizationSettings, output_dir: str | None) -> NormalizationPlan:
+        """Plan `blend` for `output_dir`, after checking the settings of later steps. Raises InputError as `plan_harmony`."""
+        if output_dir is not None:
+            require_fitting(settings, output_dir)
+        planned = plan_harmony(blend, settings, output_dir)
+        return Planned(planned.blend, settings, planned.output_dir, planned.plan, None)
+
+    def check(self, blend: Blend, settings: NormalizationSettings, output_dir: str) -> None:
+        """Raises InputError for settings that normalization or a later step rejects."""
+        require_fitting(settings, output_dir)
+        require_choices(blend, settings)
+
+    def shape(self, source: DataSource, record: Record) -> str | None:
+        """The shape of a row of conversations; of others, their converter."""
+        if source.converter != "openai_messages":
+            return f"{source.converter} rows"
+        return shape_name(record, source.messages_field, given_of(source.named_fields))
+
+    def build(self, planned: NormalizationPlan, build_shards: BuildShards) -> NormalizationPlan:
+        """Normalize, remove duplicates, and select; returns the plan with the findings."""
+        settings, store = planned.settings, planned.plan.store
+        planned = super().build(planned, build_shards)
+        rows = without_duplicates(planned.last, settings.dedup, store, build_shards, rebuild=settings.force)
+        selected = select(rows.final, settings.selection, store, build_shards, rebuild=settings.force)
+        found = Normalized(rows.final, beside(selected.finished, rows, settings.selection, store))
+        return replace(planned, found=found, later=(*([rows.marked] if rows.marked else []), selected))
+
+    def release(self, planned: NormalizationPlan, finished: Sequence[Finished]) -> Release:
+        """Folders of rows, with pools, candidates and reports beside them."""
+        found = planned.found or Normalized(finished, Beside())
+        splits = [published_split(shard.identity["recipe"]) for shard in planned.plan.shards]
+        sources = (source for part in planned.blend.parts().values() for source in part)
+        languages = list(dict.fromkeys(language for source in sources for language in source.languages or ()))
+        layout = DataLayout(splits, found.beside, languages)
+        return Release(layout, {"template_version": TEMPLATE_VERSION}, shards=found.final)
+
+    def inspect(self, store: Store, receipt: Receipt) -> list[str]:
+        """Problems of rows and selections."""
+        return inspect_normalization_shard(store, receipt)
+
+    def accept(self, manifest: Mapping[str, Any], output_dir: str) -> None:
+        """See `require_variety`."""
+        require_variety(manifest, output_dir)
+
+    def named_files(self, settings: NormalizationSettings) -> Mapping[str, str]:
+        """The pools, the evaluations (read whole, usually a few megabytes), and the manifests of folders of scores."""
+        pools, scores = pools_of(settings.selection), settings.selection.scores
+        evaluations = find_evaluations(settings.dedup.evaluations)
+        return {
+            "selection.pools": _digest(
+                [
+                    [predicate.text for predicate in pools.base],
+                    [[pool.name, pool.predicate.text] for pool in pools.pools],
+                ]
+            ),
+            "selection.scores": _digest(
+                [xxh3_128_hexdigest(read_bytes(join(absolute(place), MANIFEST)) or b"") for place in scores]
+            ),
+            "dedup.evaluations": _digest([[file.name, file.text_field, file.part.content] for file in evaluations]),
+        }
+
+    def summary(self, manifest: Mapping[str, Any]) -> list[str]:
+        """Summary lines on marked duplicates, pools and candidates."""
+        return [*_marked(manifest["dedup"].get("tally", {})), *_selected(manifest["selection"])]
+
+
+HARMONY = Normalization()
