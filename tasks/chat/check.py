@@ -22,6 +22,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.shards.progress import explain_wait
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.tokenize.encoders import Encoder
@@ -191,6 +192,9 @@ def remembered_check(question: Sequence[Any], store: str, check: Callable[[], di
 
 def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabulary) -> dict[str, str]:
     """The rejected probes with the reason. Raises InputError unless all others are correct."""
+    explain_wait(
+        "check chat template: rendering and masking test conversations, once for each template and tokenizer in a store"
+    )
     guarded = vocabulary.guarding(frozenset(controls.ids))  # also for whole texts, so that one tokenizer is loaded
     refused: dict[str, str] = {}
     for name, probe in PROBES.items():

@@ -218,7 +218,7 @@ class Deduplication(Kind[DedupSettings, DedupFound]):
     libraries = ("tokenmill", "orjson", "pyarrow")
     stages = (Stage("apply-decisions", apply_decisions, arguments=worker_arguments),)
     formats = {KIND: range(3, FORMAT_VERSION + 1)}
-    next_steps = "use:   tokenmill pretrain {0}/blend.json --output-dir DIR"
+    next_steps = "tokenmill pretrain {0}/blend.json --output-dir prepared"
     training_advice = "prepare its output: tokenmill pretrain or tokenmill sft with {path}/blend.json"
     hidden = frozenset({"holdout"})
 

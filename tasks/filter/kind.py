@@ -52,7 +52,7 @@ class Filter(Kind[FilterSettings, FilterFound]):
     libraries = ("tokenmill", "orjson", "pyarrow")
     stages = (Stage("filter-documents", filter_shard, arguments=worker_arguments),)
     formats = {"filter": range(1, FORMAT_VERSION + 1)}
-    next_steps = "use:   tokenmill pretrain {0}/blend.json --output-dir DIR"
+    next_steps = "tokenmill pretrain {0}/blend.json --output-dir prepared"
     training_advice = "prepare its output: tokenmill pretrain with {path}/blend.json"
     hidden = frozenset({"holdout"})
 

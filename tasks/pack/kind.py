@@ -237,8 +237,8 @@ class FineTuning(Kind[SftSettings, SftFound]):
     formats = {SHARDS: range(6, FORMAT_VERSION + 1), PACKS: range(1, PACKS_VERSION + 1)}
     tokens = "packs"
     next_steps = (
-        "look:  tokenmill view {0} --random\n"
-        "train: packed_train_data_path={0}/{manifest[train_folder]}\n       packed_val_data_path={0}/{manifest[valid_folder]}"
+        "tokenmill view {0} --random\n"
+        "tokenmill train {0} --output-dir model launcher=megatron-bridge sequence_length={manifest[settings][pack_size]}"
     )
 
     def plan(self, blend: Blend, settings: SftSettings, output_dir: str | None) -> SftPlan:

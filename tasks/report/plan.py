@@ -142,7 +142,7 @@ def print_plan(
     plan = planned.plan
     seconds = sum(map(_text_bytes, plan.pending)) / BYTES_PER_SECOND
     console.print(
-        f"{len(plan.pending)} of {len(set(plan.keys))} shards to build, {decimal(plan.pending_bytes)}, "
+        f"{len(plan.pending)} of {counted(len(set(plan.keys)), 'shard')} to build, {decimal(plan.pending_bytes)}, "
         f"about {seconds:,.0f} core-seconds"
     )
     for reason, count in pending_reasons(planned).most_common(MOST_REASONS):

@@ -27,11 +27,11 @@ MOST_EPOCHS = 4
 """Epochs of a dataset beyond which repeated tokens are worth less and less (https://arxiv.org/abs/2305.16264)."""
 
 
-def _hint(manifest: Mapping[str, Any], output_dir: str) -> str:
-    """The next steps, without settings for empty splits."""
-    known = defaultdict(str, manifest)
-    lines = preparation(manifest["type"]).next_steps.format(output_dir, manifest=known).split("\n")
-    return "\n".join(line for line in lines if not line.endswith(("=", "/")))
+def next_commands(manifest: Mapping[str, Any], output_dir: str) -> list[str]:
+    """The commands to run next, as a shell takes them."""
+    place = quote(output_dir)
+    steps = preparation(manifest["type"]).next_steps.format(place, manifest=manifest)
+    return [f"tokenmill verify {place}", *steps.split("\n")]
 
 
 def counted(count: int, noun: str) -> str:
@@ -292,10 +292,10 @@ def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console
         console.print(f"  {line}", markup=False)
     for warning in warnings(manifest):
         console.print(f"[yellow]warning:[/] {escape(warning)}")
+    following = "\n        ".join(next_commands(manifest, output_dir))
     console.print(
         f"built {counted(shards['built'], 'shard')}, reused {shards['reused']:,}, in {manifest['volatile']['seconds']:.1f} s\n"
-        f"page:  {escape(join(output_dir, PAGE))}\n"
-        f"next:  tokenmill verify {escape(quote(output_dir))}\n"
-        f"{escape(_hint(manifest, quote(output_dir)))}",
+        f"report: {escape(join(output_dir, PAGE))}\n"
+        f"next:   {escape(following)}",
         soft_wrap=True,
     )

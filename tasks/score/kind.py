@@ -212,7 +212,7 @@ class NllScore(Score):
     name = NLL_KIND
     settings = NllSettings
     formats = {NLL_KIND: range(1, FORMAT_VERSIONS[NLL_KIND] + 1)}
-    next_steps = "use:   tokenmill harmony BLEND --output-dir DIR selection.scores=[{0}]"
+    next_steps = "tokenmill harmony BLEND --output-dir normalized selection.scores=[{0}]"
 
 
 class EmbeddingScore(Score):
@@ -221,7 +221,7 @@ class EmbeddingScore(Score):
     name = EMBEDDINGS_KIND
     settings = EmbedSettings
     formats = {EMBEDDINGS_KIND: range(3, FORMAT_VERSIONS[EMBEDDINGS_KIND] + 1)}
-    next_steps = "use:   tokenmill choose {0} --output-dir DIR"
+    next_steps = "tokenmill choose {0} --output-dir chosen"
 
 
 NLL, EMBEDDINGS = NllScore(), EmbeddingScore()

@@ -108,7 +108,7 @@ class Normalization(Kind[NormalizationSettings, Normalized | None]):
     libraries = ("tokenmill", "openai-harmony", "orjson", "pyarrow")
     stages = (Stage("normalize-shards", build_harmony_shard, arguments=bad_row_policy),)
     formats = {ROWS: range(4, ROWS_VERSION + 1), KIND: range(2, FORMAT_VERSION + 1)}
-    next_steps = "load:  datasets.load_dataset('parquet', data_dir='{0}/data')"
+    next_steps = "tokenmill sft {0}/blend.json --output-dir packs chat_template=harmony"
     training_advice = "pack it first: tokenmill sft {path}/blend.json --output-dir PACKS chat_template=harmony"
     hidden = frozenset({"holdout"})
 

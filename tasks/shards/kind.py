@@ -164,7 +164,7 @@ class Kind(ABC, Generic[Settings, Found]):
         settings: The settings of the user.
         libraries: Packages whose versions can change bytes; the manifest records them.
         stages: How its shards are built; the first reads the rows.
-        next_steps: What to do with the output, one line each; `{0}` is its folder, `{manifest}` its manifest.
+        next_steps: Commands to run next, one line each; `{0}` is the output folder, `{manifest}` its manifest.
         formats: The format versions whose files have the form that `inspect` knows, by kind of shard; empty for all.
         tokens: How tokens are stored in the published files, for `view` and training; None if there are no tokens.
         training_advice: Advice to show instead of training on the output; `{path}` is its folder.

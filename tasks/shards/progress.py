@@ -60,7 +60,7 @@ class Tally:
         seconds = max(time.monotonic() - self.started, 1e-3)
         tokens = f"{self.tokens / seconds / 1e6:,.2f} M tokens/s  " if self.tokens else ""
         line = (
-            f"{self.done}/{self.shards} shards  {self.documents / seconds:,.0f} docs/s  "
+            f"{self.done}/{self.shards} shard{'s' * (self.shards != 1)}  {self.documents / seconds:,.0f} docs/s  "
             f"{self.done_bytes / seconds / 1e6:,.1f} MB/s  {tokens}{self.dropped:,} dropped"
         )
         slowest, source = self.slowest
@@ -135,6 +135,12 @@ def say(sentence: str) -> None:
         console.print(sentence, markup=False, highlight=False)
     else:
         _write_line(sentence)
+
+
+def explain_wait(sentence: str) -> None:
+    """Print why a check takes a while, only on a terminal: in a log, a command that fails its checks prints one line."""
+    if Console(stderr=True).is_terminal:
+        say(sentence)
 
 
 def _write_line(line: str) -> None:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 from unicodedata import normalize
@@ -32,6 +33,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.progress import explain_wait
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_texts
@@ -130,11 +132,18 @@ class Gate:
         place = join(self.store, "gates", f"{hashlib.sha256(orjson.dumps(key)).hexdigest()[:32]}.json")
 
         def compared() -> Comparison:
+            _announce(engine)
             documents = (itertools.islice(self.documents(part), SAMPLED_DOCUMENTS) for part in sampled)
             texts = nasty + [text[:SAMPLED_CHARACTERS] for text in itertools.chain.from_iterable(documents)]
             return compare(self.vocabulary, engine, texts, literal=self.literal)
 
         return remembered(place, Comparison, compared).difference
+
+
+@cache
+def _announce(engine: Engine) -> None:
+    """Say once per process why the first run on a dataset takes longer."""
+    explain_wait(f"check tokenizer: comparing {engine} with the reference, once for each dataset in a store")
 
 
 def compare(vocabulary: Vocabulary, engine: Engine, texts: list[str], *, literal: bool) -> Comparison:
@@ -196,6 +205,7 @@ def fastest_engine(gate: Gate, size: int) -> Engine | None:
 def _race(gate: Gate) -> dict[Engine, Speed]:
     """The speeds of the engines that support the vocabulary, on the beginning of the dataset."""
     course = [pa.array(texts, pa.large_string()) for texts in _course(gate)]
+    explain_wait("check tokenizer: measuring the speed of engines, once per machine")
     speeds: dict[Engine, Speed] = {}
     for engine in ENGINES:
         with suppress(ValueError):  # for a vocabulary that the engine does not support

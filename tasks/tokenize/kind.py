@@ -265,7 +265,7 @@ class Pretraining(Kind[PretrainSettings, PretrainFound]):
     )
     formats = {"pretrain": range(2, FORMAT_VERSION + 1), PREFIX: range(1, PREFIX_VERSION + 1)}
     tokens = "documents"
-    next_steps = "train: point Megatron's per-split blend at {0}/blend.json"
+    next_steps = "tokenmill train {0} --output-dir model launcher=megatron-lm"
 
     def plan(self, blend: Blend, settings: PretrainSettings, output_dir: str | None) -> PretrainPlan:
         """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.

@@ -307,7 +307,7 @@ def test_a_plan_is_printed_in_the_format_that_is_asked_for(blend):
     assert json.loads(found["json"])["plan"]["files"] == 1
     assert "───" in found["table"]
     assert "───" not in found["text"]
-    assert all("1 of 1 shards to build" in found[each] for each in ("text", "table"))
+    assert all("1 of 1 shard to build" in found[each] for each in ("text", "table"))
     assert called("plan", blend).stdout == found["table"]
     assert called("plan", blend, "--format", "yaml").returncode == 2
 

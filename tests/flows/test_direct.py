@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from prefect.client.schemas.sorting import FlowRunSort
+from tokenmill.flows.cli import run
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards import here
@@ -217,3 +219,14 @@ def test_workers_are_as_many_as_the_shards_of_the_largest_step(planned):
         build_shards(PRETRAIN.stages[0], others, store, arguments, rebuild=False)
         assert workers() == 2
     assert workers() == 0
+
+
+def test_each_phase_prints_a_line_and_finished_work_prints_none(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    Path("texts.jsonl").write_text('{"text": "Rye bread keeps."}\n')
+    phases = []
+    for _ in range(2):
+        assert run(["pretrain", "texts.jsonl", "-o", "out"]) == 0
+        phases.append(re.findall(r"^tokenmill: ((?:\w+ )*\w+): ", capsys.readouterr().err, re.MULTILINE))
+    assert phases == [["tokenize shards", "join prefixes", "publish"], ["publish"]]

@@ -1,10 +1,16 @@
 """The summary that a command prints: shares and epochs by hand, and warnings about what would surprise in training."""
 
 import io
+import shlex
 
 import pytest
 from rich.console import Console
-from tokenmill.tasks.report.summary import dataset_rows, print_summary, report_link, warnings
+from tokenmill.flows.cli import app
+from tokenmill.flows.options import choices_of
+from tokenmill.tasks.report.summary import dataset_rows, next_commands, print_summary, report_link, warnings
+from tokenmill.tasks.score.choice import ChoiceSettings
+from tokenmill.tasks.shards.kinds import KINDS, preparation
+from tokenmill.tasks.train.settings import TrainSettings
 
 from tests.preparing import prepare, write_lines
 
@@ -61,3 +67,17 @@ def test_one_is_singular_and_the_tokenizer_is_named(tmp_path):
 )
 def test_links_of_reports(output_dir, uri):
     assert report_link(output_dir) == f"[{uri}]({uri})"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_commands_are_valid(kind):
+    models = {record.command: preparation(name).settings for name, record in KINDS.items()}
+    models |= {"train": TrainSettings, "choose": ChoiceSettings}
+    commands = next_commands({"type": kind, "settings": {"pack_size": 4096}}, "/data/an output's folder")
+    assert len(commands) > 1
+    for line in commands:
+        tool, command, *words = shlex.split(line)
+        assert tool == "tokenmill"
+        app.parse_args([command, *words], exit_on_error=False, print_error=False)
+        if overrides := [word for word in words if "=" in word]:
+            choices_of(models[command], overrides)
