@@ -43,7 +43,7 @@ def preparation_flow(name: str) -> ServedFlow[..., dict[str, Any]]:
         """Prepare a blend.
 
         Args:
-            blend: The blend, the path or URI of its JSON file, or a file of rows or dataset of the hub in its place.
+            blend: The blend, the path or URI of its JSON file, or a data file or Hub dataset in its place.
             output_dir: Folder or URI for blend.json, the prepared data and the manifest.
         """
         given = {name: chosen.pop(name) for name in of_rows if name in chosen}

@@ -281,7 +281,7 @@ def _short_place(place: str) -> str:
 
 def samples(run: Measured) -> list[Block]:
     """The beginnings of documents, decoded; rows without a text as JSON."""
-    about = {"packs": "Text that is trained on has a colored ground.", "documents": "All text is trained on."}
+    about = {"packs": "Text that is trained on has a colored background.", "documents": "All text is trained on."}
     introduction = Text(f"The beginning of the first document of each dataset and split. {about.get(run.format, '')}")
     laid_out = run.format in {"lines", "parquet"}
     excerpts = (

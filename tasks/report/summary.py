@@ -116,9 +116,13 @@ def _weights(manifest: Mapping[str, Any]) -> dict[str, float]:
 def _epochs(manifest: Mapping[str, Any]) -> dict[str, float]:
     """How often each dataset is read, by `split/name`: as the budget says, or in a run over as many tokens as there are."""
     weights = _weights(manifest)
-    tokens = {name: each["tokens"] for name, each in manifest["totals"]["datasets"].items()}
+    tokens = dict.fromkeys(manifest["totals"]["datasets"], 0)
     if "phases" in manifest:
-        return {name: weights[name] / tokens[name] for name in weights if tokens[name]}
+        totals = {name: each["tokens"] for name, each in manifest["totals"]["datasets"].items()}
+        return {name: weights[name] / totals[name] for name in weights if totals[name]}
+    for entry in manifest["shards"]:  # without held-out documents, as training and the report count
+        parts = entry["tokens"]
+        tokens[f"{entry['split']}/{entry['dataset']}"] += parts.get("train", sum(parts.values()))
     return epochs_of(weights, tokens)
 
 
