@@ -19,12 +19,11 @@ from tokenmill.tasks.console import never_end_by_printing
 from tokenmill.tasks.report.openlineage import tell_if_asked
 from tokenmill.tasks.report.summary import artifact_record
 from tokenmill.tasks.report.weights_and_biases import log_if_asked
-from tokenmill.tasks.shards.here import build_here, is_little
+from tokenmill.tasks.shards.executor import build_here, is_little, run_here
 from tokenmill.tasks.shards.kind import BuildShards, Needs, Stage
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.lock import turn_in
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.pool import run_here
 from tokenmill.tasks.shards.progress import say
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import ClusterSettings

@@ -145,6 +145,10 @@ class S3(S3FileSystem):
 
     call_s3 = sync_wrapper(_call_s3)
 
+    async def _cat_file(self, path: str, *args: Any, max_concurrency: int = 1, **kwargs: Any) -> bytes:  # noqa: ANN401 - as in s3fs
+        """The content of an object, by default in one request: for a concurrent read, s3fs asks for the size first."""
+        return await super()._cat_file(path, *args, max_concurrency=max_concurrency, **kwargs)
+
     async def _join(self, ranges: Sequence[tuple[str, int, int]], path: str) -> None:
         """Concatenate ranges `(path, start, size)` of objects into the object at `path`, atomically. Raises OSError; then the object is unchanged."""
         bucket, key, _ = self.split_path(path)

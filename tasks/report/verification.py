@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
+from tokenmill.tasks.shards.executor import RunAll
 from tokenmill.tasks.shards.kind import Kind
 from tokenmill.tasks.shards.kinds import kind_of
 from tokenmill.tasks.shards.manifest import read_manifest
-from tokenmill.tasks.shards.pool import RunAll
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.shards.store import Store

@@ -7,6 +7,7 @@ error that names every failure.
 
 import re
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -24,7 +25,6 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import MissingContextError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
-from prefect.tasks import exponential_backoff
 from prefect.types.names import MAX_ASSET_KEY_LENGTH
 from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
 from tokenmill.tasks import artifact
@@ -32,30 +32,21 @@ from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.storage import absolute
 
-from .build import build_batch, may_pass
 from .cluster import asking_for, grow, local_size, require_reached, require_tokenmill, started
-from .code import require_same_here
-from .here import in_words
+from .executor import RunAll, Submitted, build_work, building_on, in_words, patient, results_of
 from .input_checks import data_sets
 from .kind import BuildShards, Needs, Stage
 from .plan import PlannedShard
-from .pool import RunAll, Submitted, building_on, require_done
 from .progress import say
 from .receipt import Receipt
 from .runner import task_runner
 from .settings import ClusterSettings
 from .store import Store
 from .wait import ClusterWatch
-from .worker import announce
 from .workers import WorkerPool
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def transient(_task: object, _run: object, state: State[Any]) -> bool:
-    """Whether to retry a failed batch."""
-    return may_pass(state.result(raise_on_failure=False))
 
 
 def artifact_key(what: str) -> str:
@@ -74,9 +65,9 @@ def tell(sentence: str) -> None:
     say(sentence)
 
 
-def step_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """Turn a function that plans or publishes into a task of that name, whose result is neither cached nor stored."""
-    return task(name=name, cache_policy=NO_CACHE, persist_result=False)
+def step_task(name: str, run_name: str | None = None) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """Turn a function into a task of that name, whose result is neither cached nor stored."""
+    return task(name=name, task_run_name=run_name, cache_policy=NO_CACHE, persist_result=False)
 
 
 def materializing(blend: Blend, output_dir: str) -> Callable[[Callable[P, R]], Task[P, R]]:
@@ -99,20 +90,6 @@ def asset_of(place: str) -> str:
     return re.sub(r"[^\w:/@=.+-]", "_", key, flags=re.ASCII)[:MAX_ASSET_KEY_LENGTH]
 
 
-def _retried(name: str, run_name: str | None = None) -> Callable[[Callable[..., R]], Task[..., R]]:
-    """Turn a function into a task that is retried after transient errors."""
-    return task(
-        name=name,
-        task_run_name=run_name,
-        cache_policy=NO_CACHE,
-        persist_result=False,
-        retries=3,
-        retry_delay_seconds=exponential_backoff(2),
-        retry_jitter_factor=0.5,
-        retry_condition_fn=transient,
-    )
-
-
 def holding(limit: str | None) -> AbstractContextManager[object]:
     """A context that holds one slot of a Prefect concurrency limit, waiting for it, if a limit of that name exists."""
     return concurrency(limit, occupy=1, strict=False) if limit else nullcontext()
@@ -129,17 +106,11 @@ def _build_batch(
     rebuild: bool,
 ) -> State[Any]:
     """Build shards without a receipt, report each to the run, and end as `Cached` if nothing was built."""
-    tallied: list[Mapping[str, Any]] = []
-
-    def tell_run(shard: dict[str, Any]) -> None:
-        tallied.append(shard)
-        announce(topic, shard)
-
-    require_same_here(stage.build.__module__, store.built_with)
+    started = time.time()
     with holding(limit):
-        done = build_batch(batch, store, stage.building(arguments), tell_run, rebuild=rebuild)
-    made = [shard for shard in tallied if not shard["reused"]]
-    tokens, seconds = sum(receipt.tokens for receipt in done), sum(shard["seconds"] for shard in made)
+        done = build_work(batch, topic, stage, store, arguments, rebuild=rebuild)
+    made = [receipt for receipt in done if receipt.volatile.get("built_at", started) >= started]
+    tokens, seconds = sum(receipt.tokens for receipt in done), time.time() - started
     message = f"built {len(made):,} shard{'s' * (len(made) != 1)}, reused {len(done) - len(made):,}, in {seconds:.1f} s; {tokens:,} tokens"
     get_run_logger().info(message)
     return Completed(message=message, name="Completed" if made else "Cached", data=done)
@@ -191,7 +162,7 @@ class _Tasks(WorkerPool):
 
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:
         self.require_same_code(calls)
-        build = _retried(name, f"{name}-{{number}}")(_build_batch)
+        build = step_task(name, f"{name}-{{number}}")(_build_batch)
         with asking_for(self.client, self.resources):
             return [
                 _submitted(self._runner.submit(build, {"number": number, "limit": self._limit, **call}))
@@ -230,11 +201,10 @@ def function_workers(settings: ClusterSettings) -> Generator[RunAll]:
         require_reached(client, str(PREFECT_API_URL.value()))
 
         def run_all(name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
-            called = _retried(name)(function)
-            futures = [runner.submit(called, dict(call)) for call in calls]
+            called = step_task(name)(patient(function))
+            futures = [_submitted(runner.submit(called, dict(call))) for call in calls]
             check = ClusterWatch(client, {}, bool(runner.adapt_kwargs), tell, settings.cluster_timeout).check
-            require_done([*map(_submitted, futures)], name, check)
-            return [future.result() for future in futures]
+            return results_of(futures, name, check)
 
         yield run_all
 

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from tokenmill.tasks.storage import absolute, is_local
 from tokenmill.tasks.threads import in_threads
 
+from .executor import RunAll, run_here
 from .join import Extent
 from .manifest import open_manifest, stored_entries
-from .pool import RunAll, run_here
 from .publish import Joined, Output
 from .published import (
     THREADS,

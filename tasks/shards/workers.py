@@ -6,14 +6,12 @@ Such workers import no Prefect. There are no more processes than shards: one tak
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 from uuid import uuid4
 
 from distributed import Client
-from distributed import Future as DaskFuture
 
-from .build import Announce, build_batch
+from .build import Announce
 from .cluster import (
     asking_for,
     grow,
@@ -28,15 +26,12 @@ from .cluster import (
     workers_built_with,
 )
 from .code import built_with, require_same_here, require_same_there
-from .here import failure_of, patiently
+from .executor import RunAll, Submitted, build_work, building_on, patiently, results_of, submitted
 from .kind import BuildShards, Needs, Stage
-from .pool import RunAll, Submitted, building_on, require_done
 from .progress import say
-from .receipt import Receipt
 from .settings import ClusterSettings
 from .store import Store
 from .wait import ClusterWatch
-from .worker import announce
 
 
 @dataclass
@@ -64,8 +59,7 @@ class WorkerPool:
         """See Pool."""
         self.require_same_code(calls)
         with asking_for(self.client, self.resources):
-            futures: list[DaskFuture[Any]] = [self.client.submit(_build_batch, **call, pure=False) for call in calls]
-        return [Submitted(future, partial(failure_of, future), future.result) for future in futures]
+            return [submitted(self.client.submit(build_work, **call, pure=False)) for call in calls]
 
     def require_same_code(self, calls: Sequence[Mapping[str, Any]]) -> None:
         """Raises InputError if a worker would build other shards than this process."""
@@ -86,19 +80,6 @@ class WorkerPool:
     def tell(self, sentence: str) -> None:
         """Show a sentence."""
         say(sentence)
-
-
-def _build_batch(
-    batch: Sequence[Mapping[str, Any]],
-    topic: str,
-    stage: Stage,
-    store: Store,
-    arguments: Mapping[str, Any],
-    *,
-    rebuild: bool,
-) -> list[Receipt]:
-    require_same_here(stage.build.__module__, store.built_with)
-    return patiently(build_batch, batch, store, stage.building(arguments), partial(announce, topic), rebuild=rebuild)
 
 
 @contextmanager
@@ -157,13 +138,8 @@ def _results(
     client, planned = pool.client, built_with(module, ())
     require_tokenmill(client)
     require_same_there(planned, workers_built_with(client, module, planned))
-    futures: list[DaskFuture[Any]] = [
-        client.submit(_call, module, planned, function, call, pure=False) for call in calls
-    ]
-    require_done(
-        [Submitted(future, partial(failure_of, future), future.result) for future in futures], name, pool.watch()
-    )
-    return cast("list[Any]", client.gather(futures))
+    futures = [submitted(client.submit(_call, module, planned, function, call, pure=False)) for call in calls]
+    return results_of(futures, name, pool.watch())
 
 
 def _call(module: str, planned: Mapping[str, str], function: Callable[..., Any], call: Mapping[str, Any]) -> object:

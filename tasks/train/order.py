@@ -33,7 +33,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.seal import sealed, unsealed
-from tokenmill.tasks.shards.pool import RunAll
+from tokenmill.tasks.shards.executor import RunAll
 from tokenmill.tasks.shards.publish import place_files, publish_bytes, publish_folder, sweep_folders
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, filesystem, is_local, join, temporary_folder

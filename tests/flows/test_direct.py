@@ -13,7 +13,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from tokenmill.flows.cli import run
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards import here
+from tokenmill.tasks.shards import executor
 from tokenmill.tasks.shards.kind import Needs, Stage
 from tokenmill.tasks.shards.workers import local_workers
 from tokenmill.tasks.tokenize.kind import PRETRAIN, worker_arguments
@@ -178,7 +178,7 @@ def build(planned, tmp_path, failures, error):
     arguments = worker_arguments(planned) | {"marker": str(marker), "failures": failures, "error": error}
     try:
         stage, plan = Stage("failing", failing), planned.plan
-        here.build_here(stage, plan.pending, plan.store, arguments, rebuild=False)
+        executor.build_here(stage, plan.pending, plan.store, arguments, rebuild=False)
     finally:
         attempts = [len((marker / shard.key).read_text()) for shard in planned.plan.pending]
     return attempts
@@ -186,7 +186,7 @@ def build(planned, tmp_path, failures, error):
 
 @pytest.mark.slow
 def test_an_error_that_may_pass_is_tried_again(planned, tmp_path, monkeypatch):
-    monkeypatch.setattr(here, "RETRY_SECONDS", (0, 0, 0))
+    monkeypatch.setattr(executor, "RETRY_SECONDS", (0, 0, 0))
     assert sorted(build(planned, tmp_path, 3, "reset")) == [1, 1, 4]
 
 
@@ -195,7 +195,7 @@ def test_an_error_that_may_pass_is_tried_again(planned, tmp_path, monkeypatch):
     [(4, "reset", "ConnectionReset"), (1, "defect", "ZeroDivision"), (1, "gone", "FileNotFound")],
 )
 def test_an_error_that_stays_is_told_and_other_shards_are_kept(failures, error, told, planned, tmp_path, monkeypatch):
-    monkeypatch.setattr(here, "RETRY_SECONDS", (0, 0, 0))
+    monkeypatch.setattr(executor, "RETRY_SECONDS", (0, 0, 0))
     with pytest.raises(
         RunError, match=rf"1 of 3 batches failed: batch \d: {told}Error: told; finished shards are kept"
     ):

@@ -17,7 +17,7 @@ from distributed import Client
 from prefect.client.schemas.actions import WorkPoolCreate
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards import wait
-from tokenmill.tasks.shards.pool import wait_for
+from tokenmill.tasks.shards.executor import wait_for
 from tokenmill.tasks.shards.progress import UPDATE_SECONDS
 from tokenmill.tasks.shards.wait import ClusterWatch
 

@@ -10,7 +10,7 @@ import pytest
 import tokenmill
 from distributed import Client
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards import here, workers
+from tokenmill.tasks.shards import executor, workers
 from tokenmill.tasks.shards.kind import Needs
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.plan import shard_record
@@ -101,7 +101,7 @@ def test_workers_that_would_build_other_data_are_refused(tmp_path, planned, envi
 def test_a_worker_that_comes_later_with_other_code_builds_nothing(planned):
     kind, (shard,) = preparation("filter"), planned.plan.pending
     store = replace(planned.plan.store, built_with={"tokenmill": "0.0.1+1234abcd"})
-    build = workers._build_batch  # noqa: SLF001 - what a worker is sent
+    build = executor.build_work
     with pytest.raises(
         RunError, match=r"this worker would build other data: tokenmill \S+ \(in the run 0\.0\.1\+1234abcd\)"
     ):
@@ -111,7 +111,7 @@ def test_a_worker_that_comes_later_with_other_code_builds_nothing(planned):
 
 def test_a_receipt_records_what_built_it(planned):
     kind = preparation("filter")
-    here.build_here(
+    executor.build_here(
         kind.stages[0],
         planned.plan.pending,
         planned.plan.store,

@@ -44,8 +44,8 @@ SLOWLY = """
 import sys, time
 import tokenmill.tasks.tokenize.shard as shard
 from tokenmill.flows.cli import main
-from tokenmill.tasks.shards import here
-here.LITTLE_BYTES = 1e9
+from tokenmill.tasks.shards import executor
+executor.LITTLE_BYTES = 1e9
 read = shard.read_texts
 shard.read_texts = lambda *given: [print("reading", file=sys.stderr), time.sleep(3600)] and read(*given)
 sys.exit(main())

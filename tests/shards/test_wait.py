@@ -12,16 +12,15 @@ import pytest
 from dask_jobqueue import SLURMCluster
 from distributed import Client, KilledWorker, LocalCluster
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards import pool, wait
-from tokenmill.tasks.shards.here import failure_of
-from tokenmill.tasks.shards.pool import wait_for
+from tokenmill.tasks.shards import executor, wait
+from tokenmill.tasks.shards.executor import submitted, wait_for
 from tokenmill.tasks.shards.queues import job_queue
 from tokenmill.tasks.shards.wait import ClusterWatch
 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    monkeypatch.setattr(pool, "REFRESH_SECONDS", 0.02)
+    monkeypatch.setattr(executor, "REFRESH_SECONDS", 0.02)
     monkeypatch.setattr(wait, "CHECK_SECONDS", 0.0)
 
 
@@ -95,7 +94,7 @@ def test_workers_that_end_in_a_row_are_no_words_of_dask():
     killed.set_exception(KilledWorker("key", SimpleNamespace(address="tcp://10.0.0.7:1"), 3))
     assert re.match(
         "KilledWorker: 4 workers in a row ended while they worked on it, the last at tcp://10.0.0.7:1; its log",
-        failure_of(killed),
+        submitted(killed).failure(),
     )
 
 
@@ -146,7 +145,7 @@ def test_a_job_that_the_queue_refuses_ends_the_wait_with_its_words(tmp_path, mon
 LOST_THREAD = """
 import sys, time
 from prefect_dask.task_runners import DaskTaskRunner
-from tokenmill.tasks.shards import pool, wait
+from tokenmill.tasks.shards import executor, wait
 from tokenmill.tasks.shards.cluster import LOCAL, started
 wait.CHECK_SECONDS = 1.0
 shown = []
@@ -155,7 +154,7 @@ with started(DaskTaskRunner(cluster_kwargs={**LOCAL, "processes": False, "n_work
     runner.client.loop.add_callback(sys.exit)
     watch = wait.ClusterWatch(runner.client, {}, False, print)
     try:
-        pool.wait_for([future], watch.check, lambda: shown.append(future))
+        executor.wait_for([future], watch.check, lambda: shown.append(future))
     finally:
         print(len(shown))
 """

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenmill.tasks.shards.pool import run_here
+from tokenmill.tasks.shards.executor import run_here
 from tokenmill.tasks.train.launchers import launch_of
 from tokenmill.tasks.train.launchers.launch import write_files
 from tokenmill.tasks.train.order import INDICES, make_order
