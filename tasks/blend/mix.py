@@ -301,7 +301,7 @@ def _settle(
         if change < SETTLED:
             break
         if number % ROUNDS_PER_CHECK == ROUNDS_PER_CHECK - 1:
-            if change > STALLED * before:
+            if change > STALLED * before:  # limits that exclude each other never settle
                 break
             before = change
     return np.exp(found), factors, factors - last if change > NEGLIGIBLE else None

@@ -80,7 +80,7 @@ def loads(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON
 
 def _exact(value: Any, raw: bytes) -> Any:  # noqa: ANN401 - same
     """The value of JSON text that orjson read as `value`."""
-    if not _doubts([raw]) & INEXACT:
+    if not _doubts([raw]) & INEXACT:  # nearly every row: the scan is cheaper than a second parser
         return value
     if _is_too_deep(value):
         raise NumberRangeError(

@@ -55,7 +55,7 @@ BLEND_KEY = re.compile(r'\A\{\s*"(?:_[^"]*|datasets|train|valid|test)"')
 
 def read_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
     """The blend, as `load_blend` reads it; a file of rows, such as `a.jsonl`, or a dataset of the hub is a blend of it."""
-    if not isinstance(blend, str) or not is_rows(blend):
+    if not isinstance(blend, str) or not is_rows(blend):  # a blend is a file, too, and may end in .json as rows do
         return load_blend(blend)
     repository = None if describe(blend) else HUB_NAME.match(from_page(blend))
     name = (

@@ -145,6 +145,7 @@ def parse(source: DataSource) -> Reference:
 
 def _information(reference: Reference) -> tuple[DatasetInfo, str | None]:
     """Commit, files and card of the repository, and the path inside it. One request, two for a gated repository."""
+    # In `@feature/x/y`, only the Hub knows how much is the branch: the shortest reading is tried first, and its error is shown.
     missing: list[InputError] = []
     for revision, inside in reference.readings:
         try:
@@ -164,7 +165,7 @@ def _listed_at(repository: str, revision: str | None) -> DatasetInfo:
     try:
         validate_repo_id(repository)
         info = DatasetInfo(**information("dataset", repository, revision, sizes=True))
-        if info.gated:
+        if info.gated:  # the listing is public, so the refusal would come with the first row
             require_access("dataset", info.id)
     except RevisionNotFoundError as error:
         raise MissingRevisionError(str(explained(error, "dataset", where))) from error

@@ -158,6 +158,7 @@ class VerifiedStream(RawIOBase):
         place = self._stream.tell()
         stop = place + size if size >= 0 else self._stream.seek(0, SEEK_END)
         touched = self._touched(place, stop)
+        # Whole blocks are read, because a hash of a part of one doesn't exist.
         begin = min([place, *(first for first, _ in touched)])
         end = max([stop, *(last for _, last in touched)])
         self._stream.seek(begin)

@@ -128,7 +128,7 @@ def open_source(file: SourceFile, *, cache: str = "readahead") -> BinaryIO:
         return cast("BinaryIO", WebStream(file, REMOTE_BLOCK_BYTES, cache))
     system, path = filesystem(file.uri)
     if is_local(file.uri):
-        return Path(path).open("rb", buffering=0)
+        return Path(path).open("rb", buffering=0)  # readers ask for a mebibyte, which a buffer would only copy
     return cast("BinaryIO", system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES, cache_type=cache))
 
 
@@ -139,7 +139,7 @@ def find_places(parts: Iterable[Slice]) -> None:
     """
     files = {file.uri: file for file in files_of(parts) if file.uri.startswith("hf://") and file.uri not in PLACES}
     large = [file for file in files.values() if len(file.version or "") == DIGEST]
-    if len(large) + len(PLACES) > MAX_PLACES:
+    if len(large) + len(PLACES) > MAX_PLACES:  # workers ask for themselves, rather than get megabytes with every shard
         return
     for _ in in_threads(lambda file: open_source(file, cache="none").read(1), large, CONNECTIONS):
         pass
@@ -259,7 +259,7 @@ def _unzstd(stored: Iterator[bytes]) -> Iterator[bytes]:
     decompressor = ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     frame, head = decompressor.decompressobj(), b""
     for block in stored:
-        for start in range(0, len(block), ZSTD_INPUT_BYTES):
+        for start in range(0, len(block), ZSTD_INPUT_BYTES):  # a bomb of 4 kB would expand to 128 MB at once
             rest = block[start : start + ZSTD_INPUT_BYTES]
             while rest:
                 if frame.eof:

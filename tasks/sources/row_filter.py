@@ -202,6 +202,7 @@ def _has_one(found: object, values: Sequence[Value]) -> bool:
 def _judged(where: str, records: Sequence[Record], keys: Mapping[str, str | None]) -> Judged:
     """Judge records by a predicate: together if their values have the same types, otherwise in groups that do."""
     columns = [[value_at(record, path) for record in records] for path in where_of(where).paths]
+    # Nearly all batches have one type per field, and one Arrow table is much faster than a group per combination.
     alike = [{KINDS.get(kind, kind) for kind in set(map(type, column))} - {NoneType} for column in columns]
     if all(len(each) <= 1 for each in alike):
         try:

@@ -185,7 +185,7 @@ def all_splits(names: Sequence[str]) -> dict[str, list[str]]:
 
 def split_called(splits: Mapping[str, list[str]], asked: str) -> str | None:
     """The key of `splits` that `asked` names, in any spelling of the hub; None if none or several may be meant."""
-    if asked in splits:
+    if asked in splits:  # before other spellings: a repository may have both `val` and `validation`
         return asked
     meant = [split for split in splits if _usual(split) == _usual(asked)]
     return meant[0] if len(meant) == 1 else None
@@ -198,6 +198,7 @@ def _usual(split: str) -> str:
 
 def of_one_format(names: Sequence[str]) -> list[str]:
     """The files of the most frequent format, as `datasets` chooses it: what lies beside it is often the same rows again."""
+    # `metadata.csv` describes images or sounds, whose number says nothing about the format of the rows.
     described = [name for name in names if without_ending(name).rpartition("/")[2] != "metadata"]
     counts = Counter(map(ending_of, described or names))
     if not counts:

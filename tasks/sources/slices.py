@@ -90,7 +90,7 @@ def leading_rows(slices: Iterable[Slice], rows: int) -> list[Slice]:
     for part in slices:
         if rows <= 0:
             break
-        found = count_rows(part, rows + 1)
+        found = count_rows(part, rows + 1)  # one more, which shows whether the slice has others
         kept.append(replace(part, rows=rows) if found > rows else part)
         rows -= found
     return kept
@@ -114,7 +114,7 @@ class ContentIndex:
         try:
             document = unsealed(data)
             return cls(document["entries"], document["cuts"])
-        except (ValueError, KeyError):
+        except (ValueError, KeyError):  # files are read again, which costs time and no correctness
             return cls()
 
     def dump(self) -> bytes:
@@ -163,7 +163,7 @@ class ContentIndex:
     def _known(self, part: Slice, fields: Sequence[str], identity: ChangeDetection) -> str | None:
         """The cached content identity, or None if the slice must be read."""
         if part.file.version is not None:
-            return f"{part.file.version}[{part.start}:{part.stop}]"
+            return f"{part.file.version}[{part.start}:{part.stop}]"  # changes with every byte, so nothing is read
         if not is_local(part.file.uri):
             return None
         tag = _tag(part, fields)
@@ -226,5 +226,6 @@ def content_hash(part: Slice, fields: Sequence[str]) -> str:
         hasher = xxhash.xxh3_128(prefix)
         for _, block in range_blocks(stream, ranges, CHUNK_BYTES):
             hasher.update(block)
+    # Row groups that a `where` excludes are rows too: their number is in the prefix.
     has_rows = any(stop > start for start, stop in ranges) or (prefix and (part.where or part.keys))
     return f"{HASHED}{hasher.hexdigest()}" if has_rows else NOTHING

@@ -83,7 +83,7 @@ class BinIdxWriter:
         total = int(checked.sum(dtype=np.int64))
         if total != len(tokens):
             raise ValueError(f"lengths: expected a sum of {len(tokens)}, the number of tokens, found {total}")
-        self._stream.write(np.ascontiguousarray(tokens).data)
+        self._stream.write(np.ascontiguousarray(tokens).data)  # the buffer itself: no copy of gigabytes
         self._lengths += checked.data
         self.tokens += total
 

@@ -76,7 +76,9 @@ class RowOutcomes:
         """Note the rows (int64 [n]) that became documents of a part."""
         if rows.size:
             self._extend(int(rows.max()) + 1)
-            np.frombuffer(self.outcomes, np.uint8)[rows] = OUTCOMES[part]
+            np.frombuffer(self.outcomes, np.uint8)[rows] = OUTCOMES[
+                part
+            ]  # a view, so that NumPy writes into the bytearray
 
     def dump(self, rows: int) -> bytes:
         """The map of a slice of `rows` rows."""

@@ -56,7 +56,7 @@ class ExactEncoder:
         except ValueError:  # fastokens gives up on a text for which a regular expression takes too many steps
             if len(texts) == 1:
                 return replace(self.reference().encode(texts), by_reference=1)
-            middle = len(texts) // 2
+            middle = len(texts) // 2  # halves find the text in a few calls, and keep the engine for all others
             return _joined(self.encode(texts[:middle]), self.encode(texts[middle:]))
         rows = self._suspicious(texts)
         if self.tangles:
@@ -70,7 +70,7 @@ class ExactEncoder:
         bounds, content = utf8_of(texts)
         content = content[bounds[0] : bounds[-1]]
         high = content >= self._lowest_lead_byte
-        if np.count_nonzero(high) > len(content) / SPARSE:
+        if np.count_nonzero(high) > len(content) / SPARSE:  # Arrow's expression is faster than many look-ups
             return np.flatnonzero(_matches(texts, self._any_suspect))
         leads = np.flatnonzero(high)
         places = leads[self._is_suspect[_code_points(content, leads)]]

@@ -182,7 +182,7 @@ def _downloaded(model: HubModel, choose: Choice, where: str, waits: Sequence[flo
         held = ", ".join(sorted(names)[:MOST_NAMES]) + more or "no file"
         raise InputError(f"{where}: it has none of the files that are needed; it has {held}{remedy}")
     folder = model.place / "snapshots" / commit
-    missing = [name for name in chosen if not (folder / name).is_file()]
+    missing = [name for name in chosen if not (folder / name).is_file()]  # a file of a commit never changes
     for _ in in_threads(
         lambda name: patiently(partial(_download, model, commit, name), waits=waits), missing, DOWNLOADS
     ):

@@ -276,7 +276,7 @@ def _huggingface_tokenizer(definition: bytes) -> tokenizers.Tokenizer:
             f"tokenizer.model: its tokenizer.json cannot be read by Hugging Face tokenizers {tokenizers.__version__}: "
             f"{error}; fetch or save it again, or update the package"
         ) from error
-    tokenizer.no_truncation()
+    tokenizer.no_truncation()  # which a tokenizer.json may ask for; documents are cut by `max_doc_tokens` alone
     tokenizer.no_padding()
     return tokenizer
 

@@ -150,16 +150,13 @@ def test_arrow_values_without_json_and_bad_texts(tmp_path):
     assert (record["when"], record["image"]) == ("2020-01-02", None)
 
 
-def members(pack, *contents):
-    return b"".join(map(pack, contents))
-
-
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2", ".xz", ".lz4"])
 def test_several_streams_in_a_file_and_the_end_of_each(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr(opening, "BLOCK_BYTES", 1000)
     content, path = as_lines(str(number) * 50 for number in range(100)), tmp_path / f"a.jsonl{suffix}"
-    whole = members(PACK[suffix], content[:3000], content[3000:], b"", content)
-    path.write_bytes(whole + (b"\0" * 8 if suffix in (".gz", ".xz", ".bz2") else b""))
+    padding = b"\0" * 8 if suffix in (".gz", ".xz", ".bz2") else b""
+    whole = padding.join(map(PACK[suffix], (content[:3000], content[3000:], b"", content)))
+    path.write_bytes(whole + padding)
     assert len(texts_of(path)) == 200
     for broken in (whole[:-6], whole[:100], whole + b"rubbish"):
         path.write_bytes(broken)

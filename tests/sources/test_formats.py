@@ -154,12 +154,6 @@ def test_a_file_without_rows_gives_none(tmp_path, content):
     assert read(stored(tmp_path / "a", content)) == ({}, {}, content.count(b"\n"))
 
 
-@pytest.mark.parametrize("padding", [1, 3, 511, 3 << 20])
-def test_zero_bytes_after_or_between_gzip_members_are_padding(tmp_path, padding):
-    content = gzip.compress(b'{"text": "a"}\n{"te') + bytes(padding) + gzip.compress(b'xt": "b"}\n') + bytes(padding)
-    assert read(stored(tmp_path / "a", content, compression="gzip")) == ({0: "a", 1: "b"}, {}, 0)
-
-
 @pytest.mark.parametrize("level", [0, 9])
 def test_content_that_ends_with_a_block_is_whole(tmp_path, level):
     line = json.dumps({"text": "x" * (opening.BLOCK_BYTES - 13)}).encode() + b"\n"

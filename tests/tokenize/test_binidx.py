@@ -84,13 +84,6 @@ def test_places_go_beyond_two_gigabytes():
     assert read_index(content, 4 * (2**32 + 4)).tokens == 2**32 + 4
 
 
-def test_a_stream_is_written_batch_by_batch():
-    stream = io.BytesIO()
-    writer = BinIdxWriter(stream, UINT16)
-    writer.append(np.array([1, 2, 3], UINT16), np.array([1, 2], np.int32))
-    assert stream.getvalue() == b"\1\0\2\0\3\0"
-
-
 @pytest.mark.parametrize(
     ("tokens", "lengths", "message"),
     [

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import tiktoken
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError, RunError
@@ -17,7 +16,6 @@ from tokenmill.tasks.tokenize.documents import assemble, assign_parts, runs
 from tokenmill.tasks.tokenize.encoders import Tokens
 from tokenmill.tasks.tokenize.settings import PretrainRecipe
 
-from tests.peers import vocabularies
 from tests.preparing import blend_of, prefixes_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe, ids_of, reference
 
@@ -182,77 +180,6 @@ def test_a_limit_without_room_for_text_is_refused(small, tmp_path):
         prepare(blend_of(source), tmp_path / "out", tokenizer={"model": str(small), "add_bos": True}, max_doc_tokens=2)
 
 
-@pytest.fixture(scope="module")
-def deepseek(directory):
-    """Model, control strings that it flags, its own reading of a text with control ids allowed, and back."""
-    folder = vocabularies.deepseek(directory)
-    tokenizer = reference(folder, literal=False)
-    special = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    return str(folder), special, lambda text: ids_of(tokenizer, [text])[0], lambda ids: tokenizer.decode(ids, skip_special_tokens=False)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def o200k_harmony(directory):
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TIKTOKEN_CACHE_DIR", str(vocabularies.tiktoken_cache(directory)))
-        encoding = tiktoken.get_encoding("o200k_harmony")
-        special = {token: encoding.encode_single_token(token) for token in encoding.special_tokens_set}
-        yield "o200k_harmony", special, lambda text: encoding.encode(text, allowed_special="all"), encoding.decode
-
-
-@pytest.fixture(params=[pytest.param("deepseek", marks=pytest.mark.slow), "o200k_harmony"])
-def controlled(request):
-    return request.getfixturevalue(request.param)
-
-
-def with_control_strings(special):
-    """Texts with and without control strings, and which have none."""
-    some = sorted(special)[:: max(1, len(special) // 40)] + [token for token in special if "end" in token]
-    texts = ["plain text", "almost <|endoftext |> <| end▁of▁sentence|>"]
-    for token in some:
-        texts += [token, f"before{token}after {token}\n{token}{token}", f"{token[:-1]} is none"]
-    return texts, [not any(token in text for token in special) for text in texts]
-
-
-def treated(texts, model, folder, **settings):
-    source = write_lines(folder / "some.jsonl", texts)
-    _, manifest = prepare(
-        blend_of(source), folder / "out", tokenizer={"model": model}, holdout=NOTHING_HELD_OUT, max_bad_row_fraction=1.0,
-        **settings,
-    )  # fmt: skip
-    assert {verdict["backend"] for verdict in manifest["tokenizer"]["gate"].values()} == {"gigatoken"}
-    documents = documents_of(folder / "out")
-    assert len({ids[-1] for ids in documents}) == 1
-    return source, manifest, [ids[:-1] for ids in documents]
-
-
-def test_literal_text_never_becomes_a_control_id(controlled, tmp_path):
-    model, special, _, decode = controlled
-    texts, _ = with_control_strings(special)
-    _, _, documents = treated(texts, model, tmp_path)
-    assert not set(chain(*documents)) & set(special.values())
-    assert [decode(ids) for ids in documents] == texts
-
-
-def test_allowed_control_strings_become_their_ids(controlled, tmp_path):
-    model, special, encode, _ = controlled
-    texts, _ = with_control_strings(special)
-    _, _, documents = treated(texts, model, tmp_path, special_tokens_in_text="allow")
-    assert documents == [encode(text) for text in texts]
-    assert set(chain(*documents)) & set(special.values())
-
-
-def test_rejected_rows_are_set_aside_and_the_others_are_untouched(controlled, tmp_path):
-    model, special, _, decode = controlled
-    texts, without = with_control_strings(special)
-    source, manifest, documents = treated(texts, model, tmp_path, special_tokens_in_text="reject")
-    assert [decode(ids) for ids in documents] == [text for text, good in zip(texts, without, strict=True) if good]
-    rejected = [json.loads(line) for line in (tmp_path / "out/quarantine/some.jsonl").read_bytes().splitlines()]
-    assert {(row["file"], row["reason"]) for row in rejected} == {(str(source), "special_token_in_text")}
-    assert [row["line"] for row in rejected] == [line for line, good in enumerate(without, 1) if not good]
-    assert manifest["totals"]["dropped"] == {"special_token_in_text": without.count(False)}
-
-
 @pytest.mark.parametrize("strings", ["<s> E", "E", "<a//b> E", "/x y/ E", "<a//b>", "./x/.. x/. E", "<|a|> <|a.b|> <|(*|> E", ""])  # fmt: skip
 def test_any_control_strings_can_be_rejected(tmp_path, strings):
     special = tuple(strings.replace("E", "<|endoftext|>").split())
@@ -266,3 +193,7 @@ def test_any_control_strings_can_be_rejected(tmp_path, strings):
     assert manifest["totals"]["dropped"] == ({"special_token_in_text": len(special)} if special else {})
     decode = reference(model).decode
     assert [decode(ids) for ids in documents_of(tmp_path / "out")] == ["plain", *texts[-2:]]
+    if special:
+        rejected = [json.loads(line) for line in (tmp_path / "out/quarantine/some.jsonl").read_bytes().splitlines()]
+        assert {(row["file"], row["reason"]) for row in rejected} == {(str(source), "special_token_in_text")}
+        assert [row["line"] for row in rejected] == list(range(2, 2 + len(special)))

@@ -21,7 +21,6 @@ from tokenmill.tasks.report.why import why_row
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.encoders import Tokens
-from tokenmill.tasks.tokenize.exact import exact_encoder
 from tokenmill.tasks.tokenize.fim import FimEncoder, FimRecipe, fim_recipe
 from tokenmill.tasks.tokenize.gate import NASTY
 from tokenmill.tasks.tokenize.load import load_vocabulary
@@ -205,16 +204,6 @@ def test_real_vocabularies_give_back_real_code(tmp_path_factory, family, treatme
         assert (vocabulary.decode(ids) if stays else inverted(ids, recipe, vocabulary.decode)) == text
 
 
-@pytest.mark.slow
-def test_engines_give_the_ids_of_the_reference(tmp_path):
-    vocabulary = load_vocabulary(TokenizerSettings(model="cl100k_base"))
-    recipe = fim_recipe(Fim(rate=0.7), vocabulary)
-    for engine in ("gigatoken", "fastokens"):
-        fast = exact_encoder(vocabulary, engine, literal=True)
-        texts = [*CODE, *NASTY]
-        assert encoded(texts, recipe, fast) == encoded(texts, recipe, vocabulary.reference(True))
-
-
 class Megatron:
     """Megatron's own code on the ids of one document, with our choices in place of its random numbers."""
 
@@ -344,15 +333,6 @@ def test_only_the_data_set_that_asks_for_it_is_rearranged(output, small, sources
     assert code["tokens"]["train"] >= plain["shards"][1]["tokens"]["train"] + 3 * facts["documents"]
     for split in ("valid", "test"):
         assert stored(folder, split) == stored(tmp_path, split)
-
-
-def test_shards_put_end_to_end_are_the_one_shard(small, sources, tmp_path):
-    blend = with_fim(sources, rate=0.5)
-    chosen = {"tokenizer": {"model": str(small)}, "holdout": NOTHING_HELD_OUT}
-    _, whole = prepare(blend, tmp_path / "whole", **chosen)
-    _, parts = prepare(blend, tmp_path / "parts", shard_size=4_001, **chosen)
-    assert len(parts["shards"]) > len(whole["shards"])
-    assert stored(tmp_path / "parts") == stored(tmp_path / "whole")
 
 
 def test_view_and_why_say_how_a_document_was_rearranged(output):

@@ -68,68 +68,71 @@ def test_ids_with_dots_prepare_the_smallest_blend(hub, files, tmp_path, capsys, 
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["pretrain"]["documents"] == 2048
 
 
-@pytest.mark.parametrize(
-    ("name", "revision", "expected"),
-    [
-        ("org/na.me-1.5", None, HubModel("org/na.me-1.5", None)),
-        ("org/name", "v2", HubModel("org/name", "v2")),
-        ("bert-base-uncased", None, HubModel("bert-base-uncased", None)),
-        ("org/name/", None, HubModel("org/name", None)),
-        ("org/name@v1.0", None, HubModel("org/name", "v1.0")),
-        ("org/name@v1.0", "v1.0", HubModel("org/name", "v1.0")),
-        ("org/name@feature/x", None, HubModel("org/name", "feature/x")),
-        ("org/name@refs/pr/7", None, HubModel("org/name", "refs/pr/7")),
-        ("hf://org/name", None, HubModel("org/name", None)),
-        ("hf://gpt2", None, HubModel("gpt2", None)),
-        ("hf://models/org/name/", "v2", HubModel("org/name", "v2")),
-        ("hf://org/name@feature%2Fx", None, HubModel("org/name", "feature/x")),
-        ("hf://org/name/sub/tokenizer.json", None, HubModel("org/name", None, "sub/tokenizer.json")),
-        ("hf://org/name@v1/tokenizer.json", None, HubModel("org/name", "v1", "tokenizer.json")),
-        ("https://huggingface.co/org/na.me", None, HubModel("org/na.me", None)),
-        ("https://huggingface.co/org/na.me/", None, HubModel("org/na.me", None)),
-        ("huggingface.co/org/name/tree/main", None, HubModel("org/name", "main")),
-        ("https://hf.co/org/name/tree/refs%2Fpr%2F7", None, HubModel("org/name", "refs/pr/7")),
-        ("https://huggingface.co/org/name/tree/refs/pr/7/sub", None, HubModel("org/name", "refs/pr/7", "sub")),
-        ("https://huggingface.co/gpt2/tree/main", None, HubModel("gpt2", "main")),
-        ("https://huggingface.co/gpt2", None, HubModel("gpt2", None)),
-        ("https://huggingface.co/org/name.git", None, HubModel("org/name", None)),
-        (
-            "https://hf.co/org/name/blob/v2/a/tokenizer.json?x=1#L1",
-            None,
-            HubModel("org/name", "v2", "a/tokenizer.json"),
-        ),
-        ("https://hf.co/org/name/resolve/main/a.json?download=true", None, HubModel("org/name", "main", "a.json")),
-        ("https://huggingface.co/org/name/commit/" + "a" * 40, None, HubModel("org/name", "a" * 40)),
-        ("org/name@v1", "v2", "names the revision 'v1', and the setting for revisions is 'v2'; keep one of the two"),
-        ("./org/name", None, "file or folder not found: './org/name'; check the path"),
-        ("~/models/name", None, "file or folder not found: '~/models/name'"),
-        ("a/b/c", None, "file or folder not found: 'a/b/c'"),
-        (r"C:\models\name", None, "file or folder not found"),
-        ("org/na me", None, "neither a path that exists nor a hub id"),
-        ("org/na--me", None, "neither a path that exists nor a hub id"),
-        ("", None, "neither a path that exists nor a hub id"),
-        ("hf://", None, "neither a path that exists nor a hub id"),
-        ("hf://datasets/org/name", None, "is a dataset of the hub; give a model"),
-        ("https://huggingface.co/datasets/org/name/tree/main", None, "is a dataset of the hub; give a model"),
-        ("https://huggingface.co/spaces/org/name", None, "is a space of the hub; give a model"),
-        ("https://huggingface.co/org/name/discussions/3", None, "write org/name"),
-        ("https://huggingface.co/collections/org/name-123", None, "is not the page of a model; give org/name"),
-        ("https://huggingface.co/", None, "neither a path that exists nor a hub id"),
-        ("https://github.com/org/name", None, "is not a page of the hub"),
-        ("s3://bucket/tokenizer.json", None, "is not a page of the hub"),
-    ],
-)
-def test_what_people_paste_is_a_model_or_answered_in_a_line(name, revision, expected):
-    if isinstance(expected, HubModel):
-        found = named_model(name, revision, "tokenizer.model")
-        assert found == expected
-        assert named_model(found.name, found.revision, "tokenizer.model") == found
-        return
+PASTED = {
+    ("org/na.me-1.5", None): HubModel("org/na.me-1.5", None),
+    ("org/name", "v2"): HubModel("org/name", "v2"),
+    ("bert-base-uncased", None): HubModel("bert-base-uncased", None),
+    ("org/name/", None): HubModel("org/name", None),
+    ("org/name@v1.0", None): HubModel("org/name", "v1.0"),
+    ("org/name@v1.0", "v1.0"): HubModel("org/name", "v1.0"),
+    ("org/name@feature/x", None): HubModel("org/name", "feature/x"),
+    ("org/name@refs/pr/7", None): HubModel("org/name", "refs/pr/7"),
+    ("hf://org/name", None): HubModel("org/name", None),
+    ("hf://gpt2", None): HubModel("gpt2", None),
+    ("hf://models/org/name/", "v2"): HubModel("org/name", "v2"),
+    ("hf://org/name@feature%2Fx", None): HubModel("org/name", "feature/x"),
+    ("hf://org/name/sub/tokenizer.json", None): HubModel("org/name", None, "sub/tokenizer.json"),
+    ("hf://org/name@v1/tokenizer.json", None): HubModel("org/name", "v1", "tokenizer.json"),
+    ("https://huggingface.co/org/na.me", None): HubModel("org/na.me", None),
+    ("https://huggingface.co/org/na.me/", None): HubModel("org/na.me", None),
+    ("huggingface.co/org/name/tree/main", None): HubModel("org/name", "main"),
+    ("https://hf.co/org/name/tree/refs%2Fpr%2F7", None): HubModel("org/name", "refs/pr/7"),
+    ("https://huggingface.co/org/name/tree/refs/pr/7/sub", None): HubModel("org/name", "refs/pr/7", "sub"),
+    ("https://huggingface.co/gpt2/tree/main", None): HubModel("gpt2", "main"),
+    ("https://huggingface.co/gpt2", None): HubModel("gpt2", None),
+    ("https://huggingface.co/org/name.git", None): HubModel("org/name", None),
+    ("https://hf.co/org/name/blob/v2/a/tokenizer.json?x=1#L1", None): HubModel("org/name", "v2", "a/tokenizer.json"),
+    ("https://hf.co/org/name/resolve/main/a.json?download=true", None): HubModel("org/name", "main", "a.json"),
+    ("https://huggingface.co/org/name/commit/" + "a" * 40, None): HubModel("org/name", "a" * 40),
+}  # fmt: skip
+"""Names with the setting for revisions, and the models that they mean."""
+
+OTHERS = {
+    "file or folder not found: './org/name'; check the path": ["./org/name"],
+    "file or folder not found: '~/models/name'": ["~/models/name"],
+    "file or folder not found: 'a/b/c'": ["a/b/c"],
+    "file or folder not found": [r"C:\models\name"],
+    "neither a path that exists nor a hub id": ["org/na me", "org/na--me", "", "hf://", "https://huggingface.co/"],
+    "is a dataset of the hub; give a model": ["hf://datasets/org/name", "https://huggingface.co/datasets/org/name/tree/main"],
+    "is a space of the hub; give a model": ["https://huggingface.co/spaces/org/name"],
+    "write org/name": ["https://huggingface.co/org/name/discussions/3"],
+    "is not the page of a model; give org/name": ["https://huggingface.co/collections/org/name-123"],
+    "is not a page of the hub": ["https://github.com/org/name", "s3://bucket/tokenizer.json"],
+}  # fmt: skip
+"""Sentences for names that mean none."""
+
+
+@pytest.mark.parametrize(("name", "expected"), PASTED.items())
+def test_what_people_paste_is_a_model(name, expected):
+    found = named_model(*name, "tokenizer.model")
+    assert found == expected
+    assert named_model(found.name, found.revision, "tokenizer.model") == found
+
+
+@pytest.mark.parametrize(("name", "words"), [(name, words) for words, names in OTHERS.items() for name in names])
+def test_other_names_are_answered_in_a_line(name, words):
     with pytest.raises(InputError) as refused:
-        named_model(name, revision, "tokenizer.model")
+        named_model(name, None, "tokenizer.model")
     assert str(refused.value).startswith("tokenizer.model: ")
-    assert expected in str(refused.value)
+    assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_two_revisions_of_a_model():
+    with pytest.raises(
+        InputError, match="names the revision 'v1', and the setting for revisions is 'v2'; keep one of the two"
+    ):
+        named_model("org/name@v1", "v2", "tokenizer.model")
 
 
 def test_a_mirror_s_pages_are_the_hub_s(hub, files):

@@ -42,14 +42,6 @@ def encoded(tokenizer, texts, *, literal):
     return ids_of(tokenizer, texts)
 
 
-@pytest.mark.slow
-def test_texts_that_break_tokenizers_are_encoded_as_tiktoken_does(vocabulary, encoding, converted):
-    for literal in (True, False):
-        allowed = set() if literal else "all"
-        expected = [encoding.encode(text, allowed_special=allowed, disallowed_special=()) for text in texts(vocabulary)]
-        assert encoded(converted, texts(vocabulary), literal=literal) == expected
-
-
 def texts(vocabulary):
     """Without the aliases of control strings: a tokenizer.json has one for each id."""
     aliases = set(vocabulary.controls) - {vocabulary.decode([number]) for number in vocabulary.controls.values()}
