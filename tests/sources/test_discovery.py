@@ -264,7 +264,7 @@ def test_one_snapshot_of_a_hub_cache_is_read(tmp_path, main, links, read, unread
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(f"../../blobs/{blob}")
     if read is None:
-        assert "holds 2 versions of one dataset ('aaa', 'bbb'), and refs/main names none of them" in refusal(cache)
+        assert "contains 2 versions of one dataset ('aaa', 'bbb'), and refs/main doesn't name one of them" in refusal(cache)
     else:
         names = [f"snapshots/{name}.jsonl" for name in read]
         assert found(cache) == found(cache, "**/*.jsonl") == found(cache, "snapshots/*/*.jsonl") == names

@@ -206,6 +206,9 @@ def test_what_is_not_held_to_a_hash_is_held_to_the_time_of_change(tmp_path, cont
     (shard,) = planned_shards(path, **choice)
     swap(path, contents[kind][1])
     require_refused(shard, tmp_path / "store")
+    overwrite(path, contents[kind][0])
+    (shard,) = planned_shards(path, **choice)
+    require_refused(shard, tmp_path / "store", lambda: overwrite(path, contents[kind][1]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

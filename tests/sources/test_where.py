@@ -20,7 +20,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources import parquet
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.formats import read_objects, read_records, read_texts
+from tokenmill.tasks.sources.formats import count_rows, read_objects, read_records, read_texts
 from tokenmill.tasks.sources.parquet import groups_to_read
 from tokenmill.tasks.sources.row_filter import filter_of, row_filter
 from tokenmill.tasks.sources.slices import ContentIndex, cut
@@ -49,7 +49,7 @@ def outcome(parts, text_field="text"):
             bad |= {first + row.row: row.reason for row in batch.bad}
             filtered += batch.filtered
         first += sum(batch.consumed for batch in read_texts(part, text_field))
-    assert len(numbers) + len(bad) + filtered <= first
+    assert len(numbers) + len(bad) + filtered <= first == sum(count_rows(part, 1 << 40) for part in parts)
     return numbers, texts, bad, filtered
 
 
