@@ -185,8 +185,8 @@ def test_nothing_to_read_is_refused_with_what_was_found(tmp_path):
     put(tmp_path, "data/x.xlsx", "data/y.orc")
     (tmp_path / "empty").mkdir()
     assert "'x.xlsx', 'y.orc'" in refusal(tmp_path / "data")
-    assert "no files" in refusal(tmp_path / "empty")
-    assert "no files" in refusal(tmp_path / "data/*.jsonl")
+    assert "files not found" in refusal(tmp_path / "empty")
+    assert "files not found" in refusal(tmp_path / "data/*.jsonl")
     message = refusal(tmp_path / "data/y.orc")
     assert all(ending in message for ending in (".jsonl", ".csv", ".zst", ".parquet"))
     assert "**/*" in refusal(tmp_path / "**.jsonl")
@@ -264,7 +264,9 @@ def test_one_snapshot_of_a_hub_cache_is_read(tmp_path, main, links, read, unread
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(f"../../blobs/{blob}")
     if read is None:
-        assert "contains 2 versions of one dataset ('aaa', 'bbb'), and refs/main doesn't name one of them" in refusal(cache)
+        assert "contains 2 versions of one dataset ('aaa', 'bbb'), and refs/main doesn't name one of them" in refusal(
+            cache
+        )
     else:
         names = [f"snapshots/{name}.jsonl" for name in read]
         assert found(cache) == found(cache, "**/*.jsonl") == found(cache, "snapshots/*/*.jsonl") == names
