@@ -27,6 +27,7 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.examples import max_examples
 from tests.peers import chat_templates
 from tests.peers.conversations import CHATML, CONVERSATIONS, DEEPSEEK, JINJA
 
@@ -681,8 +682,7 @@ def records(draw):
 
 @every_family
 @settings(
-    max_examples=60,
-    deadline=None,
+    max_examples(60),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(record=records(), policy=st.sampled_from(list(POLICIES.values())))

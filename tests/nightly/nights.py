@@ -41,6 +41,8 @@ class Nights:
     `news` and `web` hold the datasets `common` and `recent`, `books` holds `common` and `old`.
     """
 
+    shard_size = SHARD_SIZE
+
     def __init__(self, folder, out=None):
         self.folder, self.data, self.blends = folder, folder / "data", folder / "blends"
         self.out = str(out or folder / "out")
@@ -50,7 +52,7 @@ class Nights:
         self.blend("web", "common", "recent")
         self.blend("books", "common", "old")
         model = str(word_piece(folder / "vocabulary"))
-        defaults = {"tokenizer": {"model": model}, "shard_size": SHARD_SIZE, "holdout": {"valid": 0.1, "test": 0}}
+        defaults = {"tokenizer": {"model": model}, "shard_size": self.shard_size, "holdout": {"valid": 0.1, "test": 0}}
         self.settings("defaults", **defaults)
 
     def blend(self, name, *datasets, **weights):

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.nightly.diff import CLASSES, diff, difference_record, publish_difference
 
 from tests import preparing_dedup, preparing_harmony, preparing_rl, preparing_sft
+from tests.examples import max_examples
 from tests.flows.preparation_runs import called
 from tests.preparing import prepare, write_lines
 from tests.preparing_rl import write_rows
@@ -181,7 +182,7 @@ def test_a_row_that_deduplication_decides_against_is_gone_with_its_verdict(tmp_p
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@max_examples(15)
 @given(st.lists(st.integers(0, 9), max_size=25), st.lists(st.integers(0, 9), max_size=25))
 def test_any_two_lists_of_rows_add_up(tmp_path_factory, before, after):
     """Rows with copies, in any order; kept are as many as the two multisets share, apart from changes of rows."""

@@ -30,6 +30,8 @@ def server():
 class StoredNights(Nights):
     """The same, in a bucket: what is written into `folder` gets there by `upload`."""
 
+    shard_size = 2_000
+
     def __init__(self, folder, server):
         super().__init__(folder)
         bucket = server.bucket(f"bucket-{uuid4()}")

@@ -29,6 +29,7 @@ from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
 
+from tests.examples import max_examples
 from tests.preparing import blend_of, prepare, write_lines, write_texts
 from tests.tokenize.small_vocabularies import EOS, byte_level_bpe, ids_of, reference
 
@@ -196,7 +197,7 @@ pack = st.lists(st.tuples(st.integers(0, 99), st.lists(run, min_size=1, max_size
 
 @pytest.mark.slow
 @given(packs=st.lists(pack, min_size=1, max_size=5))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_passages_are_the_runs_of_equal_role_and_training(tmp_path, vocabulary, decode, packs):
     write_packs(tmp_path, KEYS[0], "all", packs)
     write_manifest(tmp_path, [entry_of(KEYS[0], {"all": len(packs)})], vocabulary)
@@ -290,7 +291,7 @@ def test_an_id_that_two_shards_share_asks_for_more_of_the_key(many):
         ("1a2b3c4d-", "not a document id"),
         ("00000000-1", "no shard here matches"),
         ("feedbeef-train-1", "no shard here matches"),
-        ("feedbeef-99", "no document 99"),
+        ("feedbeef-99", "doesn.t have document 99"),
     ],
 )
 def test_an_id_of_nothing_is_an_error(many, doc, complaint):
@@ -403,7 +404,7 @@ def test_each_id_of_a_bin_names_its_document(pretrained):
     for document, text in list(zip(ids, texts(everything), strict=True))[::7]:
         assert texts(view_output(pretrained, doc=document)) == [text]
     key = ids[0].partition("-")[0]
-    with pytest.raises(InputError, match="no document 999"):
+    with pytest.raises(InputError, match=r"doesn.t have document 999"):
         view_output(pretrained, doc=f"{key}-train-999")
     with pytest.raises(InputError, match="1a2b3c4d-train-17"):
         view_output(pretrained, doc=f"{key}-0")

@@ -76,7 +76,7 @@ def test_a_folder_that_lost_files_is_refused_and_one_that_is_empty_too(prepare, 
     with pytest.raises(RunError, match="4 documents, 60% fewer than the 10"):
         prepare(blend_of(tmp_path / "web"), tmp_path / "out")
     (tmp_path / "web/c.jsonl").unlink()
-    with pytest.raises(InputError, match="no files"):
+    with pytest.raises(InputError, match="files not found"):
         prepare(blend_of(tmp_path / "web"), tmp_path / "out")
     assert documents(tmp_path / "out") == 10
 

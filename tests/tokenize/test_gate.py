@@ -14,7 +14,7 @@ from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.threads import cores
-from tokenmill.tasks.tokenize import kind
+from tokenmill.tasks.tokenize import kind, sweep
 from tokenmill.tasks.tokenize.encoders import ENGINES, Encoder, Tokens
 from tokenmill.tasks.tokenize.kind import PRETRAIN
 from tokenmill.tasks.tokenize.load import load_vocabulary
@@ -261,7 +261,11 @@ def test_a_tokenizer_that_changed_in_its_place_is_seen(source, model, tmp_path):
     [AddedToken("foo", single_word=True, normalized=False), AddedToken("café", normalized=True)],
     ids=["whole words only", "in any normal form"],
 )
-def test_tokens_that_were_added_are_tried_within_words_and_in_other_normal_forms(source, model, tmp_path, added):
+def test_tokens_that_were_added_are_tried_within_words_and_in_other_normal_forms(
+    source, model, tmp_path, monkeypatch, added
+):
+    monkeypatch.setattr(sweep, "SWEPT", (range(0x80, 0x380),))  # all characters would take ten seconds
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.normalizer = NFC()
     assert tokenizer.add_tokens([added]) == 1
