@@ -181,8 +181,15 @@ def push(
     dry_run: Annotated[bool, Parameter(negative="", help="List the files and push nothing.")] = False,
 ) -> dict[str, Any]:
     """Push a preparation to the Hugging Face hub, private by default; HF_TOKEN must allow it."""
-    from tokenmill.tasks.report.parcel import parcel_of
-    from tokenmill.tasks.report.push import fitted, print_plan, print_pushed, push_record, stale_names, target_of
+    from tokenmill.tasks.report.push import (
+        fitted,
+        parcel_of,
+        print_plan,
+        print_pushed,
+        push_record,
+        stale_names,
+        target_of,
+    )
     from tokenmill.tasks.report.push import push as push_parcel
 
     whole = parcel_of(folder)

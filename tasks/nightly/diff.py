@@ -80,7 +80,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class SliceUnit:
     """The rows of one source slice: `rows` rows of shard number `shard`, from row `first` on."""
 
     shard: int
@@ -90,7 +90,7 @@ class Unit:
     rows: int
 
 
-class Side:
+class Snapshot:
     """One of the two outputs."""
 
     def __init__(self, output_dir: str) -> None:
@@ -104,16 +104,16 @@ class Side:
         return sum(sum(entry["documents"].values()) for entry in self.prepared.entries)
 
     @cached_property
-    def units(self) -> Mapping[str, Sequence[Unit]]:
+    def units(self) -> Mapping[str, Sequence[SliceUnit]]:
         """The slices of each dataset (`split/name`), in order."""
-        found: defaultdict[str, list[Unit]] = defaultdict(list)
+        found: defaultdict[str, list[SliceUnit]] = defaultdict(list)
         entries = self.prepared.entries
         for shard, (entry, origins) in enumerate(zip(entries, self.prepared.origins, strict=True)):
             first, source = 0, entry["source"]
             for file, origin in zip(entry_files(entry), origins, strict=True):
                 content = (file["content"], source["format"], source.get("compression"), origin.rows)
                 found[f"{entry['split']}/{entry['dataset']}"].append(
-                    Unit(shard, origin.file, content, first, origin.rows)
+                    SliceUnit(shard, origin.file, content, first, origin.rows)
                 )
                 first += origin.rows
         return found
@@ -141,20 +141,20 @@ class Side:
 
 def diff(before: str, after: str) -> Difference:
     """Compare two outputs of one kind. Raises InputError for other folders, RunError for missing shards or if counts disagree."""
-    a, b = Side(before), Side(after)
+    a, b = Snapshot(before), Snapshot(after)
     if a.prepared.manifest["type"] != b.prepared.manifest["type"]:
         kinds = f"{a.prepared.manifest['type']!r} and {b.prepared.manifest['type']!r}"
         raise InputError(f"{before} and {after}: hold {kinds}; diff takes two outputs of one kind")
     same = _data_sets(a, b)
-    books = Books(a, b)
+    counter = DiffCounter(a, b)
     for old, new in same:
-        books.compare(old, new)
+        counter.compare(old, new)
     for old in a.units.keys() - {old for old, _ in same}:
-        books.alone(old, _rows(a.units[old]), "gone", "the dataset is gone")
+        counter.count_unmatched(old, _rows(a.units[old]), "gone", "the dataset is gone")
     for new in b.units.keys() - {new for _, new in same}:
-        books.alone(new, _rows(b.units[new]), "new", "the dataset is new")
+        counter.count_unmatched(new, _rows(b.units[new]), "new", "the dataset is new")
     changed = manifest_changes(a.prepared.manifest, b.prepared.manifest, dict(same))
-    found = Difference(a.prepared.path, b.prepared.path, changed, books.findings, (a.documents, b.documents))
+    found = Difference(a.prepared.path, b.prepared.path, changed, counter.findings, (a.documents, b.documents))
     shared = sum(found.count(what) for what in ("kept", "changed", "moved"))
     counted = shared + found.count("gone"), shared + found.count("new")
     if counted != found.documents:
@@ -165,7 +165,7 @@ def diff(before: str, after: str) -> Difference:
     return found
 
 
-def _data_sets(a: Side, b: Side) -> list[tuple[str, str]]:
+def _data_sets(a: Snapshot, b: Snapshot) -> list[tuple[str, str]]:
     """The datasets in both: those of the same name, then renamed ones, which share content."""
     same = [(name, name) for name in a.units if name in b.units]
     old = [name for name in a.units if name not in b.units]
@@ -181,7 +181,7 @@ def _data_sets(a: Side, b: Side) -> list[tuple[str, str]]:
     return same
 
 
-def _rows(units: Sequence[Unit]) -> np.ndarray:
+def _rows(units: Sequence[SliceUnit]) -> np.ndarray:
     """The rows of units: their shard and their number in it (int64 [rows, 2])."""
     parts = [
         np.stack([np.full(unit.rows, unit.shard), np.arange(unit.first, unit.first + unit.rows)], axis=1)
@@ -211,10 +211,10 @@ def _occurrences(numbers: np.ndarray) -> np.ndarray:
     return keys
 
 
-class Books:
+class DiffCounter:
     """Counts every document by dataset, class and reason."""
 
-    def __init__(self, a: Side, b: Side) -> None:
+    def __init__(self, a: Snapshot, b: Snapshot) -> None:
         self._a, self._b = a, b
         self._found: dict[tuple[str, str, str], Finding] = {}
 
@@ -240,12 +240,12 @@ class Books:
         ]
         self._align(new, *rest)
 
-    def alone(self, dataset: str, rows: np.ndarray, what: Class, reason: str) -> None:
+    def count_unmatched(self, dataset: str, rows: np.ndarray, what: Class, reason: str) -> None:
         side = self._a if what == "gone" else self._b
         splits = _each(side.outcomes, rows)
         self._add(dataset, what, reason, side, rows[splits > 0])
 
-    def _align(self, dataset: str, old: Sequence[Unit], new: Sequence[Unit]) -> None:
+    def _align(self, dataset: str, old: Sequence[SliceUnit], new: Sequence[SliceUnit]) -> None:
         """Pair the rows of slices whose content differs."""
         a, b = _rows(old), _rows(new)
         hashes = [_each(side.digests, rows) for side, rows in ((self._a, a), (self._b, b))]
@@ -266,10 +266,12 @@ class Books:
         gone, added = np.delete(rest_a, one), np.delete(rest_b, other)
         copies = np.isin(hashes[0][gone], hashes[1][hashes[1] > 0])
         again = np.isin(hashes[1][added], hashes[0][hashes[0] > 0])
-        self.alone(dataset, a[gone[copies]], "gone", "a duplicate row was removed from the source; a copy is kept")
-        self.alone(dataset, a[gone[~copies]], "gone", "the row was removed from the source")
-        self.alone(dataset, b[added[again]], "new", "a duplicate row was added to the source")
-        self.alone(dataset, b[added[~again]], "new", "the row was added to the source")
+        self.count_unmatched(
+            dataset, a[gone[copies]], "gone", "a duplicate row was removed from the source; a copy is kept"
+        )
+        self.count_unmatched(dataset, a[gone[~copies]], "gone", "the row was removed from the source")
+        self.count_unmatched(dataset, b[added[again]], "new", "a duplicate row was added to the source")
+        self.count_unmatched(dataset, b[added[~again]], "new", "the row was added to the source")
 
     def _pair(self, dataset: str, a: np.ndarray, b: np.ndarray) -> None:
         """Count rows of A that became rows of B, shard by shard."""
@@ -312,7 +314,9 @@ class Books:
             return np.zeros(len(a), np.bool_)
         return _each(self._a.digests, a) != _each(self._b.digests, b)
 
-    def _dropped(self, dataset: str, what: Class, side: Side, kept: np.ndarray, other: Side, lost: np.ndarray) -> None:
+    def _dropped(
+        self, dataset: str, what: Class, side: Snapshot, kept: np.ndarray, other: Snapshot, lost: np.ndarray
+    ) -> None:
         """Count documents of one side that the other dropped, by the reason."""
         known = ((row, *other.reasons(shard)) for shard, row in lost.tolist())
         reasons = np.array([found.get(row, otherwise) for row, found, otherwise in known], object)
@@ -320,7 +324,7 @@ class Books:
             text = reason if what == "gone" else f"no longer dropped: {reason}"
             self._add(dataset, what, text, side, kept[reasons == reason])
 
-    def _add(self, dataset: str, what: Class, reason: str, side: Side, rows: np.ndarray) -> None:
+    def _add(self, dataset: str, what: Class, reason: str, side: Snapshot, rows: np.ndarray) -> None:
         if not len(rows):
             return
         label = dataset.removeprefix("datasets/")
@@ -340,7 +344,7 @@ def _each(read: Callable[[int], np.ndarray], rows: np.ndarray) -> np.ndarray:
     return found
 
 
-def _file(unit: Unit, both: Collection[str]) -> str:
+def _file(unit: SliceUnit, both: Collection[str]) -> str:
     """The file of a slice; its name alone if only one side has it, because a version may lie in a folder of its own."""
     return unit.file if unit.file in both else unit.file.rpartition("/")[2]
 

@@ -51,14 +51,8 @@ def check_autotokenizer(model: str, revision: str | None, vocabulary: Vocabulary
         auto = _autotokenizer(place, revision)
     except ImportError:
         return AutoTokenizerCheck(0, [], "transformers isn't installed: pip install 'transformers>=4.57'")
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RuntimeError,
-    ) as error:  # transformers raises any of them
+    # transformers raises any of these
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         return AutoTokenizerCheck(0, [f"AutoTokenizer can't load {place}: {reason}"])
     return AutoTokenizerCheck(len(telling_texts(vocabulary)), _differences(auto, vocabulary))

@@ -312,7 +312,6 @@ JSON_TYPES = {bool: "sc:Boolean", int: "sc:Integer", float: "sc:Float"}
 def training_summary(run: Measured) -> str:
     """The public summary of training content: the Commission's form, answered where the data tell, and measured tables."""
     manifest = run.manifest
-    # What the data tell of the form, by section and item
     totals = manifest["totals"]
     kept, removed = totals["documents"], sum(totals["dropped"].values())
     found: dict[tuple[str, str], object] = {
@@ -330,8 +329,7 @@ def training_summary(run: Measured) -> str:
     if any(place.startswith(HUB) for _, place, _, _ in origins(manifest)):
         found["2.1.", "Have you used publicly available datasets to train the model?"] = "Yes"
         found["2.1.", "If yes, specify the modality(ies) of the content covered by the datasets concerned"] = "Text"
-    answers, tables = found, _measured_tables(manifest)
-    return html.document("training-summary.md.jinja", answers=answers, tables=tables)
+    return html.document("training-summary.md.jinja", answers=found, tables=_measured_tables(manifest))
 
 
 def _measured_tables(manifest: Mapping[str, Any]) -> dict[str, Table]:

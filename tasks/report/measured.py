@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import orjson
@@ -29,6 +29,8 @@ from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.opening import blocks, open_source
 from tokenmill.tasks.storage import open_binary
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
+
+from .view import Passage, passages_of
 
 MOST_DOCUMENTS, MOST_PACKS = 1_000_000, 1_000
 """Documents, and packs, of a dataset and split whose lengths are measured."""
@@ -76,14 +78,6 @@ class Packed:
     packs: int
     lengths: np.ndarray
     by_role: Mapping[str, tuple[int, int]]
-
-
-class Passage(NamedTuple):
-    """Consecutive text of one role, all trained on or all not."""
-
-    role: str
-    trained: bool
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +163,8 @@ class Measured(Dataset):
         for dataset, groups in itertools.groupby(self.groups, lambda group: group[0]):
             measured = [each for _, _, files in groups for each in read(files[0])]
             if measured:
-                found.append(
-                    Density(
-                        dataset, len(measured), sum(each[0] for each in measured), sum(each[1] for each in measured)
-                    )
-                )
+                tokens, sizes = zip(*measured, strict=True)
+                found.append(Density(dataset, len(measured), sum(tokens), sum(sizes)))
         return found
 
     @cached_property
@@ -224,27 +215,20 @@ class Measured(Dataset):
     @cached_property
     def samples(self) -> list[Sample]:
         """The beginning of the first document of each dataset and split."""
-        read = {
-            "documents": self._sampled,
-            "packs": self._sampled_pack,
-            "parquet": _sampled_row,
-            "lines": _sampled_line,
-        }
+        rows = {"parquet": _sampled_row, "lines": _sampled_line}
+        read = {"documents": self._sampled, "packs": self._sampled_pack, **rows}
         groups = itertools.islice(self.groups, MOST_SAMPLES)
         return [Sample(dataset, split, read[self.format](files[0])) for dataset, split, files in groups]
 
     def _sampled(self, file: Part) -> list[Passage]:
         pair = StoredDocuments(file.place)
         ids = pair.leading_ids(min(int(pair.leading_lengths(1)[0]), SAMPLE_TOKENS))
-        return [Passage("text", True, self.vocabulary.decode(ids.tolist()))]
+        return [Passage("text", True, len(ids), self.vocabulary.decode(ids.tolist()))]
 
     def _sampled_pack(self, file: Part) -> list[Passage]:
-        from .view import passages_of
-
         row = next(next(pack_batches(file.place, rows=1)).rows)
         stop = min(int(row.starts[1]) if len(row.starts) > 1 else len(row.ids), SAMPLE_TOKENS)
-        passages = passages_of(row, 0, stop, self.vocabulary.decode)
-        return [Passage(each.role, each.trained, each.text) for each in passages]
+        return list(passages_of(row, 0, stop, self.vocabulary.decode))
 
 
 def measured(output_dir: str) -> Measured:
@@ -383,7 +367,7 @@ def _stated_in_lines(file: Part) -> dict[str, Counter[str]]:
 def _sampled_row(file: Part) -> list[Passage]:
     for name in _column(file, TEXTS):
         for batch in _batches(file.place, [name], 1):
-            return [Passage("text", False, str(batch.column(0)[0].as_py())[:SAMPLE_CHARACTERS])]
+            return [Passage("text", False, 0, str(batch.column(0)[0].as_py())[:SAMPLE_CHARACTERS])]
     names = [field.name for field in _schema(file) if not pa.types.is_nested(field.type)]
     for batch in _batches(file.place, names, 1):
         return [_as_json(batch.to_pylist()[0])]
@@ -395,7 +379,7 @@ def _sampled_line(file: Part) -> list[Passage]:
 
 
 def _as_json(row: Mapping[str, Any]) -> Passage:
-    return Passage(ROW, False, orjson.dumps(row, option=orjson.OPT_INDENT_2).decode()[:SAMPLE_CHARACTERS])
+    return Passage(ROW, False, 0, orjson.dumps(row, option=orjson.OPT_INDENT_2).decode()[:SAMPLE_CHARACTERS])
 
 
 def sources_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -285,10 +285,12 @@ def samples(run: Measured) -> list[Block]:
     introduction = Text(f"The beginning of the first document of each dataset and split. {about.get(run.format, '')}")
     laid_out = run.format in {"lines", "parquet"}
     excerpts = (
-        Excerpt(f"{each.dataset}, {each.split}", each.passages, laid_out and each.passages[0].role == ROW)
-        for each in run.samples
-        if each.passages
-    )
+        Excerpt(
+            f"{each.dataset}, {each.split}", [(part.role, part.trained, part.text) for part in each.passages],
+            laid_out and each.passages[0].role == ROW,
+        )
+        for each in run.samples if each.passages
+    )  # fmt: skip
     return [introduction, *excerpts]
 
 
@@ -465,14 +467,7 @@ def leave_report(output_dir: str, warn: Callable[[str], object]) -> None:
     try:
         publish_page(output_dir)
         publish_cards(output_dir)
-    except (
-        InputError,
-        RunError,
-        OSError,
-        ValueError,
-        LookupError,
-        ArithmeticError,
-    ) as error:  # of figures from any data
+    except (InputError, RunError, OSError, ValueError, LookupError, ArithmeticError) as error:  # from any data
         warn(
             f"{join(output_dir, PAGE)}: no report was written ({type(error).__name__}: {error}); the data are published; "
             f"try again with: tokenmill report {output_dir}"

@@ -20,11 +20,10 @@ from tokenmill.tasks.dataset.dataset import Dataset, open_dataset
 from tokenmill.tasks.dataset.fates import Location, Read
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.visible import visible_line
-from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.train.events import TrainStep
 from tokenmill.tasks.train.history import history_of
-from tokenmill.tasks.train.job import JOB, SkippedDocument, TrainData, is_training, job_of
+from tokenmill.tasks.train.job import SkippedDocument, TrainData, is_training, read_job
 from tokenmill.tasks.train.order import INDICES, ORDER, read_order, with_quotas
 from tokenmill.tasks.train.prepared import prepared_data, vocabulary_of
 from tokenmill.tasks.train.proof import DocumentReads, Opened, PackReads, opened
@@ -86,8 +85,7 @@ class Reading:
         """The order of a training or an order in a folder. Raises InputError if there is none, or the data were replaced."""
         path = absolute(path)
         if is_training(path):
-            place = join(path, JOB)
-            job = job_of(read_bytes(place) or b"", place)
+            job = read_job(path)
             if prepared_data(job.data.path).made_from != job.data.made_from:
                 raise InputError(f"{job.data.path}: prepared again since the training run in {path}; its rows are gone")
             return cls(path, job.data, job.settings.steps, job.settings.global_batch, opened(job, path))
@@ -261,8 +259,7 @@ def _tokens(packs: FlatPacks, pack: int) -> tuple[np.ndarray, np.ndarray]:
 
 def data_in(path: str) -> str:
     """The folder of the data: that which a training in `path` reads, else `path`. Raises InputError for a damaged job."""
-    place = join(absolute(path), JOB)
-    return job_of(read_bytes(place) or b"", place).data.path if is_training(path) else path
+    return read_job(path).data.path if is_training(path) else path
 
 
 def with_steps(path: str, stories: Sequence[Story]) -> list[Story]:

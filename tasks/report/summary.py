@@ -110,7 +110,15 @@ def _share(amounts: Mapping[str, float], name: str) -> str:
 
 
 def _weights(manifest: Mapping[str, Any]) -> dict[str, float]:
-    return {name: _weight(manifest, name) for name in manifest["totals"]["datasets"]}
+    """The weight of each dataset; in training, the tokens that a budget reads of it."""
+    found: dict[str, float] = {}
+    for name in manifest["totals"]["datasets"]:
+        part, _, dataset = name.partition("/")
+        if phases := manifest.get("phases", []) if part in ("datasets", "train") else []:
+            found[name] = sum(phase["drawn"].get(dataset, 0.0) for phase in phases)
+        else:
+            found[name] = next(each["weight"] for each in manifest["blend"][part] if each["name"] == dataset)
+    return found
 
 
 def _epochs(manifest: Mapping[str, Any]) -> dict[str, float]:
@@ -130,15 +138,6 @@ def amount(totals: Mapping[str, Any]) -> str:
     """The documents and, if the kind counts them, tokens."""
     tokens = f", {counted(totals['tokens'], 'token')}" if totals["tokens"] else ""
     return f"{counted(totals['documents'], 'document')}{tokens}"
-
-
-def _weight(manifest: Mapping[str, Any], name: str) -> float:
-    """The weight of a dataset; in training, the tokens that a budget reads of it."""
-    part, _, data_set = name.partition("/")
-    phases = manifest.get("phases", []) if part in ("datasets", "train") else []
-    if phases:
-        return sum(phase["drawn"].get(data_set, 0.0) for phase in phases)
-    return next(source["weight"] for source in manifest["blend"][part] if source["name"] == data_set)
 
 
 def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:

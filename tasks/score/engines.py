@@ -38,10 +38,8 @@ def scorer(recipe: NllRecipe, where: ModelLocation, device: str, encode: Callabl
     """
     if where.server:
         return ServerScorer(Server(where.server, recipe.model, where.concurrency), recipe.max_length, encode)
-    return _loaded_scorer(
-        where.model, where.model_revision, recipe.weights, recipe.max_length, recipe.token_budget, device,
-        recipe.precision,
-    )  # fmt: skip
+    choices = recipe.max_length, recipe.token_budget, device, recipe.precision
+    return _loaded("load_scorer", WEIGHTS, where.model, where.model_revision, recipe.weights, *choices)
 
 
 def embedder(recipe: EmbedRecipe, where: ModelLocation, device: str) -> Embedder:
@@ -51,26 +49,17 @@ def embedder(recipe: EmbedRecipe, where: ModelLocation, device: str) -> Embedder
     limit = recipe.max_tokens or MAX_TOKENS
     if where.server:
         return ServerEmbedder(Server(where.server, recipe.model, where.concurrency), recipe.dimensions, limit)
-    return _loaded_embedder(
-        where.model, where.model_revision, recipe.weights, recipe.pooling, recipe.dimensions, limit, recipe.token_budget,
-        device, recipe.precision,
-    )  # fmt: skip
+    choices = recipe.pooling, recipe.dimensions, limit, recipe.token_budget, device, recipe.precision
+    return _loaded("load_embedder", EMBEDDING_FILES, where.model, where.model_revision, recipe.weights, *choices)
 
 
 @lru_cache(maxsize=1)
-def _loaded_scorer(model: str, revision: str | None, weights: str, *choices: Any) -> Scorer:  # noqa: ANN401 - as in load_scorer
-    files = _planned_files(model, revision, weights, WEIGHTS)
-    from .models import load_scorer
+def _loaded(load: str, patterns: Sequence[str], model: str, revision: str | None, weights: str, *choices: Any) -> Any:  # noqa: ANN401 - as in that function of `models`
+    """What `models.load_scorer` or `models.load_embedder` makes of the planned files of a model."""
+    files = _planned_files(model, revision, weights, patterns)
+    from . import models
 
-    return load_scorer(files, *choices)
-
-
-@lru_cache(maxsize=1)
-def _loaded_embedder(model: str, revision: str | None, weights: str, *choices: Any) -> Embedder:  # noqa: ANN401 - as in load_embedder
-    files = _planned_files(model, revision, weights, EMBEDDING_FILES)
-    from .models import load_embedder
-
-    return load_embedder(files, *choices)
+    return getattr(models, load)(files, *choices)
 
 
 def _planned_files(model: str, revision: str | None, weights: str, patterns: Sequence[str]) -> ModelFiles:

@@ -269,12 +269,8 @@ class PoolingEmbedder:
         token_budget: int = TOKEN_BUDGET,
     ) -> None:
         text = model.config.get_text_config()
-        self._model, self._tokenizer, self._pooling, self._batches = (
-            model,
-            tokenizer,
-            pooling,
-            TokenBatches(token_budget),
-        )
+        self._model, self._tokenizer, self._pooling = model, tokenizer, pooling
+        self._batches = TokenBatches(token_budget)
         self.dimensions = wanted_dimensions(dimensions, int(text.hidden_size))
         self._end = _missing_end(tokenizer) if pooling == "last" else []
         self.max_tokens: int = min([max_tokens, *_limits(model, tokenizer)])

@@ -16,6 +16,7 @@ from pathlib import Path
 import xxhash
 from huggingface_hub.utils import filter_repo_objects
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.published import file_hash
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.tokenize.hub_files import fetched, named_model
@@ -32,7 +33,6 @@ TEXT = (
 OTHER_COPIES = ["original/*", "metal/*", "onnx/*", "openvino/*"]
 """The same weights in formats that are not loaded."""
 
-CHUNK_BYTES = 4 << 20
 THREADS = 8
 
 RACY_NANOSECONDS = 2_000_000_000
@@ -99,13 +99,5 @@ def _content(path: Path) -> str:
     read_at, status = time.time_ns(), real.stat()
     tag = xxhash.xxh3_128_hexdigest(f"{real}\n{status.st_size}\n{status.st_mtime_ns}".encode())
     if read_at - status.st_mtime_ns < RACY_NANOSECONDS:
-        return _hashed(real)
-    return remembered(user_cache("models", f"{tag}.json"), str, lambda: _hashed(real))
-
-
-def _hashed(path: Path) -> str:
-    hasher = xxhash.xxh3_128()
-    with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            hasher.update(chunk)
-    return hasher.hexdigest()
+        return file_hash(str(real))
+    return remembered(user_cache("models", f"{tag}.json"), str, lambda: file_hash(str(real)))

@@ -85,13 +85,14 @@ def shard_key(identity: Identity) -> str:
 
 def difference(before: Identity, after: Identity) -> dict[str, tuple[Any, Any]]:
     """The fields whose values differ, by dotted name: `{"recipe.bos": (None, 1)}`."""
-    old, new = dict(_flat(before)), dict(_flat(after))
+    old, new = dict(flat(before)), dict(flat(after))
     return {name: (old.get(name), new.get(name)) for name in sorted(old | new) if old.get(name) != new.get(name)}
 
 
-def _flat(value: Identity, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Identity, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested objects by dotted name."""
     for name, inner in value.items():
         if isinstance(inner, Mapping):
-            yield from _flat(inner, f"{prefix}{name}.")
+            yield from flat(inner, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", inner

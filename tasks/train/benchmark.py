@@ -13,12 +13,12 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 import orjson
@@ -27,7 +27,7 @@ from rich.markup import escape
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.kit.terminal import print_table
-from tokenmill.tasks.shards.identity import difference
+from tokenmill.tasks.shards.identity import difference, flat
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import join
@@ -142,23 +142,9 @@ def _configuration(job: Job) -> dict[str, Any]:
     sources = {
         source.dataset: {"tokens": source.tokens, "weight": math.fsum(source.weights)} for source in data.of("train")
     }
-    return dict(
-        _flat(
-            {
-                **job.settings.model_dump(mode="json", exclude=IGNORED),
-                "data": {"kind": data.kind, "tokenizer": data.fingerprint, "pack_size": data.pack_size},
-                "source": sources,
-            }
-        )
-    )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(cast("dict[str, Any]", value), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    described = {"kind": data.kind, "tokenizer": data.fingerprint, "pack_size": data.pack_size}
+    settings = job.settings.model_dump(mode="json", exclude=IGNORED)
+    return dict(flat({**settings, "data": described, "source": sources}))
 
 
 def record(found: BenchmarkRecord, folder: str) -> str:
@@ -193,15 +179,10 @@ def _place(folder: str, key: str) -> str:
     return join(folder, f"{key}.json")
 
 
-Better = Literal["higher", "lower"]
-COMPARED: dict[str, Better] = {
-    "tokens_per_second": "higher",
-    "loss_tokens_per_second": "higher",
-    "step_seconds_median": "lower",
-    "step_seconds_p90": "lower",
-    "memory": "lower",
-}
-"""The compared figures, and which direction is better."""
+WORSE = {
+    "tokens_per_second": -1, "loss_tokens_per_second": -1, "step_seconds_median": 1, "step_seconds_p90": 1, "memory": 1,
+}  # fmt: skip
+"""The compared figures, and the sign of a change for the worse."""
 
 
 class MetricChange(Strict, frozen=True):
@@ -239,23 +220,16 @@ def compare(
             f"baseline: it was recorded with a different {named}; benchmark the same configuration on the same device, or "
             "record a new baseline"
         )
-    loss_difference = found.loss - baseline.loss
+    changes: list[MetricChange] = []
+    for name, sign in WORSE.items():
+        ours, theirs = float(getattr(found, name)), float(getattr(baseline, name))
+        change = (ours - theirs) / theirs if theirs else None
+        regressed = 0 < sign * (change or 0.0) >= threshold
+        changes.append(MetricChange(name=name, ours=ours, baseline=theirs, change=change, regressed=regressed))
+    lost = found.loss - baseline.loss
     return BenchmarkComparison(
-        key=found.key,
-        threshold=threshold,
-        changes=[_change(name, better, found, baseline, threshold) for name, better in COMPARED.items()],
-        loss_difference=loss_difference,
-        loss_differs=abs(loss_difference) > loss_bound,
+        key=found.key, threshold=threshold, changes=changes, loss_difference=lost, loss_differs=abs(lost) > loss_bound
     )
-
-
-def _change(
-    name: str, better: Better, found: BenchmarkRecord, baseline: BenchmarkRecord, threshold: float
-) -> MetricChange:
-    ours, theirs = float(getattr(found, name)), float(getattr(baseline, name))
-    change = (ours - theirs) / theirs if theirs else None
-    worse = (change or 0.0) * (-1 if better == "higher" else 1)
-    return MetricChange(name=name, ours=ours, baseline=theirs, change=change, regressed=0 < worse >= threshold)
 
 
 def _compared(found: BenchmarkRecord) -> dict[str, Any]:

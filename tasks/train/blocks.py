@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.score.nll import ranges
 from tokenmill.tasks.shards.manifest import open_manifest
 from tokenmill.tasks.shards.publish import Joined, Output, publish_bytes
 from tokenmill.tasks.shards.published import published_files, recorded_outputs
@@ -86,9 +87,7 @@ class BlockChecks:
             begin = self.pointers[source][pieces.document[mine]] + pieces.offset[mine] * self.token_bytes
             last = (begin + pieces.length[mine] * self.token_bytes - 1) // BLOCK_BYTES
             first = begin // BLOCK_BYTES
-            counts = last - first + 1
-            within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-            blocks = np.unique(np.repeat(first, counts) + within).tolist()
+            blocks = np.unique(ranges(first, last - first + 1)).tolist()
             _check(self.names[source], self.files[source], self.hashes[source], blocks)
 
 

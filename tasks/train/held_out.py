@@ -60,10 +60,7 @@ def _first(batches: Iterator[Completions], max_tokens: int | None) -> Iterator[C
 
 def _documents(prefix: str) -> Iterator[Completions]:
     for content, lengths in StoredDocuments(prefix).batches(WINDOW):
-        ids, offsets = (
-            content.astype(np.int32),
-            np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)]),
-        )
+        ids, offsets = content.astype(np.int32), np.append(0, np.cumsum(lengths, dtype=np.int64))
         yield Completions(ids, offsets, np.ones(len(ids), np.int8), np.zeros(len(ids), np.int8))
 
 
@@ -71,7 +68,7 @@ def _sequences(path: str) -> Iterator[Completions]:
     """The sequences of packed Parquet without padding, in batches."""
     for batch in pack_batches(path, TOKENS, PACKS_AT_ONCE):
         is_text = np.repeat(batch.roles != ROLE_NUMBERS[PADDING], np.diff(batch.role_begins, append=len(batch.ids)))
-        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(is_text)])
+        before = np.append(0, np.cumsum(is_text))
         offsets = before[np.append(batch.begins, len(batch.ids))]
         yield Completions(
             batch.ids[is_text], offsets, batch.trained[is_text].astype(np.int8), np.zeros(int(offsets[-1]), np.int8)

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import join
@@ -20,7 +20,7 @@ from tokenmill.tasks.strict import parse
 
 from .checkpoints import saved_events
 from .events import Event, Started, TrainStep, Validated, event_in
-from .job import JOB, MODEL, Job, job_of
+from .job import MODEL, Job, read_job, read_sealed
 
 METRICS = "metrics.jsonl"
 TRAINING = "training.json"
@@ -110,24 +110,15 @@ def read_training(output_dir: str) -> dict[str, Any]:
 
 def ended_training(output_dir: str) -> dict[str, Any] | None:
     """The record of a training, None if it has not finished. Raises InputError if it is damaged."""
-    place = join(output_dir, TRAINING)
-    content = read_bytes(place)
-    if content is None:
-        return None
-    try:
-        return unsealed(content)
-    except ValueError as error:
-        raise InputError(
-            f"{place}: {error}; delete it and train again, which resumes from the last checkpoint"
-        ) from error
+    remedy = "delete it and train again, which resumes from the last checkpoint"
+    return read_sealed(join(output_dir, TRAINING), remedy)
 
 
 def recorded_run(output_dir: str) -> tuple[Job, Started, list[TrainStep]]:
     """The job of a finished training, its last start, and its steps in order. Raises InputError."""
-    record, place = read_training(output_dir), join(output_dir, JOB)
-    job = job_of(read_bytes(place) or b"null", place)
+    record = read_training(output_dir)
     started = parse(Started, record["volatile"]["started"], join(output_dir, TRAINING))
-    return job, started, [step for _, step in sorted(history_of(output_dir).steps.items())]
+    return read_job(output_dir), started, [step for _, step in sorted(history_of(output_dir).steps.items())]
 
 
 def training_record(record: Mapping[str, Any], output_dir: str) -> dict[str, Any]:

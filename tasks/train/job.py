@@ -9,11 +9,12 @@ inputs, so that its neighbors keep their positions, but aren't labels.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 from pydantic import Field
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.seal import unsealed
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, join
@@ -157,6 +158,21 @@ def job_of(content: bytes, place: str) -> Job:
         raise InputError(
             f"{error}; {place} isn't a job of this version: name a different folder, or delete it"
         ) from error
+
+
+def read_job(path: str) -> Job:
+    """The job in the folder of a training. Raises InputError."""
+    place = join(absolute(path), JOB)
+    return job_of(read_bytes(place) or b"", place)
+
+
+def read_sealed(place: str, remedy: str) -> dict[str, Any] | None:
+    """The sealed document in a file, None without one. Raises InputError, with the remedy, for a damaged one."""
+    content = read_bytes(place)
+    try:
+        return None if content is None else unsealed(content)
+    except ValueError as error:
+        raise InputError(f"{place}: {error}; {remedy}") from error
 
 
 def read_skip_list(place: str) -> list[Skipped]:

@@ -32,7 +32,7 @@ from tokenmill.tasks.blend.models import Split
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.kit.terminal import print_table
-from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.executor import RunAll
 from tokenmill.tasks.shards.publish import place_files, publish_bytes, publish_folder, sweep_folders
 from tokenmill.tasks.shards.store import read_bytes
@@ -40,7 +40,7 @@ from tokenmill.tasks.storage import absolute, filesystem, is_local, join, tempor
 from tokenmill.tasks.strict import Strict, parse
 
 from .blocks import block_calls, hash_blocks
-from .job import READ_SPLITS, ReadSplit, TrainData, TrainPhase, TrainSource, contents_of
+from .job import READ_SPLITS, ReadSplit, TrainData, TrainPhase, TrainSource, contents_of, read_sealed
 from .prepared import prepared_data
 from .samples import (
     content_numbers,
@@ -120,14 +120,9 @@ def publish_order(path: str, order: Order) -> None:
 def read_order(path: str) -> Order | None:
     """The order in the folder of data, None without one. Raises InputError when it is damaged."""
     place = join(path, ORDER)
-    content = read_bytes(place)
-    if content is None:
-        return None
-    try:
-        document = unsealed(content)
-    except ValueError as error:
-        raise InputError(f"{place}: {error}; run tokenmill order again") from error
-    return parse(Order, {name: document[name] for name in document if name not in ("type", "volatile")}, place)
+    document = read_sealed(place, "run tokenmill order again")
+    known = {name: value for name, value in (document or {}).items() if name not in ("type", "volatile")}
+    return None if document is None else parse(Order, known, place)
 
 
 def required_order(path: str) -> Order:

@@ -18,11 +18,10 @@ import orjson
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 
 from .history import history_of
-from .job import JOB, Job, TrainData, contents_of, job_of
+from .job import JOB, Job, TrainData, contents_of, read_job
 from .order import INDICES, ORDER, Order, prepared_indices, read_order, with_quotas
 from .prepared import prepared_data
 from .rows import PackedRows, flat_packs, layout_folder, split_samples
@@ -194,8 +193,7 @@ class Proof:
 def prove(path: str) -> Proof:
     """Compare the steps of the training in `path` with their plan. Raises InputError if there are none."""
     path = absolute(path)
-    place = join(path, JOB)
-    job = job_of(read_bytes(place) or b"", place)
+    job = read_job(path)
     steps = {number: step.read for number, step in history_of(path).steps.items()}
     steps = steps or dict(recorded_reads(path, job.settings.global_batch))
     if not steps:
@@ -206,7 +204,7 @@ def prove(path: str) -> Proof:
     order = None if packed else read_order(path)
     if order and order.global_batch != job.settings.global_batch and not order.differences(job.data, job.settings):
         order = None  # the job reads the same samples in steps of a different size, which have no digests in the order
-    plan = place if order is None else join(path, ORDER)
+    plan = join(path, JOB if order is None else ORDER)
     for number in range(1, last + 1):
         if number not in steps:
             return Proof(last, plan, f"step {number} was skipped: not recorded")

@@ -16,12 +16,12 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.markdown import table_lines
 from tokenmill.tasks.kit.parts import Cell, Table
 from tokenmill.tasks.score.nll import MAX_MEAN_NLL
-from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.strict import Strict, parse
 
+from .job import read_sealed
 from .settings import EvaluateSettings
 
 RESULTS = "results.json"
@@ -120,13 +120,9 @@ def publish_results(results: Results, output_dir: str, volatile: Mapping[str, An
 def read_results(path: str) -> Results:
     """The results in a file or its folder. Raises InputError when it is missing or changed."""
     place = path if path.endswith(".json") else join(path, RESULTS)
-    content = read_bytes(place)
-    if content is None:
+    document = read_sealed(place, "evaluate again")
+    if document is None:
         raise InputError(f"{place}: no results here; evaluate a model first: tokenmill evaluate")
-    try:
-        document = unsealed(content)
-    except ValueError as error:
-        raise InputError(f"{place}: {error}; evaluate again") from error
     if document.pop("type", None) != "results":
         raise InputError(f"{place}: not the results of an evaluation; name the file that tokenmill evaluate wrote")
     document.pop("volatile")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 from tokenmill.tasks.blend.models import SPLITS, Split
+from tokenmill.tasks.score.nll import ranges
 from tokenmill.tasks.storage import is_local, join
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest, xxh3_128_intdigest
 
@@ -202,8 +203,7 @@ def _in_prefix(part: Any, numbers: np.ndarray) -> tuple[np.ndarray, ...]:  # noq
     counts = end[:, 0] - begin[:, 0] + 1
     last = np.cumsum(counts) - 1
     first = last - counts + 1
-    within = np.arange(counts.sum()) - np.repeat(first, counts)
-    document = np.asarray(part.document_index[np.repeat(begin[:, 0], counts) + within], np.int64)
+    document = np.asarray(part.document_index[ranges(begin[:, 0], counts)], np.int64)
     offset = np.zeros(len(document), np.int64)
     offset[first] = begin[:, 1]
     length = np.asarray(part.dataset.sequence_lengths[document], np.int64) - offset
@@ -219,9 +219,7 @@ def _joined(source: np.ndarray, found: Sequence[tuple[np.ndarray, ...]]) -> Piec
     bounds = np.concatenate([[0], np.cumsum(counts)])
     fields = np.empty((3, int(bounds[-1])), np.int64)
     for places, own, *arrays in found:
-        starts = np.repeat(bounds[places], own)
-        within = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
-        fields[:, starts + within] = arrays
+        fields[:, ranges(bounds[places], own)] = arrays
     sources = np.repeat(source, counts)
     read = fields[2] > 0
     kept = np.concatenate([[0], np.cumsum(read)])[bounds]

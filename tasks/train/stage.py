@@ -23,7 +23,6 @@ from tokenmill.tasks.artifact import artifact_key
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.progress import say
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 
 from .events import Event, Saved, TrainStep
@@ -36,7 +35,7 @@ from .history import (
     read_training,
     training_record,
 )
-from .job import JOB, MODEL, Evaluation, Job, job_of
+from .job import MODEL, Evaluation, Job, read_job
 from .launchers import evaluation_launch, launch_of
 from .launchers.launch import Launch, process_count, require_program, write_files
 from .launchers.nemo_rl import rl_launch
@@ -211,6 +210,5 @@ def evaluation_of(training: str, settings: EvaluateSettings, output_dir: str) ->
     if not is_local(output_dir):
         raise InputError(f"output_dir={output_dir}: an evaluation writes its results to a file system; name a folder")
     read_training(training)
-    place = join(training, JOB)
-    job = job_of(read_bytes(place) or b"", place)
-    return Evaluation(model=join(training, MODEL), data=job.data, settings=settings, output_dir=output_dir)
+    data = read_job(training).data
+    return Evaluation(model=join(training, MODEL), data=data, settings=settings, output_dir=output_dir)

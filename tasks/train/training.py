@@ -45,18 +45,10 @@ if TYPE_CHECKING:  # megatron-core takes seconds to import
     from .megatron import MegatronEngine
 
 
-PEAK_FLOPS: dict[frozenset[str], float] = {
-    frozenset({"A100"}): 312e12,
-    frozenset({"H100"}): 989e12,
-    frozenset({"H100", "PCIe"}): 756e12,
-    frozenset({"H100", "NVL"}): 835e12,
-    frozenset({"H200"}): 989e12,
-    frozenset({"H200", "NVL"}): 835e12,
-    frozenset({"L40"}): 181e12,
-    frozenset({"L40S"}): 362e12,
-    frozenset({"L4"}): 121e12,
-    frozenset({"B200"}): 2250e12,
-}
+PEAK_FLOPS = {
+    "A100": 312e12, "H100": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H200": 989e12, "H200 NVL": 835e12,
+    "L40": 181e12, "L40S": 362e12, "L4": 121e12, "B200": 2250e12,
+}  # fmt: skip
 """Dense bfloat16 FLOPS from NVIDIA's data sheets, by the words in a device's name; the entry with the most words applies.
 Figures that a sheet gives only with 2:4 sparsity are halved.
 """
@@ -284,8 +276,8 @@ def learning_rate(step: int, steps: int, settings: OptimizerSettings) -> float:
 
 def peak_flops(device: str) -> float | None:
     """The dense bfloat16 FLOPS of a device by the name its driver gives it; None if unlisted, or a MIG slice."""
-    words = frozenset(re.split(r"[\s-]+", device))
-    found = [wanted for wanted in PEAK_FLOPS if wanted <= words]
+    words = {*re.split(r"[\s-]+", device)}
+    found = [name for name in PEAK_FLOPS if {*name.split()} <= words]
     return PEAK_FLOPS[max(found, key=len)] if found and "MIG" not in words else None
 
 

@@ -2,17 +2,15 @@
 
 import json
 import os
-import uuid
 
-import fsspec
 import pytest
 import yaml
 from tokenmill.tasks.nightly.blends import find_blends
-from tokenmill.tasks.nightly.night import compare_blend, follow_prepared, store_of
+from tokenmill.tasks.nightly.night import compare_blend, follow_prepared
 from tokenmill.tasks.report.summary import artifact_record
 
 from tests import preparing_harmony, preparing_sft
-from tests.nightly.nights import FIRST, SECOND, Nights, at, texts
+from tests.nightly.nights import FIRST, at
 from tests.preparing_sft import CHATML, chat_vocabulary, probing_once, write_rows
 
 CHAT = [
@@ -76,34 +74,3 @@ def test_harmony_is_up_to_date_until_pools_or_evaluations_change(tmp_path):
     assert blend.compare().reasons == [
         "dedup.evaluations: the files it names changed", "selection.pools: the files it names changed",
     ]  # fmt: skip
-
-
-def test_nights_work_on_an_object_store_too(tmp_path):
-    root = f"memory://nights-{uuid.uuid4().hex}"
-    nights = Nights(tmp_path, out=f"{root}/out")
-    store = fsspec.filesystem("memory")
-    for path in nights.blends.rglob("*.*"):
-        store.pipe(f"{root}/blends/pretrain/{path.name}", path.read_bytes())
-    nights.blends = f"{root}/blends"
-
-    def record(name):
-        return json.loads(store.cat(f"{root}/out/pretrain/{name}/latest.json"))["pretrain"]
-
-    assert len(nights.run(FIRST, grace_seconds=-1.0)) == 3
-    first = json.loads(store.cat(f"{root}/out/pretrain/news/{FIRST}/manifest.json"))
-    grown = {entry["key"] for entry in first["derived"]["shards"] if entry["dataset"] == "recent"}
-    nights.append("recent", texts("later", 70))
-    assert set(nights.run(SECOND, keep=1, grace_seconds=-1.0)) == {"pretrain/news", "pretrain/web"}
-    assert record("web")["version"] == SECOND
-    assert record("books")["version"] == FIRST
-    removed = nights.leftovers.removable
-    assert sum(shard.kind == "pretrain" for shard in removed) == 1, "the slice that has grown"
-    assert {shard.key for shard in removed if shard.kind == "prefix"} == grown
-    assert nights.versions_gone == [f"{root}/out/pretrain/{name}/{FIRST}" for name in ("news", "web")]
-    named = [
-        store.cat(f"{root}/out/pretrain/{name}/{record(name)['version']}/blend.json") for name in ("news", "books")
-    ]
-    prefixes = [path for blend in named for split in json.loads(blend).values() for path in (split or [])[1::2]]
-    assert prefixes
-    assert all(store.exists(f"{prefix}.bin") and prefix.startswith(store_of(nights.out)) for prefix in prefixes)
-    assert nights.run(SECOND) == {}

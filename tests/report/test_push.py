@@ -17,8 +17,7 @@ from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report import push as pushing
 from tokenmill.tasks.report.cards import publish_cards
-from tokenmill.tasks.report.parcel import parcel_of
-from tokenmill.tasks.report.push import push, push_record, stale_names, target_of
+from tokenmill.tasks.report.push import parcel_of, push, push_record, stale_names, target_of
 from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.manifest import read_manifest
 from tokenmill.tasks.sources.discovery import discover
@@ -359,21 +358,12 @@ def test_many_files_take_several_commits_and_only_the_last_one_looks_complete(hu
     repository = hub.datasets["org/name"]
     *parts, last = list(repository.commits.values())[1:]
     assert len(parts) > 1
-    assert not any({"manifest.json", "blend.json"} & part.keys() for part in parts)
-    assert {"manifest.json", "blend.json"} < last.keys()
+    assert not any({"manifest.json", "blend.json", "README.md"} & part.keys() for part in parts)
+    assert {"manifest.json", "blend.json", "README.md"} < last.keys()
     sizes = [len(after) - len(before) for before, after in zip([{".gitattributes"}, *parts], parts, strict=False)]
     assert set(sizes) == {3}
     assert set(last) == {".gitattributes", *parcel_of(str(outputs("rl"))).sizes}
     assert commit == repository.head
-
-
-def test_a_card_comes_with_what_it_tells_of(hub, outputs, monkeypatch):
-    monkeypatch.setattr(pushing, "MOST_FILES", 20)
-    send(outputs("harmony"))
-    *parts, last = list(hub.datasets["org/name"].commits.values())[1:]
-    assert parts
-    assert not any("README.md" in part for part in parts)
-    assert "README.md" in last
 
 
 def test_small_files_take_several_commits_by_their_size(hub, outputs, monkeypatch):

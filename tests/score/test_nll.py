@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -237,8 +236,3 @@ def test_sums_are_double():
 def test_arrays_of_unlike_lengths_are_no_sequences():
     with pytest.raises(ValueError, match="must have the same number"):
         Completions(np.zeros(3, np.int32), np.array([0, 3]), np.zeros(3, np.int8), np.zeros(2, np.int8))
-
-
-def test_the_table_is_of_the_schema(scorer):
-    assert scorer.score(completions(*corpus(9, 3))).schema == SCHEMA
-    assert pa.types.is_float64(SCHEMA.field("nll_sum").type)

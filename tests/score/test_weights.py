@@ -108,8 +108,8 @@ def test_what_is_not_loaded_does_not_count(folder):
 
 def test_hashes_are_remembered_until_a_file_changes(folder, monkeypatch):
     read = []
-    hashed = weights._hashed  # noqa: SLF001 - to count what is read
-    monkeypatch.setattr(weights, "_hashed", lambda path: read.append(path.name) or hashed(path))
+    hashed = weights.file_hash
+    monkeypatch.setattr(weights, "file_hash", lambda place: read.append(Path(place).name) or hashed(place))
     for path in folder.iterdir():
         os.utime(path, (1e9, 1e9))
     first = digest(folder)

@@ -64,26 +64,6 @@ def names(folder):
 
 
 @pytest.mark.slow
-def test_plain_training_goes_on_bit_by_bit(world, tmp_path):
-    done, whole, engine = trained(world, tmp_path)
-    assert done == 0
-    assert names(tmp_path) == ["step_00000004", "step_00000008"]
-    shutil.rmtree(tmp_path / "checkpoints/step_00000008")
-    done, rest, resumed = trained(world, tmp_path)
-    assert done == 4
-    assert figures(rest) == figures(whole)[4:]
-    assert_same_bits(resumed.weights(), engine.weights())
-
-
-@pytest.mark.slow
-def test_a_training_that_is_done_has_nothing_left_to_do(world, tmp_path):
-    _, _, engine = trained(world, tmp_path)
-    done, told, again = trained(world, tmp_path)
-    assert (done, told) == (8, [])
-    assert_same_bits(again.weights(), engine.weights())
-
-
-@pytest.mark.slow
 def test_a_checkpoint_is_told_of_when_it_is_there_and_the_last_step_has_one(world, tmp_path):
     _, told, _ = trained(world, tmp_path, steps=7, checkpoint_every=3)
     order = [(event.event, event.step) for event in told]
@@ -122,17 +102,9 @@ def test_older_checkpoints_are_removed_when_the_new_one_is_there(world, tmp_path
 
 
 @pytest.mark.slow
-def test_what_a_killed_process_has_half_written_is_removed_and_not_taken_up(world, tmp_path):
-    trained(world, tmp_path)
-    half = tmp_path / "checkpoints/.step_00000012.0123456789abcdef.tmp"
-    half.mkdir()
-    (half / "state.safetensors").write_bytes(b"half")
-    assert checkpoints.resume(engine_of(plain(), world), world, str(tmp_path)) == 8
-    assert names(tmp_path) == ["step_00000004", "step_00000008"]
+def test_what_is_half_written_is_removed_and_not_taken_up(world, tmp_path):
+    """By a save that fails, and by a process that was killed."""
 
-
-@pytest.mark.slow
-def test_a_checkpoint_that_fails_leaves_nothing_and_those_before_it(world, tmp_path):
     class Full:
         def save(self, folder):
             (tmp_path / folder / "state.safetensors").write_bytes(b"half")
@@ -141,6 +113,12 @@ def test_a_checkpoint_that_fails_leaves_nothing_and_those_before_it(world, tmp_p
     trained(world, tmp_path)
     with pytest.raises(OSError, match="no room"):
         checkpoints.save(Full(), world, str(tmp_path), 12, keep=1)
+    assert names(tmp_path) == ["step_00000004", "step_00000008"]
+    half = tmp_path / "checkpoints/.step_00000012.0123456789abcdef.tmp"
+    half.mkdir()
+    (half / "state.safetensors").write_bytes(b"half")
+    done, told, _ = trained(world, tmp_path)
+    assert (done, told) == (8, [])
     assert names(tmp_path) == ["step_00000004", "step_00000008"]
 
 

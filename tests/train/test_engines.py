@@ -8,12 +8,10 @@ import torch
 from safetensors.torch import load_file
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.train.engine import BatchShape
-from tokenmill.tasks.train.model import configuration, fresh
-from tokenmill.tasks.train.rows import TrainBatch
-from tokenmill.tasks.train.training import Training, learning_rate, train
+from tokenmill.tasks.train.training import Training, train
 from transformers import LlamaForCausalLM
 
-from tests.train.engines_in_turn import LENGTH, PAD, VOCABULARY, Progressions, engine_of, settings_of
+from tests.train.engines_in_turn import VOCABULARY, Progressions, engine_of, settings_of
 from tests.train.training_runs import engines_in_turn, found
 
 pytestmark = pytest.mark.slow
@@ -37,8 +35,6 @@ ONE = [
     case("plain", PLAIN),
     case("plain tied", PLAIN, TIED),
     case("plain packed", PLAIN, rows="packed"),
-    case("plain alone", PLAIN, rows="alone"),
-    case("plain isolated", PLAIN, what="isolate"),
     case("megatron"),
     case("megatron tied", TIED),
     case("megatron packed", rows="packed"),
@@ -47,7 +43,6 @@ ONE = [
     case("row by row", {"micro_batch": 1}),
     case("at once", {"micro_batch": 4}),
     case("in bfloat16", precision="bfloat16"),
-    case("plain in bfloat16", PLAIN, precision="bfloat16"),
 ]
 
 
@@ -116,14 +111,12 @@ def test_two_processes_train_as_one_does(folder, name):
     assert_same(folder, name, alone_case(name))
 
 
-@pytest.mark.parametrize("engine", ["plain", "megatron"])
-def test_packs_train_as_their_sequences_do_alone(folder, engine):
-    assert_same(folder, f"{engine} packed", f"{engine} alone")
+def test_packs_train_as_their_sequences_do_alone(folder):
+    assert_same(folder, "megatron packed", "megatron alone")
 
 
-@pytest.mark.parametrize("engine", ["plain", "megatron"])
-def test_sequences_of_a_pack_do_not_see_each_other(folder, engine):
-    known = found(folder, f"{engine} isolated")
+def test_sequences_of_a_pack_do_not_see_each_other(folder):
+    known = found(folder, "megatron isolated")
     assert known["sequences"] > 1
     assert known["apart"][0] == known["apart"][1]
     assert abs(known["together"][0] - known["together"][1]) > 1e-4
@@ -134,72 +127,20 @@ def test_micro_batches_change_nothing(folder, name):
     assert_same(folder, name, "megatron")
 
 
-@pytest.mark.parametrize(("name", "whole"), [("in bfloat16", "megatron"), ("plain in bfloat16", "plain")])
-def test_bfloat16_is_near_float32(folder, name, whole):
-    difference = np.abs(trajectory(folder, name) - trajectory(folder, whole))
+def test_bfloat16_is_near_float32_and_exported(folder):
+    difference = np.abs(trajectory(folder, "in bfloat16") - trajectory(folder, "megatron"))
     assert 0 < difference.max() < 0.05
+    assert {tensor.dtype for tensor in weights(folder, "in bfloat16").values()} == {torch.bfloat16}
+    assert LlamaForCausalLM.from_pretrained(folder / "in bfloat16/model").dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["plain", "plain tied", "megatron", "megatron tied"])
+@pytest.mark.parametrize("name", ["megatron", "megatron tied"])
 def test_the_exported_model_says_what_the_trained_one_does(folder, name):
     model = LlamaForCausalLM.from_pretrained(folder / name / "model")
     tokens = torch.from_numpy(Progressions().batch([999]).tokens)
     with torch.inference_mode():
         said = model(tokens).logits[0]
     assert torch.allclose(said, torch.tensor(found(folder, name)["logits"]), rtol=0, atol=EXACT)
-
-
-@pytest.mark.parametrize("name", ["in bfloat16", "plain in bfloat16"])
-def test_a_model_is_exported_in_the_precision_of_its_weights(folder, name):
-    wanted = torch.float32 if "plain" in name else torch.bfloat16
-    assert {tensor.dtype for tensor in weights(folder, name).values()} == {wanted}
-    assert LlamaForCausalLM.from_pretrained(folder / name / "model").dtype == wanted
-
-
-@pytest.mark.parametrize("kind", ["plain", "plain tied"])
-def test_training_is_what_a_loop_in_plain_pytorch_does(folder, kind):
-    settings = settings_of(next(each for each in ONE if each["name"] == kind))
-    vocabulary = settings.model.vocabulary(VOCABULARY)
-    model = LlamaForCausalLM(configuration(settings.model, vocabulary, LENGTH + 1, PAD))
-    beginning = fresh(settings.model, vocabulary, settings.seed)
-    model.load_state_dict({name: beginning(name) for name, _ in model.named_parameters()}, strict=False)
-    decayed = [each for name, each in model.named_parameters() if "norm" not in name]
-    spared = [each for name, each in model.named_parameters() if "norm" in name]
-    chosen = settings.optimizer
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": chosen.weight_decay}, {"params": spared, "weight_decay": 0}],
-        betas=(chosen.beta1, chosen.beta2), eps=chosen.epsilon,
-    )  # fmt: skip
-    for step, (loss, _, norm) in enumerate(found(folder, kind)["steps"]):
-        batch = Progressions().batch(range(step * settings.global_batch, (step + 1) * settings.global_batch))
-        ids = torch.from_numpy(np.concatenate([batch.tokens, batch.labels[:, -1:]], 1))
-        own = model(ids, labels=ids).loss  # shifts by itself, and is the mean
-        optimizer.zero_grad()
-        own.backward()
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step + 1, settings.steps, chosen)
-        assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), chosen.clip)) == pytest.approx(norm, abs=EXACT)
-        assert own.item() == pytest.approx(loss, abs=EXACT)
-        optimizer.step()
-    norms = [norm for _, _, norm in found(folder, kind)["steps"]]
-    assert min(norms) < chosen.clip < max(norms)
-
-
-def test_only_what_the_mask_says_is_trained_on(world):
-    engine, batch = engine_of(case("plain", PLAIN), world), Progressions().batch([1, 2])
-    mask = np.random.default_rng(1).random(batch.tokens.shape) < 0.3
-    labels = np.where(mask, batch.labels, (batch.labels + 1) % VOCABULARY)
-    half, other = (engine.losses([TrainBatch(batch.tokens, each, mask, None)]) for each in (batch.labels, labels))
-    assert half == other
-    assert half.tokens == mask.sum()
-    nothing = engine.losses([TrainBatch(batch.tokens, batch.labels, np.zeros_like(mask), None)])
-    assert (nothing.tokens, nothing.mean) == (0, 0)
-
-
-def test_losses_do_not_train(world):
-    engine, batches = engine_of(case("plain", PLAIN), world), [Progressions().batch([1, 2])]
-    assert engine.losses(batches) == engine.losses(batches) == engine.step(batches, 1e-3)[0]
-    assert engine.losses(batches).total < engine.step(batches, 1e-3)[0].total + EXACT
 
 
 def test_every_row_of_a_global_batch_is_read_once_whatever_the_shape():

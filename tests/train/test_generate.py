@@ -103,12 +103,6 @@ def test_a_loop_is_seen(model, vocabulary):
     assert one(model, vocabulary, opening([7]), new_tokens=3).repeated is None
 
 
-def test_what_is_repeated_is_a_share_of_the_fours(model, vocabulary):
-    wanted = likeliest(model, [9, 300, 20], 12)
-    fours = [tuple(wanted[place : place + 4]) for place in range(9)]
-    assert one(model, vocabulary, opening([9, 300, 20])).repeated == pytest.approx(1 - len(set(fours)) / 9)
-
-
 def test_prompts_are_text(vocabulary, tmp_path):
     first, second = given([f"a {EOS} b", "c"], vocabulary)
     assert vocabulary.eos not in first.prompt
@@ -159,18 +153,19 @@ def documents(*pairs):
     return Completions(np.array(ids, np.int32), offsets, np.array(loss, np.int8), np.zeros(len(ids), np.int8))
 
 
-def test_the_beginning_of_a_document_and_what_follows():
-    openings = OpeningSample("set", 9, 10, 5, 0)
-    openings.add(documents((100, 0), (8, 0), (2, 0), (1, 0), (0, None)))
+@pytest.mark.parametrize(
+    ("prompt_tokens", "given", "expected"),
+    [
+        (10, ((100, 0), (8, 0), (2, 0), (1, 0), (0, None)), {0: (10, [10, 11, 12, 13, 14]), 1: (4, [1004, 1005, 1006, 1007]), 2: (1, [2001])}),
+        (None, ((100, 37), (50, None), (10, 9)), {0: (37, [37, 38, 39, 40, 41]), 2: (9, [2009])}),
+    ],
+    ids=["the beginning of a document", "all before the first answer"],
+)  # fmt: skip
+def test_prompts_and_what_follows(prompt_tokens, given, expected):
+    openings = OpeningSample("set", 9, prompt_tokens, 5, 0)
+    openings.add(documents(*given))
     found = {int(each.prompt[0]) // 1000: (len(each.prompt), each.continuation.tolist()) for each in openings.chosen}
-    assert found == {0: (10, [10, 11, 12, 13, 14]), 1: (4, [1004, 1005, 1006, 1007]), 2: (1, [2001])}
-
-
-def test_all_before_the_first_answer_is_the_prompt():
-    openings = OpeningSample("set", 9, None, 5, 0)
-    openings.add(documents((100, 37), (50, None), (10, 9)))
-    found = {int(each.prompt[0]) // 1000: (len(each.prompt), each.continuation.tolist()) for each in openings.chosen}
-    assert found == {0: (37, [37, 38, 39, 40, 41]), 2: (9, [2009])}
+    assert found == expected
 
 
 def test_the_choice_of_documents_depends_on_the_seed_and_not_on_batches():

@@ -1,6 +1,5 @@
 """Launchers: what they write is what shells, clusters and the trainers of others read, and what they run starts."""
 
-import ast
 import os
 import re
 import shlex
@@ -511,72 +510,6 @@ def test_what_a_launcher_cannot_do_is_refused(cluster, monkeypatch, made, variab
 
 def test_data_in_a_store_of_objects_needs_no_claim(cluster):
     assert launch_of(job(launcher="kubernetes", path=STORED, start_from="org/model"), 8).runs
-
-
-# Megatron-Bridge
-
-
-def calls(program):
-    """The keyword arguments of every call in a program, by the name that is called."""
-    found = {}
-    for node in ast.walk(ast.parse(program)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            found[node.func.id] = {each.arg: value(each.value) for each in node.keywords}
-    return found
-
-
-def value(node):
-    return (
-        ast.literal_eval(node)
-        if not any(isinstance(each, ast.Name | ast.Attribute) for each in ast.walk(node))
-        else ast.unparse(node)
-    )
-
-
-def assignments(program):
-    """What is assigned to attributes."""
-    nodes = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Assign)]
-    return {node.targets[0].attr: value(node.value) for node in nodes if isinstance(node.targets[0], ast.Attribute)}
-
-
-def test_megatron_bridge_pretrains_on_the_blend():
-    made = job(launcher="megatron-bridge", steps=30, global_batch=16, micro_batch=4, parallel={"tensor": 2}, seed=5)
-    launch = launch_of(made, 8)
-    assert not launch.runs
-    said = calls(launch.files["train.py"])
-    assert said["get_blend_fields_from_data_paths"] == {"per_split_data_args_path": "/data/pre pared/blend.json"}
-    assert said["TrainingConfig"] == {"train_iters": 30, "global_batch_size": 16, "micro_batch_size": 4}
-    assert said["TokenizerConfig"] == {"tokenizer_type": "NullTokenizer", "vocab_size": 1000}
-    assert said["CheckpointConfig"]["save"] == said["CheckpointConfig"]["load"] == f"{FOLDER}/checkpoints"
-    assert said["GPTModelProvider"]["vocab_size"] == 1000
-    assert said["RNGConfig"] == {"seed": 5}
-    assert "GPTSFTDatasetConfig" not in said
-    assert assignments(launch.files["train.py"])["tensor_model_parallel_size"] == 2
-
-
-def test_megatron_bridge_reads_packs_one_at_a_time_at_the_size_they_have():
-    made = job(launcher="megatron-bridge", kind="sft", tokenizer=HUB, micro_batch=8, validate_every=2)
-    program = launch_of(made, 8).files["train.py"]
-    said = calls(program)
-    assert said["TrainingConfig"]["micro_batch_size"] == 1
-    assert said["PackedSequenceSpecs"] == {
-        "packed_sequence_size": 512,
-        "packed_train_data_path": "/data/pre pared/train",
-        "packed_val_data_path": "/data/pre pared/valid",
-        "pad_seq_to_mult": 4,
-    }
-    assert said["GPTSFTDatasetConfig"]["seq_length"] == assignments(program)["seq_length"] == 512
-    assert (said["GPTSFTDatasetConfig"]["do_validation"], said["GPTSFTDatasetConfig"]["do_test"]) == (True, False)
-    assert assignments(program)["calculate_per_token_loss"] is True
-    assert said["TokenizerConfig"]["tokenizer_model"] == "org/tokenizer"
-
-
-def test_megatron_bridge_begins_with_weights_and_their_tokenizer():
-    made = job(launcher="megatron-bridge", kind="sft", start_from="/models/it's")
-    said = calls(launch_of(made, 8).files["train.py"])
-    assert said["TokenizerConfig"] == {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "START_FROM"}
-    assert said["CheckpointConfig"]["pretrained_checkpoint"] == "START_FROM"
-    assert 'START_FROM = "/models/it\'s"' in launch_of(made, 8).files["train.py"]
 
 
 # NeMo-RL

@@ -40,9 +40,3 @@ def test_the_rate_grows_and_falls_as_torchs_does(decay, steps, warmup):
     settings = OptimizerSettings(learning_rate=HIGHEST, minimum_learning_rate=LOWEST, warmup_steps=warmup, decay=decay)
     rates = [learning_rate(step, steps, settings) for step in range(1, steps + 1)]
     assert rates == pytest.approx(by_torch(decay, warmup, steps), abs=1e-9)
-
-
-def test_the_last_step_has_the_lowest_rate():
-    settings = OptimizerSettings(learning_rate=HIGHEST, minimum_learning_rate=LOWEST, warmup_steps=3)
-    assert learning_rate(20, 20, settings) == LOWEST
-    assert learning_rate(3, 20, settings) == HIGHEST

@@ -13,7 +13,7 @@ import pytest
 from tokenmill.flows.cli import run
 from tokenmill.tasks.nightly.blends import find_blends
 from tokenmill.tasks.nightly.night import compare_blend, follow_prepared, prune_night
-from tokenmill.tasks.report.parcel import parcel_of
+from tokenmill.tasks.report.push import parcel_of
 from tokenmill.tasks.report.summary import artifact_record
 
 from tests.building import build_here, prepare_here

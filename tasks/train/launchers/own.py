@@ -16,10 +16,10 @@ context.
 """
 
 import hashlib
+import json
 import os
 import shlex
 import sys
-from typing import Any
 
 import yaml
 from tokenmill.tasks.errors import InputError
@@ -80,38 +80,26 @@ def slurm_launch(job: Job, processes: int) -> Launch:
 
 def kubernetes_launch(job: Job, processes: int) -> Launch:
     """Raises InputError for missing environment variables, and for paths outside the claim."""
-    folder, several = local_folder(job.output_dir, job.settings.launcher), job.settings.nodes > 1
+    folder, nodes = local_folder(job.output_dir, job.settings.launcher), job.settings.nodes
     image, claim, mount = _image_and_claim(job)
     name = f"tokenmill-train-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
-    service = {  # gives pods DNS names, even before they are ready
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name, "labels": {INSTANCE: name}},
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {INSTANCE: name}},
-    }
-    whole = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "labels": {INSTANCE: name}},
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": job.settings.nodes,
-            "parallelism": job.settings.nodes,
-            "backoffLimit": 0,
-            "ttlSecondsAfterFinished": 86_400,
-            "template": {
-                "metadata": {"labels": {INSTANCE: name}},
-                "spec": _pod(job, processes, name, image, claim, mount),
-            },
-        },
-    }
+    program = [*TRAINER, join(folder, JOB)]
+    torchrun = [
+        *RUN, f"--nnodes={nodes}", f"--nproc-per-node={processes}", "--max-restarts=0", "--node-rank=$(NODE_RANK)",
+        f"--master-addr={name}-0.{name}", f"--master-port={PORT}", *program,
+    ]  # fmt: skip
+    values = {
+        "name": name, "nodes": nodes, "image": image, "claim": claim, "mount": mount,
+        "command": ["python", *(on_one_machine(processes, program) if nodes == 1 else torchrun)],
+        "resources": {"requests": {"cpu": processes}} if job.settings.device == "cpu" else {"limits": {"nvidia.com/gpu": processes}},
+    }  # fmt: skip
+    literals = {each: json.dumps(value, ensure_ascii=False) for each, value in values.items()}
+    manifests = list(yaml.safe_load_all(script(MANIFEST, instance=INSTANCE, index=INDEX, **literals)))
+    if nodes == 1:  # one pod has nobody to meet
+        del manifests[0], manifests[-1]["spec"]["template"]["spec"]["subdomain"]
     heading = f"# A training run as a Kubernetes Job. Start it with job.sh beside this file, or with kubectl apply --filename {MANIFEST}.\n"
-    files = {
-        MANIFEST: heading + yaml.safe_dump_all([service, whole] if several else [whole], sort_keys=False),
-        "job.sh": script(
-            "job.sh", manifest=shlex.quote(join(folder, MANIFEST)), name=name, instance=INSTANCE, index=INDEX
-        ),
-    }
+    shell = script("job.sh", manifest=shlex.quote(join(folder, MANIFEST)), name=name, instance=INSTANCE, index=INDEX)
+    files = {MANIFEST: heading + yaml.safe_dump_all(manifests, sort_keys=False), "job.sh": shell}
     return Launch(files, ["sh", join(folder, "job.sh")], True)
 
 
@@ -136,30 +124,3 @@ def _image_and_claim(job: Job) -> tuple[str, str, str]:
                 f"{what} {path} is not in {mount}, where {CLAIM} is mounted; move it there, or name a different claim"
             )
     return image, claim, mount
-
-
-def _pod(job: Job, processes: int, name: str, image: str, claim: str, mount: str) -> dict[str, Any]:
-    program, nodes = [*TRAINER, join(job.output_dir, JOB)], job.settings.nodes
-    torchrun = [
-        *RUN, f"--nnodes={nodes}", f"--nproc-per-node={processes}", "--max-restarts=0", "--node-rank=$(NODE_RANK)",
-        f"--master-addr={name}-0.{name}", f"--master-port={PORT}", *program,
-    ]  # fmt: skip
-    gpus = {"limits": {"nvidia.com/gpu": processes}}
-    index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
-    container = {
-        "name": "trainer",
-        "image": image,
-        "command": ["python", *(on_one_machine(processes, program) if nodes == 1 else torchrun)],
-        "env": [{"name": "NODE_RANK", "valueFrom": index}],
-        "resources": {"requests": {"cpu": processes}} if job.settings.device == "cpu" else gpus,
-        "volumeMounts": [
-            {"name": "files", "mountPath": mount},
-            {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - shared memory of processes and NCCL; 64 MB by default
-        ],
-    }
-    volumes = [
-        {"name": "files", "persistentVolumeClaim": {"claimName": claim}},
-        {"name": "memory", "emptyDir": {"medium": "Memory"}},
-    ]
-    pod = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
-    return pod if nodes == 1 else {**pod, "subdomain": name}
