@@ -477,7 +477,7 @@ def test_an_earlier_training_of_the_same_model_may_begin(job, tmp_path):
     earlier = finished(job("pretrain", steps=99), tmp_path / "earlier")
     check(job("sft", start_from=str(earlier)))
     shutil.rmtree(earlier / "model")
-    assert refusal(job(start_from=str(earlier))).endswith("has not written its model yet; let it finish first")
+    assert refusal(job(start_from=str(earlier))).endswith("hasn't written its model yet; let it finish first")
 
 
 def test_places_here_are_made_absolute(prepared, tmp_path, monkeypatch):
