@@ -239,9 +239,9 @@ def test_two_nights_at_once_take_turns_and_make_one_version(nights):
     [
         ("pretrain/broken.json", "{", "not valid JSON"),
         ("pretrian/typo.json", "{}", "did you mean 'pretrain'?"),
-        ("lost.json", "{}", "not a kind of preparation"),
+        ("lost.json", "{}", "isn't a preparation kind"),
         ("pretrain/wbe.yaml", "{}", "did you mean 'web.json'?"),
-        ("pretrain/news/local.json", "{}", "not a kind of preparation"),
+        ("pretrain/news/local.json", "{}", "isn't a preparation kind"),
         ("pretrain/web.yml", "{}", "web.yml: settings are read from files that end in .yaml"),
         ("pretrain/wbe.yml", "{}", "wbe.yml: settings are read from files that end in .yaml"),
         ("pretrain/web.yaml", "shard_sise: 3", "did you mean 'shard_size'"),

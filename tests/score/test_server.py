@@ -161,8 +161,8 @@ def test_the_key_comes_from_the_environment_and_a_refused_one_says_so(vllm, monk
 
 def test_a_model_that_is_not_served_is_refused_before_anything_runs(vllm):
     with pytest.raises(InputError, match=r"serves tiny, not 'other'; set model to a served one"):
-        require_model(None, NllSettings(model="other", engine="server", server=f"{vllm.url}/v1"), "out")
-    require_model(None, NllSettings(model="tiny", engine="server", server=f"{vllm.url}/v1/"), "out")
+        require_model(NllSettings(model="other", engine="server", server=f"{vllm.url}/v1"))
+    require_model(NllSettings(model="tiny", engine="server", server=f"{vllm.url}/v1/"))
 
 
 def test_a_server_without_log_probabilities_of_prompts_is_refused(vllm, monkeypatch):

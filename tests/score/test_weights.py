@@ -188,6 +188,6 @@ def test_without_torch_the_error_says_how_to_install_it(monkeypatch, saved, pack
     monkeypatch.setitem(sys.modules, package, None)
     remedy = rf"{package} cannot be imported .*; install it with: pip install 'tokenmill\[score\]'"
     with pytest.raises(InputError, match=remedy):
-        require_model(None, NllSettings(model=str(saved)), "out")
+        require_model(NllSettings(model=str(saved)))
     with pytest.raises(InputError, match=remedy):
-        require_model(None, EmbedSettings(engine="transformers", model=str(saved), pooling="mean"), "out")
+        require_model(EmbedSettings(engine="transformers", model=str(saved), pooling="mean"))

@@ -179,7 +179,11 @@ def test_a_dataset_of_other_prefixes_is_refused(data, tmp_path):
 @pytest.mark.parametrize(
     ("batch", "given", "words"),
     [
-        (BATCH // 2, {"first_step": 3}, "another training was recorded here: global_batch was 6, now 3; choose"),
+        (
+            BATCH // 2,
+            {"first_step": 3},
+            "a different training run was recorded here: global_batch was 6, now 3; choose",
+        ),
         (BATCH, {"replica": 0, "replicas": 4}, "replica=0, replicas=4, global_batch=6: give"),
         (BATCH, {"replica": 3, "replicas": 3}, "replica=3, replicas=3, global_batch=6: give"),
     ],

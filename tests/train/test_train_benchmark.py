@@ -136,7 +136,7 @@ def test_what_no_step_depends_on_does_not_make_another_configuration(base):
 def test_other_configurations_are_not_compared(base, changes, started, warmup, names):
     other = summarise(job(**changes), Started(**STARTED.model_dump() | started), steps(), warmup=warmup)
     assert other.key != base.key or not changes
-    with pytest.raises(InputError, match=f"another {names}"):
+    with pytest.raises(InputError, match=f"a different {names}"):
         compare(other, base)
 
 
