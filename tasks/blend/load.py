@@ -151,7 +151,7 @@ def _anchor_path(path: str, base: str) -> str:
 def from_page(url: str) -> str:
     """`hf://org/name[@revision][/path]` for the address of a dataset's page on the hub; other URLs unchanged.
 
-    Raises InputError for other pages of the hub, and for what is no URL.
+    Raises InputError for other pages of the Hub, and for names that aren't URLs.
     """
     try:
         parts = urlsplit(url)

@@ -3,9 +3,9 @@
     weights (x tokens^temperature) ─► limits: tokens, shares, epochs, phases ─► the closest mix within all of them
 
 Closest means least Kullback-Leibler divergence from the weights: a dataset at its cap leaves its tokens to the others, in
-proportion to their weights. Each limit bounds a sum of tokens, or makes one sum a share of another, so the closest mix that
+proportion to their weights. Each limit bounds a sum of tokens, or makes one sum a share of a second one, so the closest mix that
 keeps a single limit is a multiplication. Going round the limits until nothing changes finds the closest mix that keeps all
-(L. M. Bregman, 1967; with equalities alone this is iterative proportional fitting, Deming and Stephan, 1940). Thirty datasets in
+(L. M. Bregman, 1967; with only equalities this is iterative proportional fitting, Deming and Stephan, 1940). Thirty datasets in
 three phases take some 10 ms. Limits that exclude each other never settle: then the factors of one round are a certificate (Farkas)
 that names the limits in conflict and, if the total is at fault, the nearest total that fits.
 
@@ -37,7 +37,7 @@ NEGLIGIBLE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class PhaseMix:
-    """The tokens to read of each dataset in a phase; those of 0 tokens are left out."""
+    """Return the tokens to read of each dataset in a phase; datasets with 0 tokens are omitted."""
 
     name: str
     drawn: Mapping[str, float]
@@ -88,7 +88,7 @@ class _Limit:
 def solve(blend: Blend, held: Mapping[str, int], tokens: int | None = None) -> Mix:
     """The mix of the training data of a blend, given the tokens that each dataset holds.
 
-    `tokens` replaces the blend's own total; without any, the total is what the datasets hold. Raises InputError for a budget that
+    `tokens` replaces the blend's own total; without any, the total is the tokens of the datasets. Raises InputError for a budget that
     cannot be kept: it names the limits in conflict and the nearest total that fits.
     """
     sources = [
@@ -134,7 +134,7 @@ def rounded(exact: np.ndarray, most: np.ndarray, total: int) -> np.ndarray:
 
 
 def _lengths(phases: Sequence[Phase], total: float) -> Iterator[tuple[Phase, float]]:
-    """Each phase with its tokens; one without a size takes what the others leave."""
+    """Return each phase with its tokens; one without a size takes the rest."""
     sizes = [total * phase.share if phase.share is not None else phase.tokens for phase in phases]
     left = total - sum(size for size in sizes if size is not None)
     for phase, size in zip(phases, sizes, strict=True):
@@ -165,7 +165,7 @@ def _stairs(
 def _weights(
     blend: Blend, sources: Sequence[DataSource], held: Mapping[str, int], phases: Sequence[Phase]
 ) -> np.ndarray:
-    """The weights that the mix stays close to ([phases, datasets]); 0 for datasets that shares leave nothing."""
+    """Return the weights that the mix is close to ([phases, datasets]); 0 for datasets whose share is used up."""
     power = blend.temperature or 0.0
     plain = [source.weight * held[source.name] ** power for source in sources]
     rows = np.tile(plain, (len(phases), 1))

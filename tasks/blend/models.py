@@ -58,7 +58,7 @@ TransformSpec = str | dict[str, JsonValue]
 
 
 class Fim(Strict, frozen=True):
-    """Fill in the middle: which documents are rearranged, and how. Names and defaults are those of Megatron's `--fim-*`."""
+    """Fill in the middle: which documents are rearranged, and how. Names and defaults match Megatron's `--fim-*`."""
 
     rate: Share = Field(default=0.5, description="Share of documents to rearrange; 0 turns it off.")
     spm_rate: Share = Field(default=0.5, description="Share of these as suffix, prefix, middle; the rest as PSM.")
@@ -264,7 +264,7 @@ class Phase(Strict, frozen=True):
 class Blend(Strict, frozen=True):
     """Datasets and weights: either one flat list, `datasets`, or a list per split.
 
-    Budgets say how many tokens of each dataset of the training data are read, and when; `blend.mix` solves them.
+    Budgets set how many tokens of each dataset of the training data are read, and when; `blend.mix` solves them.
     """
 
     datasets: list[DataSource] | None = Field(default=None, description="Flat blend; valid and test are held out.")
@@ -316,7 +316,7 @@ class Blend(Strict, frozen=True):
 
     @property
     def budgeted(self) -> bool:
-        """Whether more than plain weights decide what is read."""
+        """Whether more than plain weights decides which tokens are read."""
         own = (self.tokens, self.temperature, self.groups, self.phases)
         return any(each is not None for each in own) or any(source.budgeted for source in self.training())
 
@@ -332,7 +332,7 @@ def listed_sources(blend: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _check_names(blend: Blend) -> None:
-    """Every name in groups and mixes must be that of a dataset or group, and of only one."""
+    """Require that every name in groups and mixes belongs to exactly one dataset or group."""
     sources = blend.training()
     paths = [source.group.split("/") for source in sources if source.group]
     groups = {"/".join(path[:depth]) for path in paths for depth in range(1, len(path) + 1)}

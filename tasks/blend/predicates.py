@@ -6,10 +6,10 @@ r"""Predicates on the fields of rows, such as `int_score >= 3 and language in ['
     nested     metadata.score is the field `score` of the object `metadata`; a dot in backticks is part of a name
     length     length(field): the number of characters of a text
 
-`0 < a <= 1` chains as in Python, and `between` includes both ends. There is no other function, and no arithmetic.
+`0 < a <= 1` chains as in Python, and `between` includes both ends. Other functions and arithmetic don't exist.
 
 Null works as in SQL, and a missing field is null: a comparison with null is null, `not` keeps it, and a row is selected only
-where the result is true. NaN equals nothing, not even itself.
+where the result is true. NaN isn't equal to any value, not even itself.
 
 A tree of a predicate is one function over an `Interpretation`: values of tables, or the statistics of
 row groups (`sources.arrow_predicates`). Parsing takes 5 microseconds per token.
@@ -193,7 +193,7 @@ class _Token:
 class Predicate:
     """A parsed predicate. `where` names its source in error messages; `named` are its fields in order.
 
-    `normal` is the predicate with one spelling of blanks, quotes and keywords: part of the identity of what it selects.
+    `normal` is the predicate with one spelling of spaces, quotes and keywords: part of the identity of the selected rows.
     `optional` are the fields that it tests with `is null`.
     """
 

@@ -2,6 +2,6 @@
 
     record → conversation → one rendering → the characters the model would generate → tokens and mask
 
-The mask is built during rendering: the template's own loop and tracked text record which message each character comes from, so
+The mask is built during rendering: the template's own loop and tracked text record each character's message, so
 nothing is searched for afterwards.
 """

@@ -5,7 +5,7 @@ nearest known name; it is never rendered as a template.
 
 The self-check runs before a preparation. For every probe that the template accepts, the decoded tokens must equal the rendering,
 the decoded trained tokens must equal the characters chosen by the policy, and the ids must be the tokenizer's own. A template
-that leaves nothing to train on fails here and not in training. The check takes seconds, because it loads the reference tokenizer,
+that masks everything fails here and not in training. The check takes seconds, because it loads the reference tokenizer,
 so its result is cached.
 """
 
@@ -110,7 +110,7 @@ SequencesOf = Callable[[Conversation], "list[Segments] | Rejected"]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A renderer that passed the check, the kinds of conversation it rejects with the reason, and warnings."""
+    """A renderer that passed the check, the conversations that it rejects with the reason, and warnings."""
 
     renderer: Renderer
     refused: dict[str, str]
@@ -145,7 +145,7 @@ def variant(
     split_turns: SplitTurns,
     special: SpecialTokens,
 ) -> Renderer | Rejected:
-    """A renderer for rows with variables of their own, probed as any other; Rejected if its masks would be wrong."""
+    """Return a renderer for rows with their own variables, probed as any other; Rejected if its masks would be wrong."""
     template = renderer.template
     try:
         own = compiled(template.source, {**template.variables, **variables})

@@ -39,7 +39,7 @@ class Controls:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Matches a control token, the longest first; matches nothing if there are none."""
+        """Return a pattern for control tokens, the longest first; without any, it never matches."""
         longest_first = sorted(self.ids, key=lambda token: (-len(token), token))
         return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 

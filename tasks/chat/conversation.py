@@ -77,7 +77,7 @@ class Message(TypedDict):
     """One message. Keys without a value are absent; only `content` may be None, beside tool calls.
 
     `reasoning_content` is never blank; it and `tool_calls` are for the assistant, `tool_call_id` for tools. `trained`
-    restricts training to these characters of an assistant's content (see `messages.trained_characters`), and `cut` says that a
+    restricts training to these characters of an assistant's content (see `messages.trained_characters`), and `cut` marks that a
     budget ended its reasoning, so that the end of it isn't trained on; templates see neither.
     """
 
@@ -189,7 +189,7 @@ def _apart(message: Message, inline: Inline) -> Message:
 
 
 def _split(content: str, inline: Inline) -> tuple[str | None, str]:
-    """Inline thinking, None if absent or blank, and the answer after it. A closing tag alone, within a line, is text.
+    """Inline thinking, None if absent or blank, and the answer after it. A closing tag without an opening one, within a line, is text.
 
     Raises RejectionError for unterminated thinking, and for tags that occur again.
     """

@@ -12,7 +12,7 @@
 | SWE-agent | `history` of messages with `message_type`; steps with `response` and `observation`; Nebius' `role` and `text` |
 
 The library openai-harmony (`Message.to_dict`, `Conversation.to_json`) has a message for every channel; here, those that make up
-one turn are one message. What its system message says of model, date and effort is the business of a chat template, and counted
+one turn are one message. Model, date and effort in its system message are up to a chat template, and counted
 as not read. So is a call that an agent never got a result for before it went on: "calls without a result".
 """
 
@@ -41,7 +41,7 @@ def with_role(message: Any) -> Any:  # noqa: ANN401 - as in the row
 
 
 def unfolded(message: Any) -> Iterator[Any]:  # noqa: ANN401 - as in the row
-    """The messages that Anthropic writes as one. Raises RejectionError for an answer that goes on after a call."""
+    """Return the messages that Anthropic writes as one. Raises RejectionError for an answer that continues after a call."""
     parts = message.get("content") if isinstance(message, dict) else None
     if not isinstance(parts, list) or message.get("role") == "tool":  # whose list may be its result
         yield message
@@ -177,7 +177,7 @@ STALLED = "calls without a result"
 
 
 def trace_name(first: object) -> str | None:
-    """The kind of trace that begins with `first`; None for messages."""
+    """Return the trace format that begins with `first`; None for messages."""
     if isinstance(first, list):
         first = first[0] if first else None
     if not isinstance(first, Mapping):

@@ -6,7 +6,7 @@ answer. Where a loss boundary is inside such a text, its segments are encoded as
 counted and not trained on.
 
 Each distinct text of a batch is encoded once, so the cost of a long conversation is linear even if its sequences repeat it.
-Placing ids takes 3 ns per token. Sequences of programs (`programs`) come as a layout and its values, without an object per
+Placing ids takes 3 ns per token. Program sequences (`programs`) are a layout and its values, without an object per
 segment: literals of the template are joined with values of many conversations at once by Arrow, some 5 GB/s.
 """
 
@@ -60,7 +60,7 @@ class Columns:
         return len(self.firsts) - 1
 
     def joined(self, others: Sequence[str]) -> tuple[pa.LargeStringArray, np.ndarray]:
-        """`others` and, after them, the texts of all conversations; and where those of each conversation begin, int64."""
+        """Return `others` and, after them, the texts of all conversations, and where each conversation's texts begin, int64."""
         if not self.firsts:
             return pa.array(others, pa.large_string()), np.empty(0, np.int64)
         which, tables = np.array(self.which), list(self.tables)
@@ -153,11 +153,11 @@ def text_of_run(run: Segments) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """The runs of a sequence apart from what their texts say.
+    """The runs of a sequence without the content of their texts.
 
     The first lists have an entry per run: `sources` is the number of a text in the table of its program, or -1 - id for a control
     token; `trained`, `roles` and `breaks` are as in Segment. `mixed` lists the runs of several segments: the run, the numbers of the
-    segments' texts, and whether each is trained on. Its texts, each once, have `literal` characters of their own and `values`.
+    segments' texts, and whether each is trained on. Its texts, each once, have `literal` constant characters and `values`.
     """
 
     sources: Sequence[int]
@@ -313,7 +313,7 @@ class Batch:
     `counts[i]` of them, from number `starts[i]` on. Its texts are numbered within conversation `owners[i]` of `columns`, or, if that
     is -1, in `texts`. `mixed` lists the runs of several segments: the sequence, the run in it, the numbers of the segments' texts, and
     whether each is trained on. `tokenized` sequences have a run per token, listed after all others: if `starts[i]` is -1 - n, from
-    number n of these on. `characters` counts those of the texts of all sequences, and tokens of `tokenized`.
+    number n of these on. `characters` counts the characters in the texts of all sequences, and tokens of `tokenized`.
     """
 
     texts: list[str] = field(default_factory=list[str])
@@ -426,7 +426,7 @@ def _ids(encoded: Tokens, sources: np.ndarray) -> np.ndarray:
 def _trained_tokens(whole: np.ndarray, parts: Sequence[np.ndarray], trained: Sequence[bool]) -> tuple[np.ndarray, int]:
     """Which tokens of a run of texts are trained on, int8, and how many tokens contain a boundary.
 
-    `parts` are the tokens of each text encoded alone. Where they equal those of the whole, boundaries are exact; otherwise only
+    `parts` are the tokens of each text encoded separately. Where they equal the tokens of the whole, boundaries are exact; otherwise only
     tokens that agree from either end count.
     """
     flags = np.repeat(np.array(trained, np.int8), [len(part) for part in parts])

@@ -1,6 +1,6 @@
 """Filters and limits of chat templates.
 
-Filters whose result is no larger than their input are Jinja's. Those that write text are replaced here, to limit sizes and keep
+Filters whose result isn't larger than their input are Jinja's. Filters that write text are replaced here, to limit sizes and keep
 origins.
 
 A template can build huge values cheaply: a list that contains the previous list twice, nested forty levels deep, takes a few

@@ -44,7 +44,7 @@ def kind(value: object) -> str:
 
 
 def quoted(value: object) -> str:
-    """The beginning of a string in quotes, or the type of another value."""
+    """Return the beginning of a string in quotes, or the type of a different value."""
     return repr(value[:SHOWN_CHARACTERS]) if isinstance(value, str) else kind(value)
 
 

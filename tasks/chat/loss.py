@@ -5,8 +5,8 @@ In every template an assistant message begins with the generation prompt, which 
 
     reasoning │ answer │ tool calls │ end of turn
 
-Boundaries come from the origin of the text (see `traced`): the answer is the message's content, tool calls begin with
-the loop over them, and the last control token ends the turn. Template text belongs to what it introduces: `<think>\n`
+Boundaries follow from the origin of the text (see `traced`): the answer is the message's content, tool calls begin with
+the loop over them, and the last control token ends the turn. Template text belongs to the text that it introduces: `<think>\n`
 and `\n</think>\n` to reasoning, `<tool_call>` to a call. Some templates write calls before the answer. Some (GLM) write
 no end of turn; then the control token of the next header ends it.
 
@@ -32,7 +32,7 @@ LossOn = Literal["assistant_all", "assistant_bodies", "last_turn", "final_only"]
 class LossPolicy:
     """Which tokens are trained on.
 
-    `assistant_all`: all that the assistant generates; `last_turn`: what it generates after the last user message; `final_only`:
+    `assistant_all`: all generated text of the assistant; `last_turn`: generated text after the last user message; `final_only`:
     its last answer, without reasoning and tool calls, and nothing if it only calls tools; `assistant_bodies` (formats with
     separate headers): message bodies only. The other fields exclude parts. `empty_reasoning` is the template's placeholder for
     missing reasoning, if it follows the generation prompt: a model that does not generate it would start to reason.
@@ -46,7 +46,7 @@ class LossPolicy:
 
     @property
     def name(self) -> str:
-        """What is trained on in a word, and the parts that aren't: `assistant_all`, `last_turn -reasoning`."""
+        """Name the trained parts in a word, and the masked ones: `assistant_all`, `last_turn -reasoning`."""
         return " -".join(
             [self.on, *(part for part in ("reasoning", "tool_calls", "end_of_turn") if not getattr(self, part))]
         )
@@ -94,7 +94,7 @@ class Completion(NamedTuple):
     """The part of one message that the model generates, as characters of a rendering.
 
     Reasoning is `[start, answer)`, the answer `[answer, calls)`, tool calls `[calls, ending)`, the end of turn
-    `[ending, stop)`; each may be empty. If calls come first, `calls < answer`: reasoning is `[start, calls)`, calls
+    `[ending, stop)`; each may be empty. If calls precede the answer, `calls < answer`: reasoning is `[start, calls)`, calls
     `[calls, answer)`, the answer `[answer, ending)`. `reasons` is False if the reasoning is the template's placeholder
     for none.
     """
@@ -111,9 +111,9 @@ class Completion(NamedTuple):
 class Openings:
     """How a template begins and ends answers, from its probes.
 
-    `prompts` are the generation prompts, those of the template's own variables first, long ones first. `unprompted` are
+    `prompts` are the generation prompts, with the template's own variables first, long ones first. `unprompted` are
     roles whose messages are followed by none. `leads` are texts seen between a prompt and the message. `ends_in_next`:
-    answers have no end token; the first token of what follows ends them: these tokens, after an answer and after calls. `stops`
+    answers don't have an end token; the first token after them ends them: these tokens, after an answer and after calls. `stops`
     are the tokens that end the last answer of a conversation. `inline`: how thinking inside of contents is read.
     """
 
@@ -132,7 +132,7 @@ class Openings:
 
 @dataclass(slots=True)
 class Parts:
-    """Beginning and end of each part of a message. `of_others`: they include text of another message; `gap`: the generation
+    """Beginning and end of each part of a message. `of_others`: they include text of a different message; `gap`: the generation
     tags leave a gap; `characters`: of the content, as far as they are written.
     """
 
@@ -210,7 +210,7 @@ def ended(rendering: Rendering, messages: Sequence[Message], openings: Openings,
 
 def _before_results(rendering: Rendering, messages: Sequence[Message], controls: Controls) -> dict[int, Range]:
     """The extents of messages within which the template writes the results of their calls (Gemma 4): up to the control token
-    that stands behind the calls, which ends them, as it does where there are no results.
+    that is after the calls, which ends them, as it does without results.
     """
     found: dict[int, Range] = {}
     spans = rendering.spans
@@ -310,7 +310,7 @@ def _left_out(
 
 
 def _mixed_in(number: int, written: Parts, *, behind: bool) -> tuple[str, str]:
-    """Reason and detail for a message that includes the text of another, maybe with its own content `behind` that."""
+    """Return reason and detail for a message that includes text of a different one, maybe with its own content `behind` that."""
     if behind and written.call and written.content and written.call[0] < written.content[0]:
         return (
             "parts_mixed",
@@ -335,7 +335,7 @@ def _lacks_calls(number: int, message: Message, rendering: Rendering) -> bool:
 
 
 def _not_generated(number: int, written: Parts) -> tuple[str, str] | None:
-    """Reason and detail if the template's `generation` tags omit what the model would generate."""
+    """Return reason and detail if the template's `generation` tags omit generated text."""
     first, last = written.generated or (0, 0)
     parts = [part for part in (written.content, written.call) if part]
     if written.gap:

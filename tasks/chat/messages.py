@@ -5,7 +5,7 @@ the first fault.
 
 Reasoning is under a separate key; contents are kept as they are (see `conversation`).
 
-A tool call is `{"function": {"name", "arguments"}}` or the inner object alone; arguments are an object or JSON text, and older
+A tool call is `{"function": {"name", "arguments"}}` or only the inner object; arguments are an object or JSON text, and older
 rows have one `function_call`. An unreadable call rejects its conversation, because a result without its call would train the
 wrong behavior. Nulls in arguments and definitions are data and are kept.
 
@@ -22,7 +22,7 @@ Loss flags in the data restrict training:
 
 axolotl's content parts have `train` or `weight` as well. A message is excluded if any flag excludes it. With `train_detail`,
 only its characters and the end of turn are trained on. Where `reasoning_truncated` is true, of an answer or of a row (whose last
-answer it is), a budget ended the reasoning: what stands between it and the answer, `</think>`, isn't the model's, and isn't
+answer it is), a budget ended the reasoning: the text between it and the answer, `</think>`, isn't the model's, and isn't
 trained on. Data that asks to train on other roles is rejected, and so are other
 keys that speak of loss, masks or training.
 """
@@ -210,7 +210,7 @@ CUT = ("reasoning_truncated", "thinking_truncated")
 
 
 def is_cut(fields: Mapping[str, Any]) -> bool:
-    """Whether a message or row says that a budget ended its reasoning. Raises RejectionError for a flag that can't be read."""
+    """Whether a message or row has a flag that a budget ended its reasoning. Raises RejectionError for a flag that can't be read."""
     flags = [_flag(fields, name) for name in CUT if name in fields]
     return any(flags)
 
@@ -379,7 +379,7 @@ MASKS = frozenset({"loss", "mask", "masks", "masked", "train", "trained", "train
 
 
 class Unusual(NamedTuple):
-    """The keys of a message that mean something beyond `read_message`: by what they mean."""
+    """Return the keys of a message with a meaning beyond `read_message`: by their meaning."""
 
     masks: tuple[str, ...]
     pictures: tuple[str, ...]
@@ -391,7 +391,7 @@ class Unusual(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def unusual(keys: tuple[str, ...]) -> Unusual | None:
-    """What the keys of a message mean that no other part of this module knows; None for nothing, as usual."""
+    """Return the meaning of a message's keys that the rest of this module doesn't read; None for no meaning, as usual."""
     masks = tuple(key for key in keys if key not in {*WHOLE, DETAIL} and MASKS & set(re.split(r"[^a-z]+", key.lower())))
     unread = set(UNREAD)
     if not {"role", "from"}.isdisjoint(keys):

@@ -78,7 +78,7 @@ def conversation(
 
 
 def _no_answer(count: int, record: Record) -> str:
-    """Why there is nothing to train on, and the fields beside the messages that may hold their answer."""
+    """Explain why every message is masked, and name fields next to the messages that may hold the answer."""
     found = f"none of its {count} messages is by the assistant, so there is no text to train on"
     apart = [name for name in ANSWERS if isinstance(record.get(name), str)]
     if not apart:
@@ -87,7 +87,7 @@ def _no_answer(count: int, record: Record) -> str:
 
 
 class _Reading:
-    """What is found on the way: the fields that aren't read, tools in messages, and whether a message has unusual keys."""
+    """Findings on the way: the fields that aren't read, tools in messages, and whether a message has unusual keys."""
 
     __slots__ = ("odd", "tools", "unread")
 
@@ -167,7 +167,7 @@ def _pair(record: Record, layout: Layout, reading: _Reading) -> list[Any]:
 
 
 def _joined(record: Record, asked: object, shape: Shape) -> object:
-    """The question, and on further lines what the shape adds to it."""
+    """Return the question, and the shape's additions to it on further lines."""
     more = [name for name in shape.more if record[name]]
     if not more or not isinstance(asked, str):
         return asked

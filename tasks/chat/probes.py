@@ -126,7 +126,7 @@ class TemplateProfile:
 
     @property
     def strips_history(self) -> bool:
-        """Whether a turn changes once another follows."""
+        """Whether a turn changes once a second one follows."""
         return self.writes_reasoning and not self.keeps_reasoning
 
 
@@ -179,7 +179,7 @@ class _Answer:
 
 
 def is_reply(messages: Sequence[Message], number: int) -> bool:
-    """Whether a message answers another role's message, as in requests to a server."""
+    """Whether a message answers one from a different role, as in requests to a server."""
     return number > 0 and messages[number]["role"] == "assistant" != messages[number - 1]["role"]
 
 
@@ -254,7 +254,7 @@ def _leads(answer: _Answer, controls: Controls, *, outside: bool) -> Iterator[st
 
 
 def _ends_in_next(template: ChatTemplate, controls: Controls) -> tuple[str, ...]:
-    """The tokens that follow an answer, and calls, if an answer has no end token; else none."""
+    """Return the tokens that follow an answer, and calls, if answers don't have an end token; else none."""
     rendering = template.render(PROBES["several turns"].messages, [])
     if not isinstance(rendering, Rendering) or not controls.ids or 1 not in rendering.extents:
         return ()
@@ -321,7 +321,7 @@ def unwritten_by(template: ChatTemplate) -> frozenset[str]:
 
 
 def unwritten_in(conversation: Conversation, kinds: Iterable[str]) -> list[str]:
-    """What a conversation has of the kinds that a template leaves out, and the definitions and questions that it lacks."""
+    """The parts of a conversation that a template omits, and the definitions and questions that it lacks."""
     found = [f"{name} that the template doesn't write" for name in sorted(kinds) if PARTS[name].occurs(conversation)]
     called = {call["function"]["name"] for each in conversation.messages for call in each.get("tool_calls", ())}
     functions = [tool.get("function") or tool for tool in conversation.tools] if called else []

@@ -1,12 +1,12 @@
-"""Programs: what a conversation of a known shape becomes, learned once and then filled with its texts.
+"""Programs: the rendering of a conversation with a known shape, learned once and then filled with its texts.
 
 The *shape* of a conversation is all of it but its texts: the keys and roles of every message, which texts are empty, the names
-and nesting of arguments, and the tools. Most plain conversations of a dataset have one of a few dozen shapes. When a shape comes up
+and nesting of arguments, and the tools. Most plain conversations of a dataset have one of a few dozen shapes. When a shape occurs
 for the fourth time, its conversation is rendered with unknown contents (`symbolic`). If the template takes the same path for all
 contents, the resulting segments with holes are the *program* of the shape: to fill it takes 2 µs per message, and to render takes
 45. Long conversations with tool calls hardly ever share a shape; they are rendered as before.
 
-A conversation is rendered as before if its shape has no program, if one of its texts is blank or contains a tag that the
+A conversation is rendered as before if its shape doesn't have a program, if one of its texts is blank or contains a tag that the
 template searches for or a control token, if only some of its characters are trained on, or if it is very long. So programs change
 no byte. Two checks guard this: a new program must give the segments that its conversation is rendered to, and one conversation in a
 hundred, chosen by a hash of its text, is rendered and compared as well.
@@ -49,15 +49,15 @@ Shape = tuple[Any, ...]
 
 
 class ProgramError(RunError):
-    """A program gave other segments than the template, so none of what was filled can be trusted."""
+    """A program gave different segments than the template, so filled conversations can't be trusted."""
 
 
 class _ShapelessError(Exception):
-    """A conversation that has no program."""
+    """A conversation without a program."""
 
 
 def shape(conversation: Conversation) -> tuple[Shape, list[str]] | None:
-    """The shape of a conversation, and its texts in a fixed order; None if it can have no program."""
+    """Return the shape of a conversation, and its texts in a fixed order; None if it can't have a program."""
     texts: list[str] = []
     try:
         kinds = [
@@ -111,7 +111,7 @@ def _structure(value: object, texts: list[str]) -> object:
 
 
 def stand_ins(conversation: Conversation) -> Conversation:
-    """The conversation with stand-ins for its texts, numbered in the order of `shape`."""
+    """Return the conversation with placeholders for its texts, numbered in the order of `shape`."""
     numbers = iter(range(1 << 62))
 
     def stood_in(value: Any) -> Any:  # noqa: ANN401 - any part of a message
@@ -134,7 +134,7 @@ def stand_ins(conversation: Conversation) -> Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The sequences of a shape: the values of a conversation, the table of texts with them, and the layouts. `absent` are the
+    """The sequences of a shape: a conversation's values, the table of texts with them, and the layouts. `absent` are the
     tags and control tokens that the texts of a conversation must not contain.
     """
 
@@ -153,7 +153,7 @@ class Program:
 
 
 class Programs:
-    """A renderer with its programs. `sequences` gives what the renderer gives, filled or as segments."""
+    """A renderer with its programs. `sequences` gives the renderer's result, filled or as segments."""
 
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
@@ -228,7 +228,7 @@ class Programs:
 
 
 def _has_stand_ins(value: object) -> bool:
-    """Whether something other than a text contains a character of stand-ins."""
+    """Whether a value other than a text contains a placeholder character."""
     written = ascii(value)
     return ascii(FIRST)[1:-1] in written or ascii(LAST)[1:-1] in written
 

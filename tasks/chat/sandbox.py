@@ -5,12 +5,12 @@ Jinja's immutable sandbox isolates a template from Python but doesn't limit its 
 error that names the limit. Only the filters, methods and functions listed here and in `filters` are available.
 
 Output doesn't depend on time, chance or machine: there is no `random`, and `strftime_now` uses the template variable `date`.
-Otherwise the environment is that of Hugging Face transformers (trimmed blocks, `break` and `continue`, `tojson` without
+Otherwise the environment matches Hugging Face transformers (trimmed blocks, `break` and `continue`, `tojson` without
 escapes, `raise_exception`, the `generation` tag).
 
 Marks are inserted into the template's syntax tree. Every loop that writes text marks each iteration, with its message or tool
 call, and its end; other loops only count steps. `~` becomes a filter that keeps origins. The `generation` tag, by which some
-templates mark what the model generates, becomes two marks. Slices become a filter, because copying costs steps.
+templates mark generated text, becomes two marks. Slices become a filter, because copying costs steps.
 """
 
 import re
@@ -55,7 +55,7 @@ from .traced import MessageRecord, ToolCallRecord, mark
 
 
 class Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: marks what the model generates."""
+    """`{% generation %}…{% endgeneration %}`: marks generated text."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -107,7 +107,7 @@ class OutputCode(CodeGenerator):
 
 
 def _is_cheap(left: nodes.Expr, operand: nodes.Operand) -> bool:
-    """Whether a comparison takes no time: with a literal, or in a list of some."""
+    """Whether a comparison takes negligible time: with a literal, or in a short list."""
     if operand.op in {"in", "notin"}:
         return isinstance(operand.expr, nodes.List | nodes.Tuple) and all(map(_is_literal, operand.expr.items))
     return _is_literal(left) or _is_literal(operand.expr)

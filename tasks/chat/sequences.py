@@ -5,7 +5,7 @@ that ends with it. A conversation of n turns becomes n sequences, each with the 
 turn; only that one is trained on.
 
 Rendering all prefixes would be quadratic. Instead every message is rendered twice, in its history form and in a conversation of
-its turn alone, and sequences are composed of both. The self-check compares this with real prefixes. If they differ, and for
+its turn separately, and sequences are composed of both. The self-check compares this with real prefixes. If they differ, and for
 system messages in later turns, prefixes are rendered one by one.
 """
 
@@ -29,9 +29,9 @@ NEXT_TURN: Message = {"role": "user", "content": "…"}
 class Renderer:
     """Conversations to sequences of segments, with one template and policy.
 
-    `openings` say how the template begins and ends an answer; `literal`: control tokens in data are plain text;
+    `openings` describe how the template begins and ends an answer; `literal`: control tokens in data are plain text;
     `splits_turns`: conversations with reasoning become one sequence per user turn; `composes`: these can be composed of
-    parts; `unwritten`: what the template omits (see `probes`).
+    parts; `unwritten`: parts that the template omits (see `probes`).
     """
 
     template: ChatTemplate
@@ -91,7 +91,7 @@ class Renderer:
         return trained or Rejected("nothing_trained", "no token of it would be trained on under this loss policy")
 
     def _taken_for_thinking(self, given: Conversation, escaped: Conversation, noncharacter: str) -> int | None:
-        """The number of an answer with a tag of thinking that changes what the template writes; None if there is none."""
+        """Return the number of an answer with a thinking tag that changes the template's output; None if there isn't one."""
         if not {OPEN, CLOSE} & self.controls.written.ids.keys():
             return None
         tagged = [number for number, message in enumerate(given.messages) if has_tag(message)]

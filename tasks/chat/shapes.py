@@ -1,4 +1,4 @@
-"""The shapes of chat rows: which fields hold a conversation, and what lies beside it.
+"""The shapes of chat rows: the fields with the conversation, and the fields next to it.
 
 A shape is a row of SHAPES. It names either a list of messages, or a question and its answer; the first shape whose fields have
 a value is read. What may lie beside it is the same for all shapes: a system prompt, tools, and for pairs a history and
@@ -35,7 +35,7 @@ def given_of(fields: Mapping[str, str]) -> Given:
 class Shape:
     """Where the messages of a row are: a list in `messages`, or a pair, `prompt` and `response`. All are fields.
 
-    `more` follow the prompt, each on a new line, if they have a value; for ids they are masks. `same` repeat what is read. `beside`
+    `more` follow the prompt, each on a new line, if they have a value; for ids they are masks. `same` repeat fields that are read. `beside`
     are other fields by which the shape is known. `prompt_trained` is false where answers in the prompt's messages aren't trained on.
     """
 
@@ -151,7 +151,7 @@ BESIDE: Mapping[str, Meaning] = {
         "other",
     ),
 }  # fmt: skip
-"""What a field means that a shape doesn't read: a second question or answer, pictures and sound, a mark of the answer, or
+"""The meaning of a field that a shape doesn't read: a second question or answer, pictures and sound, a mark of the answer, or
 something else, as any other field of the table does. A field that is only `telling` means something if it isn't a mere number.
 """
 
@@ -194,7 +194,7 @@ def fields_read(messages_field: str | None, tools_field: str, given: Given = ())
 
 
 class Layout(NamedTuple):
-    """A shape for rows with the same fields: with their spelling, and with what lies beside it, in the order of the row;
+    """A shape for rows with the same fields: with their spelling, and with the fields next to it, in the order of the row;
     `optional` are the fields named by the blend that a row may lack.
 
     `messages` and the other fields of `shape` may be dotted if the blend names them.
@@ -229,7 +229,7 @@ def value_at(record: Record, path: str, reason: Reason) -> Any:  # noqa: ANN401 
 
 
 def layout_of(record: Record, messages_field: str | None, tools_field: str, given: Given) -> Layout:
-    """The layout of a row. Raises RejectionError (no_messages) if it has no known shape."""
+    """Return the layout of a row. Raises RejectionError (no_messages) if its shape is unknown."""
     keys = tuple([key for key, value in record.items() if value is not None])
     found = _layout(keys, messages_field, tools_field, given)
     if found is None:
@@ -304,7 +304,7 @@ def _spelled(shape: Shape, names: Mapping[str, str]) -> Shape:
 
 
 def shape_name(record: Record, messages_field: str | None = None, given: Given = ()) -> str | None:
-    """The name of a row's shape, such as `Alpaca pairs`; None if it has no known shape."""
+    """Return the name of a row's shape, such as `Alpaca pairs`; None if its shape is unknown."""
     found = _layout(tuple(key for key, value in record.items() if value is not None), messages_field, TOOLS[0], given)
     if found is None:
         return None

@@ -1,11 +1,11 @@
-"""Chat templates run on unknown contents: what they write for every conversation of the same shape.
+"""Chat templates run on unknown contents, which gives their output for every conversation with the same shape.
 
 Contents become `Symbol`s: texts with holes, whose content is unknown except that it is not blank. A `Symbol` supports only
 operations whose result is known for every content: joining, stripping blanks, JSON, and searches for a string, which is then
 assumed to be absent and noted as a *tag*. Any other operation raises `UnprovableError`. So if a template finishes, it takes the
 same path and writes the same literal text around the same holes for all contents without these tags.
 
-`Symbol` is not a `str`: an operation of Python or Jinja that is not listed here fails, and is never executed on a stand-in.
+`Symbol` isn't a `str`: an operation of Python or Jinja that isn't listed here fails, and is never executed on a placeholder.
 
 One run takes as long as rendering the conversation twice.
 """
@@ -196,7 +196,7 @@ def _stripped(hole: Part, name: Literal["lstrip", "rstrip"], chars: str | None) 
 
 
 def symbol_of(parts: Iterable[Part], tags: set[str]) -> str | Symbol:
-    """The text of some parts; plain if there is no hole."""
+    """Return the text of some parts; plain without holes."""
     merged: list[Part] = []
     for part in parts:
         if isinstance(part, str) and merged and isinstance(merged[-1], str):
@@ -354,7 +354,7 @@ def _join(environment: Any, values: Any, d: str = "", attribute: str | None = No
 
 
 def _plain(value: Any, symbols: list[Symbol]) -> Any:  # noqa: ANN401 - any JSON
-    """JSON with stand-ins for its symbols, which are appended to `symbols`."""
+    """Return JSON with placeholders for its symbols, which are appended to `symbols`."""
     if isinstance(value, Symbol):
         symbols.append(value)
         return f"{FIRST}{len(symbols) - 1}{LAST}"
@@ -419,7 +419,7 @@ class SymbolicSandbox(Sandbox):
 
 
 def _json(text: str, symbols: Sequence[Symbol], origin: Origin | None) -> str | Symbol:
-    """JSON text with a hole for every stand-in."""
+    """Return JSON text with a hole for every placeholder."""
     parts: list[Part] = []
     for number, found in enumerate(JSON_LEAF.split(text)):
         if number % 2 == 0:
@@ -435,7 +435,7 @@ def _json(text: str, symbols: Sequence[Symbol], origin: Origin | None) -> str | 
 class _Reordered(NodeTransformer):
     """`'<' in text and ('<a>' in text or '<b>' in text)` asks the exact questions first, so that `<` is no tag.
 
-    Only searches of one variable for constants change places; they have no effect and raise nothing.
+    Only searches of one variable for constants change places; they don't have side effects and never raise.
     """
 
     def visit_And(self, node: nodes.And) -> nodes.Node:  # noqa: N802 - Jinja's name
@@ -458,9 +458,9 @@ def _searched(node: nodes.Node) -> str | None:
 
 
 class SymbolicTemplate(ChatTemplate):
-    """A template for conversations whose texts are stand-ins.
+    """A template for conversations whose texts are placeholders.
 
-    `holes` are those of all renderings: a rendering holds the stand-in of a number for the hole of that number. `tags` are the
+    `holes` are the holes of all renderings: a rendering has the placeholder of a number for the hole of that number. `tags` are the
     strings that are assumed to be absent.
     """
 
@@ -482,7 +482,7 @@ class SymbolicTemplate(ChatTemplate):
         return [self._symbolic(record) for record in records(messages)]
 
     def _symbolic(self, value: Any) -> Any:  # noqa: ANN401 - any part of a message
-        """A value with symbols for stand-ins."""
+        """Return a value with symbols for placeholders."""
         if isinstance(value, str):
             found = STAND_IN.fullmatch(value)
             origin = value.spans[0][2] if found and isinstance(value, Traced) else None
@@ -500,7 +500,7 @@ class SymbolicTemplate(ChatTemplate):
         return [self._symbolic(inner) for inner in cast("list[Any]", value)] if isinstance(value, list) else value
 
     def _written(self, given: Mapping[str, Any]) -> str:
-        """The text with stand-ins for holes, and its spans."""
+        """Return the text with placeholders for holes, and its spans."""
         pieces = list(self._template.root_render_func(self._template.new_context(dict(given))))
         written = together(pieces)
         if self._sandbox.budget.steps < MAX_STEPS // 2:

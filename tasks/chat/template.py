@@ -7,7 +7,7 @@ template's loop over the messages marks where each begins, and assistant content
 A process ends when a rendering spends too long in one call of C. Python checks limits, and handles Ctrl-C and other signals,
 between operations only, and one operation on a nested value can take years. `filters` bounds every such operation that is known;
 a timer of the kernel covers all other cases. It counts the thread's CPU time, so a busy or suspended machine does no harm; when
-it expires, the C library starts a thread, which needs no interpreter, to show the sentence and to end the process. A Dask worker
+it expires, the C library starts a thread, which doesn't need an interpreter, to show the sentence and to end the process. A Dask worker
 that ends takes its shard with it: the run tries others, then fails. Setting the timer and clearing it takes some 3 µs.
 """
 
@@ -106,7 +106,7 @@ class ChatTemplate:
             return Rejected("template_error", f"the chat template fails: {type(error).__name__}: {error}")
 
     def reads(self, name: str) -> bool:
-        """Whether a variable of this name can change what is written."""
+        """Whether a variable with this name can change the output."""
         return name in self.source or (name == "date" and CLOCK in self.source)
 
     def _parsed(self, source: str) -> nodes.Template:
@@ -202,7 +202,7 @@ os.register_at_fork(after_in_child=lambda: vars(_of_thread).clear())  # a child 
 
 
 def _timer() -> ctypes.c_void_p:
-    """The timer of this thread. Raises OSError if the kernel has no more."""
+    """Return the timer of this thread. Raises OSError if the kernel is out of timers."""
     found = getattr(_of_thread, "timer", None)
     if found is None:
         found = ctypes.c_void_p()

@@ -1,4 +1,4 @@
-"""Rows that are tokenized already: their ids are stored as they are, and masks beside them say which are trained on.
+"""Rows that are already tokenized: their ids are stored unchanged, and masks next to them select the trained ones.
 
 | ids | masks |
 |---|---|
@@ -6,7 +6,7 @@
 | prime-rl's `prompt_ids` and `completion_ids` | `prompt_mask` and `completion_mask` |
 
 An entry of a mask is for the id at its own position, not for the next one. With several masks, an id is trained on if all of them
-say so, as in TRL. Padding and packs are rejected, because a row is stored as one sequence.
+mark this, as in TRL. Padding and packs are rejected, because a row is stored as one sequence.
 """
 
 from collections.abc import Sequence

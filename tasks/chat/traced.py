@@ -39,7 +39,7 @@ class Traced(str):
         return self
 
     def _cut(self, start: int, stop: int) -> "Traced":
-        """The characters `[start, stop)` with their spans; a span that is cut off completely stays as an empty one."""
+        """Return the characters `[start, stop)` with their spans; a span that is cut off completely remains as an empty one."""
         if start == 0 and stop == len(self):
             return self
         kept = [
@@ -95,7 +95,7 @@ class Traced(str):
             start += len(part) + between
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
-        """See str; the replacement has no known origin."""
+        """See str; the origin of the replacement isn't known."""
         return joined(self.split(old, count), new) if old else str.replace(self, old, new, count)
 
 
@@ -159,7 +159,7 @@ def _record(number: int, message: Message) -> MessageRecord:
 
 
 def _call(number: int, call: ToolCall) -> ToolCallRecord:
-    """A call whose name and arguments keep their origin, however a template comes to them."""
+    """A call whose name and arguments keep their origin, even if a template reads them indirectly."""
     record, function = ToolCallRecord(call), call["function"]
     record.message = number
     name, arguments = _called(function["name"], number), function["arguments"]

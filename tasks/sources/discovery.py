@@ -4,12 +4,12 @@ One listing per source, never a request per file: a bucket prefix of 100,000 obj
 a folder of 100,000 local files 1.3 s. Listings include sizes and checksums, so nothing is read except the first bytes of
 `.json` files. Files are sorted by URI, so the same files always give the same plan.
 
-Folders, prefixes and globs are searched recursively for files of known formats; other files, hidden files and folders (`.git`,
+Folders, prefixes and globs are searched recursively for files in known formats; other files, hidden files and folders (`.git`,
 `.cache`), pipes and devices are skipped and counted. `subset` and `split` select among the files found (`selection`). A path to
 a file selects that file, which must be of a known format.
 
 Every run searches again, so outputs must not be inside a source, or the next run would read them. Nor may a source be inside an
-output folder, where publishing replaces files. `require_no_overlap` refuses both.
+output folder, where publishing replaces files. `require_no_overlap` rejects both.
 """
 
 import errno
@@ -76,7 +76,7 @@ def find(source: DataSource, wanted: str | None = None) -> Found:
     `wanted` is the split to take of a hub dataset with several if `source` names none; None takes all.
 
     A local file has `modified_ns`, any other file `version`, if its store gives one. Links to folders are followed; a folder or
-    file that can be reached in several ways is read once. Raises InputError if there is nothing to read.
+    file that can be reached in several ways is read once. Raises InputError if every file is excluded.
     """
     if source.path.startswith("hf://"):
         from .hub import hub_files  # the hub's client takes 0.15 s to import
@@ -163,7 +163,7 @@ def _of_one_snapshot(folder: Path, names: list[str]) -> tuple[list[str], list[st
 
 
 def _named_once(folder: Path, names: list[str]) -> list[str]:
-    """The names, without links to files that other names lead to, such as those of two revisions in a cache of the hub."""
+    """Return the names, without links to files that other names lead to, such as two revisions in a Hub cache."""
     links = {name: os.path.realpath(folder / name) for name in names if (folder / name).is_symlink()}
     if not links:
         return names
@@ -262,7 +262,7 @@ def name_within(path: str, uri: str) -> str:
 
 
 def divided(path: str) -> tuple[str, str]:
-    """A glob's components before the first with a wildcard, and the rest; the rest is empty if there is no wildcard."""
+    """Return a glob's components before the first with a wildcard, and the rest; without a wildcard, the rest is empty."""
     parts = path.split("/")
     first = next((index for index, part in enumerate(parts) if has_magic(part)), len(parts))
     return "/".join(parts[:first]), "/".join(parts[first:])
@@ -334,7 +334,7 @@ def _kind(name: str) -> tuple[str, Compression | None]:
 
 @contextmanager
 def _explained(place: str) -> Generator[None]:
-    """Turn a store's refusal into an InputError with a remedy; transient errors pass through, to be retried."""
+    """Turn a store's denial into an InputError with a remedy; transient errors pass through, to be retried."""
     try:
         yield
     except FileNotFoundError as error:
@@ -363,7 +363,7 @@ Location = tuple[AbstractFileSystem, str]
 def require_no_overlap(name: str, source: str, written: Mapping[str, str], published: str | None = None) -> None:
     """Raises InputError if a search of `source` would find an output folder, or if `source` is inside `published`.
 
-    `name` is the source's name in messages; `written` maps names of output folders to their places. Hidden folders and folders
+    `name` is the source's name in messages; `written` maps output folders to their paths. Hidden folders and folders
     that a glob does not match are never searched, so outputs may be there. Lists every local folder once.
     """
     places = {what: filesystem(folder) for what, folder in [*written.items(), ("", published)] if folder is not None}

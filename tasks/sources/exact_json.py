@@ -132,7 +132,7 @@ def compact(value: object) -> bytes:
 
 def with_placeholders(value: Any) -> tuple[Any, Callable[[str], str]]:  # noqa: ANN401 - any JSON
     """`value` with integers as placeholders for the numbers that JSON writers would change, and a function that restores the
-    numbers in the written text. The same object if there are no such numbers.
+    numbers in the written text. The same object without such numbers.
 
     Raises TypeError for more than 254 levels.
     """

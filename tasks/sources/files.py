@@ -1,4 +1,4 @@
-"""The types of this package: a file, a slice of it, a batch of its rows, a bad row, and what a file format provides."""
+"""The types of this package: a file, a slice of it, a batch of its rows, a bad row, and the interface of a file format."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,9 +38,9 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class InputWarning:
-    """What a run doesn't read of its inputs, or reads more than once; plan, summary, page, JSON records and manifest show it.
+    """Inputs that a run doesn't read, or reads more than once; plan, summary, report, JSON records and manifest show them.
 
-    `kind` is for programs: `unread_files`, `read_twice`, …; `what` is for people. `files` and `bytes` say how much it is. `reads`
+    `kind` is for programs: `unread_files`, `read_twice`, …; `what` is for people. `files` and `bytes` are the amount. `reads`
     are the datasets (by `split/name`) that it is about, and how often each reads it in one pass: 0 for what isn't read.
     Discovery leaves `reads` empty.
     """
@@ -67,12 +67,12 @@ class Slice:
 
     A row belongs to the slice that holds its first byte. A file that cannot be cut is one slice, `[0, size)`. If `rows` is set,
     the slice is limited to its first rows (a sample). `content` identifies the bytes of the slice's rows; in a columnar format,
-    those of the columns `fields` (all columns, if empty). `size` is the number of source bytes, for load balancing and
+    the columns `fields` (all columns, if empty). `size` is the number of source bytes, for load balancing and
     progress. `filters` and `where` drop rows: every reader counts them as `filtered`. `keys` are the fields of these that the
     path of the file gives to rows without them. With a `where` or keys, `content` leaves out the row groups that are not read.
 
     A bundle of small files is a slice with `members`, the slices of its files in order: its rows are their rows. Its `file`,
-    `start` and `stop` are those of the first member. Read it with `formats.read_texts` or `formats.read_records`.
+    `start` and `stop` belong to the first member. Read it with `formats.read_texts` or `formats.read_records`.
     """
 
     file: SourceFile
@@ -96,7 +96,7 @@ MAX_PLACES = 4_096
 
 
 def files_of(parts: Iterable[Slice]) -> Iterator[SourceFile]:
-    """Return the files of slices, and of the members of bundles."""
+    """Return the files in slices, and in the members of bundles."""
     return (each.file for part in parts for each in part.members or [part])
 
 
@@ -208,7 +208,7 @@ class SourceFormat(Protocol):
     """A file format: how its files are named, cut, identified and read. `formats.FORMATS` lists the formats.
 
     `name` is part of every shard's identity and must not change. `endings` are file name extensions; if `compressible`,
-    each may be followed by one of `formats.COMPRESSIONS`. Of the files of a folder, those of the lowest `rank` are read: a CSV file
+    each may be followed by one of `formats.COMPRESSIONS`. In a folder, only files with the lowest `rank` are read: a CSV file
     beside JSON Lines is most likely about them, and text a note. A `columnar` format is read column by column: the identity of a slice covers
     only the columns that are needed, and cutting a file reads its footer. `json_rows.RowFormat` implements all methods but
     one for formats that are not columnar.
@@ -240,7 +240,7 @@ class SourceFormat(Protocol):
     def rows(self, part: Slice) -> Iterator[list[Row]] | Iterator[pa.RecordBatch | range]:
         """All rows of a slice as they are stored, in order: JSON, or Arrow with all columns if `columnar`.
 
-        A `range` stands for rows that are not read, because `where` drops them.
+        A `range` represents rows that are not read, because `where` drops them.
         """
 
     @abstractmethod
@@ -272,7 +272,7 @@ Piece = TypeVar("Piece", bound=Rows)
 
 
 def leading(pieces: Iterator[Piece], rows: int | None) -> Iterator[Piece]:
-    """The first `rows` rows of consecutive pieces (all for None); stops reading there."""
+    """Return the first `rows` rows of consecutive pieces (all for None), and stop reading there."""
     if rows is None:
         yield from pieces
         return

@@ -114,7 +114,7 @@ def read_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:
     `text_field` names the string to take from each row; dots separate nested keys (`content.text`).
 
     Raises SourceCorrupt if the file is truncated or damaged, RunError if it has changed, and InputError if a Parquet
-    file has no such column. A row that cannot be read is part of the batch, with its reason.
+    file doesn't have such a column. A row that cannot be read is part of the batch, with its reason.
     """
     return _read(part, lambda one: format_of(one.file).texts(one, text_field))
 
@@ -142,7 +142,7 @@ def read_objects(part: Slice) -> Iterator[BytesBatch] | None:
 
 
 def _read(part: Slice, read: Callable[[Slice], Iterator[Batch]]) -> Iterator[Batch]:
-    """The batches of a slice; those of a bundle, file by file, with the numbers of rows in the bundle."""
+    """Yield the batches of a slice; for a bundle, file by file, with row numbers in the bundle."""
     if not part.members:
         yield from read(part)
     first = 0

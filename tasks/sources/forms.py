@@ -1,7 +1,7 @@
-"""What a user names instead of a blend, and what rows hold instead of what a preparation reads.
+"""Inputs that a user names instead of a blend, and rows of a form that a preparation doesn't read.
 
 A file of rows is taken as a blend of that one dataset. Conversations given to a preparation of documents, or documents to
-one of conversations, are refused before anything is built, with the command to use. For that the first rows of each dataset
+one of conversations, are rejected before building, with the command to use. For that the first rows of each dataset
 are read if the file is local; others are left to the check of bad rows.
 """
 
@@ -98,7 +98,7 @@ def _is_row(content: object) -> bool:
 def with_keys(blend: Blend, named: object, keys: Mapping[str, Any]) -> Blend:
     """The blend of a file of rows or of rows from Python, with these keys of its dataset.
 
-    `named` is what the blend was read from. Raises InputError if that is a blend.
+    `named` is the source of the blend. Raises InputError if that is a blend.
     """
     if not keys:
         return blend
@@ -138,7 +138,7 @@ def first_records(part: Slice) -> list[Record]:
 
 
 def form_of(records: Sequence[Record], source: DataSource) -> Form | None:
-    """The form that all rows have; None if they differ, or have another."""
+    """Return the form that all rows have; None if they differ, or have a different one."""
     forms: set[Form | None] = {_form(record, source) for record in records}
     return forms.pop() if len(forms) == 1 else None
 

@@ -3,9 +3,9 @@
 Branches move, so a branch is resolved to its commit first, and every URI contains the commit: the same files can be read as
 long as the repository exists. One request lists a whole repository with sizes and checksums; nothing is downloaded.
 
-Subsets and splits are those of `datasets.load_dataset`: the card declares them, or else paths decide (`selection`). Without a
+Subsets and splits match `datasets.load_dataset`: the card declares them, or else paths decide (`selection`). Without a
 subset, the default configuration is used; a repository with several configurations and no default needs a subset. Training data
-without a split is `train`, and what stays unread is counted. Of the same files in several formats, one is read.
+without a split is `train`, and unread files are counted. If several formats have the same rows, one is read.
 """
 
 import re
@@ -160,7 +160,7 @@ class MissingRevisionError(InputError):
 
 
 def _listed_at(repository: str, revision: str | None) -> DatasetInfo:
-    """What the hub has of a repository at a revision. Raises an error in a line, with the cause and a remedy."""
+    """The Hub's answer about a repository at a revision. Raises an error in a line, with the cause and a remedy."""
     where = f"hf://{repository}" + (f"@{revision}" if revision else "")
     try:
         validate_repo_id(repository)
@@ -183,7 +183,7 @@ def _file(root: str, sibling: RepoSibling) -> SourceFile:
 
 
 def _inside(names: list[str], inside: str, source: DataSource) -> tuple[list[str], Splits]:
-    """The files of a folder or glob in a repository, and their splits; those of a glob are `train` unless `source` names one."""
+    """Return the files in a folder or glob of a repository, and their splits; files of a glob are `train` unless `source` names one."""
     below, pattern = [name for name in names if name.startswith(f"{inside}/")], glob_pattern(inside)
     found = below or [*filter(pattern.match, names)]
     if not found:
@@ -195,7 +195,7 @@ def _inside(names: list[str], inside: str, source: DataSource) -> tuple[list[str
 
 
 def _declared(names: list[str], info: DatasetInfo, source: DataSource) -> tuple[list[str], Splits]:
-    """The files among which `source` chooses, and their splits: those of a configuration, or else of a folder."""
+    """Return the files among which `source` chooses, and their splits: of a configuration, or else of a folder."""
     declared = configurations(info.card_data.to_dict() if info.card_data else {})
     if source.subset is None:
         return names, _default(declared, source).splits(names)
@@ -225,7 +225,7 @@ def _default(declared: list[Configuration], source: DataSource) -> Configuration
 def _taken(splits: Splits, offered: list[str], source: DataSource, wanted: str | None) -> Splits:
     """The splits that are read: the one that `source` names, the only one, or `wanted` (None: all).
 
-    Raises MissingSplitError if there is no such split, and InputError if no file is left.
+    Raises MissingSplitError if the split doesn't exist, and InputError if every file is excluded.
     """
     if source.split is not None:
         taken = {source.split: of_split(splits, offered, source)}
@@ -249,7 +249,7 @@ def _taken(splits: Splits, offered: list[str], source: DataSource, wanted: str |
 def _left(
     offered: list[str], splits: Splits, taken: Splits, chosen: Sequence[str], source: DataSource
 ) -> dict[tuple[str, str], list[str]]:
-    """The data files that `source` leaves unread without saying so, by the kind of warning and what they are."""
+    """Return the data files that `source` silently omits, by the kind of warning and their description."""
     kinds: dict[str, tuple[str, str]] = {}
     if source.split is None:
         kinds.update(dict.fromkeys(offered, ("unread_subset", "files without a split or from a different subset")))

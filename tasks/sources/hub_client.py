@@ -2,11 +2,11 @@
 
 The Hub's own client waits without end for a host that swallows packets, once per address of the host, and gives up at once when
 the Hub is merely busy. Here an unreachable Hub is reported after SECONDS at most, whatever the network does, and a busy one (429
-and 5xx) is asked again when its Retry-After says.
+and 5xx) is asked again after its Retry-After.
 
 The Hub limits requests per account, and discovery already knows the size and commit of every file. So no worker lists
 anything: a read is one range request. For a large file, the Hub answers with the place where it is stored, signed for some
-time; later reads of any stream in this process go there directly, and the Hub is asked again only when that place refuses.
+time; later reads of any stream in this process use it directly, and the Hub is asked again only when that address rejects them.
 """
 
 import logging
@@ -76,7 +76,7 @@ def patiently(
     passing: type[Exception] | tuple[type[Exception], ...] = (),
     waits: Sequence[float] = WAITS,
 ) -> Answer:
-    """The answer of the hub, which is asked again, when it says, if it has had too many requests or failed.
+    """Return the answer of the Hub, which is asked again after its Retry-After if it has had too many requests or failed.
 
     `passing` are more errors after which it is asked again, `waits` the seconds before that. The last error is raised, as soon as
     the hub asks for more than MAX_WAIT in all. A long wait is logged.
@@ -99,7 +99,7 @@ def patiently(
 
 
 def wait_here() -> None:
-    """Leave long waits for a busy hub to `patiently`: the hub's own client would wait for as long as a Retry-After says."""
+    """Leave long waits for a busy Hub to `patiently`: the Hub's own client would wait for the whole Retry-After."""
     client = get_session()
     hooks = client.event_hooks
     if _refuse_to_wait not in hooks["response"]:
@@ -113,7 +113,7 @@ def _refuse_to_wait(response: Response) -> None:
 
 
 def seconds_to_wait(response: Response, usual: float) -> float:
-    """The seconds after which a response asks to try again; `usual` if it doesn't say."""
+    """Return the seconds after which a response asks to try again; `usual` by default."""
     after = response.headers.get("Retry-After", "")
     limit = parse_ratelimit_headers(response.headers)
     if after.isdigit():
@@ -138,11 +138,11 @@ def failure(error: HfHubHTTPError | TransportError, where: str) -> RunError:
 
 
 class HubUnreachableError(OSError):
-    """The hub gave no answer, or HF_HUB_OFFLINE forbids to ask; the message says why, and the remedy."""
+    """The Hub didn't answer, or HF_HUB_OFFLINE forbids to ask; the message has the cause and the remedy."""
 
 
 class OtherKindError(OSError):
-    """The hub has no repository of that kind and name, but one of a different kind; the message says so."""
+    """The Hub has this name only as a repository of a different kind; the message names it."""
 
 
 def information(
@@ -154,7 +154,7 @@ def information(
     waits: Sequence[float] = WAITS,
     seconds: float = 120,
 ) -> dict[str, Any]:
-    """What the hub's API says about a repository at a revision: its commit `sha`, the files as `siblings`, the card.
+    """Return the Hub API's record of a repository at a revision: its commit `sha`, the files as `siblings`, the card.
 
     `sizes` adds sizes and checksums of files. A busy hub is asked again after each of `waits`, and may take `seconds` for an
     answer. Raises HubUnreachableError, OtherKindError, and HfHubHTTPError (see `explained`).

@@ -49,7 +49,7 @@ def verified(part: Slice, stream: BinaryIO) -> Generator[xxh3_128]:
     """A hasher to update with the bytes of a slice as they are read from `stream`, its open file.
 
     Raises RunError at the start if the file is not the planned one, and at the end if it has changed or other bytes were read.
-    A reader that stops early skips the check at the end. Raises ValueError for a bundle, which has no file of its own.
+    A reader that stops early skips the check at the end. Raises ValueError for a bundle, which doesn't have its own file.
     """
     if part.members:
         raise ValueError(f"{part.file.uri}: begins a bundle; read each of its members")
@@ -61,7 +61,7 @@ def verified(part: Slice, stream: BinaryIO) -> Generator[xxh3_128]:
 
 
 def require_content(part: Slice, hasher: xxh3_128) -> None:
-    """Raises RunError unless the hashed bytes are those of the slice."""
+    """Raise RunError unless the hashed bytes equal the slice's."""
     if part.content != HASHED + hasher.hexdigest():
         raise changed(part.file.uri)
 
@@ -70,7 +70,7 @@ def require_content(part: Slice, hasher: xxh3_128) -> None:
 def unchanged(file: SourceFile, stream: BinaryIO, *, hashed: bool = False) -> Generator[None]:
     """Raises RunError at the start or the end unless the open file is the planned one.
 
-    With `hashed`, its bytes are compared too, and the change time is ignored: a new owner or link changes no byte.
+    With `hashed`, its bytes are compared too, and the change time is ignored: a new owner or link doesn't change bytes.
     """
     if file.uri.startswith("hf://") or is_web(file.uri):  # their streams read the planned version only
         yield

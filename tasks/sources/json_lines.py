@@ -5,7 +5,7 @@ slice, which reads past its own end to finish it. So files are cut at fixed byte
 compressed file is one slice.
 
 Only `\n` ends a line: JSON strings may contain Unicode's other line separators, and a `\r` before `\n` is white space in JSON.
-The last line needs no `\n`. Rows of up to 256 MiB are read whole; a longer one is skipped and reported. Memory is a few times
+The last line doesn't need `\n`. Rows of up to 256 MiB are read whole; a longer one is skipped and reported. Memory is a few times
 the larger of BLOCK_BYTES and the longest row.
 """
 

@@ -67,11 +67,11 @@ Picked = TypeVar("Picked", TextBatch, RecordBatch)
 
 
 class BrokenContentError(ValueError):
-    """Content of which an unknown number of rows is lost; the message says why, and the remedy."""
+    """Content that lost an unknown number of rows; the message has the cause and the remedy."""
 
 
 class RowFormat(SourceFormat):
-    """A format whose `split` turns file content into rows of JSON. A file is one slice, unless a subclass cuts it."""
+    """A format whose `split` turns file content into JSON rows. A file is one slice, unless a subclass cuts it."""
 
     is_text: bool = True
 
@@ -92,7 +92,7 @@ class RowFormat(SourceFormat):
         return b"", [(part.start, part.stop)]
 
     def require_text(self, part: Slice, stream: BinaryIO) -> None:
-        """Raises InputError if a file that should be plain text begins as another kind of file."""
+        """Raise InputError if a file that should be plain text begins like a different format."""
         if self.is_text and part.file.compression is None and part.start == 0:
             stream.seek(0)
             require_text_head(part.file, stream.read(HEAD_BYTES))
@@ -284,7 +284,7 @@ def each_row(
 
 
 def text_of(row: Row, path: Sequence[str]) -> str | Refused | None:
-    """The text at `path` in one row, a refusal with the reason, or None for a blank row."""
+    """Return the text at `path` in one row, a Refused with the reason, or None for a blank row."""
     return _from_row(row, rounded, lambda value: _text_at(value, path))
 
 
@@ -331,7 +331,7 @@ def _object(value: object) -> Record | tuple[str, str]:
 def _from_row(
     row: Row, parse: Callable[[bytes], object], take: Callable[[object], Found | tuple[str, str]]
 ) -> Found | Refused | None:
-    """The result of `take` on the parsed row; a refusal if `take` returns reason and detail; None for a blank row.
+    """Return the result of `take` on the parsed row; a Refused if `take` returns reason and detail; None for a blank row.
 
     A byte order mark before the row is skipped: files may begin with one, and concatenated files contain more.
     """

@@ -2,7 +2,7 @@
 
 Local files are opened unbuffered, because readers ask for a mebibyte at a time; remote ones read ahead by 8 MiB, because a
 request to an object store costs tens of milliseconds. Gzip, zstd, bzip2, xz and LZ4 are decompressed as streams, one member or
-frame after another, in bounded memory. zstd needs memory for the writer's window: at most 8 MiB up to level 19, more with `--ultra` and
+frame after frame, in bounded memory. zstd needs memory for the writer's window: at most 8 MiB up to level 19, more with `--ultra` and
 `--long`, and 2 GiB, the maximum, with `--long=31`.
 
 A stream that is truncated or does not decompress is an error. Gzip always has a checksum; zstd has one only if its writer added
@@ -184,7 +184,7 @@ def text_blocks(file: SourceFile, content: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def require_text_head(file: SourceFile, head: bytes) -> None:
-    """Raises InputError if the first bytes of a file of text are those of another kind of file, with the remedy."""
+    """Raise InputError if the first bytes of a text file belong to a different format, with the remedy."""
     found = known_kind(head, file.uri.rpartition("/")[2])
     if found is None and file.format == JSON_LINES:
         for pattern, kind, remedy in NOT_LINES:
@@ -199,7 +199,7 @@ def require_text_head(file: SourceFile, head: bytes) -> None:
 
 
 def require_stored(file: SourceFile, stream: BinaryIO, expected: str) -> None:
-    """Raises InputError if the first bytes of a file that couldn't be read are those of another kind of file than expected."""
+    """Raise InputError if the first bytes of an unreadable file belong to a different format than expected."""
     stream.seek(0)
     name = file.uri.rpartition("/")[2]
     found = known_kind(stream.read(KIND_BYTES), name.rpartition(".")[0] if file.compression else name)
@@ -211,7 +211,7 @@ def require_stored(file: SourceFile, stream: BinaryIO, expected: str) -> None:
 
 
 def known_kind(head: bytes, name: str) -> tuple[str, str] | None:
-    """What a file of that name holds, by its first bytes, and the remedy if it should be something else; None if unknown."""
+    """Return the format of a file by its first bytes, and the remedy if it should be different; None if unknown."""
     stem = name.rpartition(".")[0]
     return next(((kind, remedy.format(name, stem)) for pattern, kind, remedy in KINDS if re.match(pattern, head)), None)
 

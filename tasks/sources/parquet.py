@@ -4,11 +4,11 @@ Only the bytes of those columns are fetched, through a buffer, so memory is boun
 which may be a gigabyte. Page checksums are verified where the writer added them.
 
 Arrow does not check the UTF-8 of string columns, so every batch of texts is cast through binary, which checks it at a few GB/s;
-a batch that fails is decoded row by row. Every kind of text (string, large_string, string_view, dictionaries of these, and
+a batch that fails is decoded row by row. Every text type (string, large_string, string_view, dictionaries of these, and
 binary that is UTF-8) becomes large_string. Records are Python objects. In Parquet every row has all fields of a struct, null if
 absent; nulls are dropped, so that a record from JSON and from Parquet is the same.
 
-With a `where`, row groups are left out whose statistics show that no row is kept (`groups_to_read`); the rows of other groups are
+With a `where`, row groups are skipped if their statistics exclude every row (`groups_to_read`); the rows of other groups are
 dropped by whole batches, before any becomes an object.
 
 Reasons for bad rows: null_text, invalid_utf8, unreadable_value and row_too_long.
@@ -113,7 +113,7 @@ class Parquet(SourceFormat):
         return column_batches(part, (), require_any)
 
     def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
-        """See SourceFormat. Raises InputError if there is no such column of text."""
+        """See SourceFormat. Raises InputError if the text column doesn't exist."""
 
         def read(batch: pa.RecordBatch) -> TextBatch:
             column = column_at(batch, column_path(text_field, batch.schema))
@@ -301,7 +301,7 @@ def require_filtered(metadata: pq.FileMetaData, chosen: RowFilter, uri: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """Requires `fields` as `require` does, and what a filter needs; a Require."""
+    """Require `fields` as `require` does, and the fields that a filter needs; a Require."""
 
     require: Require
     fields: Sequence[str]
@@ -350,9 +350,9 @@ def _remedy(schema: pa.Schema, text_field: str, key: str, names: Sequence[str]) 
 
 
 def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iterator[pa.RecordBatch | range]:
-    """The rows of a slice, in order, with those of `fields` that the file has, and those of its filter; all columns without fields.
+    """Yield the rows of a slice, in order, with the `fields` that the file has, and the filter's fields; without fields, all columns.
 
-    A `range` stands for the rows of a row group that is not read. Raises the InputError of `require` and of
+    A `range` represents the rows of a row group that isn't read. Raises the InputError of `require` and of
     `require_filtered`, and SourceCorrupt if the file is damaged.
     """
     chosen = filter_of(part)
@@ -452,7 +452,7 @@ def column_path(field: str, schema: pa.Schema) -> list[str]:
 
 
 def _texts(column: pa.Array) -> TextBatch:
-    """The texts of a column of any kind of text; nulls and text that is not UTF-8 become bad rows."""
+    """Return the texts of a text column; nulls and text that isn't UTF-8 become bad rows."""
     content = column.cast(pa.large_binary())
     try:
         texts = content.cast(pa.large_string())

@@ -40,7 +40,7 @@ def named(columns: Sequence[str], fields: Sequence[str]) -> list[str]:
 
 
 def column_numbers(metadata: pq.FileMetaData, fields: Sequence[str]) -> list[int]:
-    """The leaf columns that have the name of one of `fields` or, if none has, lie under it; all columns without fields."""
+    """Return the leaf columns named in `fields` or, without a match, below them; without fields, all columns."""
     if not fields:
         return list(range(metadata.num_columns))
     paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
@@ -67,7 +67,7 @@ def _pieces(
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     """The rows of a row group, a few at a time and never across a multiple of `rows`, and their decoded bytes.
 
-    The sizes of the last rows decide how many are decoded next, to stay below BATCH_BYTES.
+    The sizes of the last rows decide how many are decoded next, to remain below BATCH_BYTES.
     """
     wanted, seen = 1, 0
     expands = any(holds(kind, pa.types.is_dictionary) for kind in opened.schema_arrow.types)
@@ -176,7 +176,7 @@ def only_row(row: pa.RecordBatch, read: Callable[[pa.RecordBatch], Sequence[Read
 
 
 def drop_nulls(value: object) -> None:
-    """Remove fields that are null, at any depth; nulls in lists stay, to keep positions."""
+    """Remove fields that are null, at any depth; nulls in lists remain, to keep positions."""
     if isinstance(value, dict):
         fields = cast("dict[str, object]", value)
         for name in [name for name, inner in fields.items() if inner is None]:

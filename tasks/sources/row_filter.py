@@ -1,13 +1,13 @@
 """Which rows of a dataset are kept: `filters` by value, and the predicate `where`.
 
 Both drop rows before anything else looks at them, so a dropped row may lack its text. Of Parquet, whole batches are judged by Arrow.
-JSON has no columns: a row is judged by the types of its own values. A batch of JSON becomes an Arrow table of the fields that the
+JSON doesn't have columns: a row is judged by the types of its own values. A batch of JSON becomes an Arrow table of the fields that the
 predicate names; rows whose values differ in type are judged in groups. So a row has the same fate in any batch and any format.
 
 A row of JSON whose values cannot be compared, such as a text with a number, is a bad row: `not_comparable`. Whole numbers outside 64
 bits are compared as doubles.
 
-A file in a folder `lang=en` (Hive's partitions) gives its rows the field `lang`, unless they have one of their own. Its values are
+A file in a folder `lang=en` (Hive's partitions) gives its rows the field `lang`, unless they have their own. Its values are
 text, and numbers where a number is asked for. A predicate on one field costs 0.2 microseconds per row of JSON, values to filter by two.
 """
 
@@ -89,7 +89,7 @@ class RowFilter:
         return replace(part, filters=self.wanted, where=self.where, keys=keys)
 
     def beside(self, names: Collection[str]) -> "RowFilter":
-        """The filter of rows that have the fields `names` of their own."""
+        """Return the filter for rows that have the fields `names` themselves."""
         return replace(self, keys={key: value for key, value in self.keys.items() if key not in names})
 
     def keys_wanted(self) -> bool:
@@ -109,7 +109,7 @@ class RowFilter:
         return self.keys_wanted() and all(_has_one(value_at(record, field_path(field)), own[field]) for field in own)
 
     def of_records(self, records: Sequence[Record]) -> Judged:
-        """Judge records, in groups that have the same of the keys as fields of their own."""
+        """Judge records, in groups that have the same keys as their own fields."""
         if not self.keys:
             return _of_alike(self, records)
         groups: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)

@@ -99,7 +99,7 @@ def select(names: Sequence[str], source: DataSource, size_of: Callable[[str], in
 def data_names(names: Iterable[str], place: str) -> list[str]:
     """The paths among `names` (below `place`, a path or glob) that hold rows: of a known format, neither hidden nor metadata.
 
-    Raises InputError, listing what was found instead, if none is left.
+    Raises InputError, listing the found files instead, if every file is excluded.
     """
     seen = sorted(names)
     data = [name for name in seen if _kind_skipped(name, place) is None]
@@ -233,7 +233,7 @@ def of_subset(names: list[str], source: DataSource, subsets: Iterable[str] = ())
 
 
 def of_split(splits: Mapping[str, list[str]], names: list[str], source: DataSource) -> list[str]:
-    """The files of the split of `source`: one of `splits`, or those of `names` in a folder or file of that name.
+    """Return the files in the split of `source`: one of `splits`, or `names` in a folder or file with that name.
 
     Raises MissingSplitError if there are none.
     """

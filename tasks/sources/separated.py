@@ -1,4 +1,4 @@
-r"""Rows of separated values, with column names in the first one. Values are text; a quoted one may hold separators and line ends.
+r"""Rows of separated values, with column names in the first one. Values are text; a quoted one may contain separators and line ends.
 
 Python's csv module reads them, strictly: text beside a closing quote and a quote that is never closed are bad rows, because the
 values around them are most likely torn. An unclosed quote swallows what follows, so its row is up to 256 MiB long. Rows are
@@ -52,7 +52,7 @@ class UnreadableLineError(ValueError):
 
 
 class _Lines:
-    """Lines as text for the csv module; `row` are those of the row that it reads."""
+    """Lines as text for the csv module; `row` are the lines of its current row."""
 
     def __init__(self, content: Iterator[bytes]) -> None:
         self._lines = chain.from_iterable(split_lines(content))

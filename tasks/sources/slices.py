@@ -1,17 +1,17 @@
 """Cut files into slices, and identify the content of each slice.
 
-Cuts depend on the file alone and lie about `shard_size` bytes apart: at fixed byte offsets in plain JSON Lines, between row
+Cuts depend only on the file and are about `shard_size` bytes apart: at fixed byte offsets in plain JSON Lines, between row
 groups in Parquet. A file of compressed text or a JSON array is one slice, because reading cannot start in the middle. So a file
 that grows keeps its full slices and gains new ones at its end.
 
 If a store provides a checksum (an etag, an LFS sha256), nothing is read. Every slice of a local file is hashed once with
 xxh3_128, in parallel, and the hash is cached by path, size, modification time and change time, as in git's index: an unchanged
-tree is planned by `stat` alone, a touched file is hashed again but not tokenized again. A hash covers exactly the bytes of the
+tree is planned only by `stat`, a touched file is hashed again but not tokenized again. A hash covers exactly the bytes of the
 rows of its slice. `cp -p`, rsync and archives restore old modification times; the change time, which the kernel sets, reveals
 files replaced in this way. Cuts of Parquet files, which take two or three requests to a store each, are cached in the same way.
 
 `change_detection=mtime` trusts path, size and modification time instead of reading: cheaper, but a moved or touched file
-counts as new, and a replacement of the same size and time goes unnoticed.
+counts as new, and a replacement with the same size and time isn't noticed.
 
 A sample is the leading part of each dataset: a share of its bytes or a number of its rows. That is cheap and repeatable, but
 not random.
@@ -217,7 +217,7 @@ def _now(part: Slice, tag: str) -> str:
 
 
 def content_hash(part: Slice, fields: Sequence[str]) -> str:
-    """`xxh3_128:…` of exactly the bytes of the slice's rows, or NOTHING if it has no rows.
+    """Return `xxh3_128:…` of exactly the bytes of the slice's rows, or NOTHING without rows.
 
     Raises RunError if the file changes while it is read, and InputError if a Parquet file has none of `fields`.
     """

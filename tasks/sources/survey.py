@@ -1,7 +1,7 @@
 """A look at a dataset before it is prepared: the share that its filter keeps, and whether rows have the fields that it names.
 
 Up to eight slices, evenly spread, are looked at, of each the first batch (about a mebibyte; Parquet: four). Row groups that the
-statistics exclude are counted by the footer. It is an estimate: in a file sorted by score, the first rows are no sample of the others.
+statistics exclude are counted by the footer. It is an estimate: in a file sorted by score, the first rows aren't a sample of the others.
 """
 
 from collections.abc import Iterator, Sequence
@@ -72,7 +72,7 @@ def survey(source: DataSource, slices: Sequence[Slice]) -> Sample:
 
 
 def _looks(part: Slice, records: list[Record], problems: list[str]) -> Iterator[_Look]:
-    """The first batch of a slice, if it has rows; adds records of JSON to `records`, and why some can't be judged to `problems`."""
+    """Return the first batch of a slice, if it has rows; add JSON records to `records`, and reasons for unjudged ones to `problems`."""
     source_format = format_of(part.file)
     if isinstance(source_format, Parquet):
         batches = column_batches(part, part.fields, require_any)

@@ -1,8 +1,8 @@
 """Files on web servers: `https://host/path/rows.jsonl.gz?download=true`.
 
-Web servers have no listing, so a source is one file. A request for its first byte gives the size and the version (ETag, or the
-time of the last change); what is read later must be of that version. A server without ranges sends the whole file each time, so
-a stream asks it once, and files of up to MAX_WHOLE_BYTES bytes are read so.
+Web servers don't list files, so a source is one file. A request for its first byte gives the size and the version (ETag, or the
+time of the last change); later reads must have that version. A server without ranges sends the whole file each time, so
+a stream asks it once, and reads files of up to MAX_WHOLE_BYTES bytes in this way.
 """
 
 import re
@@ -32,7 +32,7 @@ DOWNLOAD = "download it (curl -LO), and name the file"
 
 
 class Offered(NamedTuple):
-    """A file as its server describes it. `names` are those of its URL and of the place that this leads to, and a proposed one."""
+    """A file as its server describes it. `names` are from its URL, from the address that this leads to, and a proposed one."""
 
     names: list[str]
     size: int
@@ -113,7 +113,7 @@ def _names(url: str, response: Response) -> list[str]:
 
 
 def _size(response: Response) -> int | None:
-    """The bytes of the whole file; None if the server doesn't say."""
+    """Return the number of bytes of the whole file; None if the server doesn't send it."""
     total = response.headers.get("Content-Range", "").rpartition("/")[2]
     if not total and "Content-Encoding" not in response.headers:
         total = response.headers.get("Content-Length", "")
