@@ -1,7 +1,7 @@
 """pyarrow as the processes of tokenmill use it: without pandas.
 
 With its first array, pyarrow imports pandas where that is installed, to recognize its objects: 0.15 s, and tokenmill has none.
-It makes one attempt, and another only for what needs pandas, such as `to_pandas`.
+It makes one attempt, and a second one only for calls that need pandas, such as `to_pandas`.
 """
 
 import sys
@@ -16,7 +16,7 @@ class _NoPandas(MetaPathFinder):
 
 
 def set_up_arrow() -> None:
-    """Set up pyarrow in a process that runs no other program's code."""
+    """Set up pyarrow in a process that runs only this program's code."""
     import pyarrow as pa  # takes 0.1 s, which not every command needs
 
     finder = _NoPandas()

@@ -34,7 +34,7 @@ class Described:
 
 
 def describe(model: type[BaseModel], without: Collection[str] = (), prefix: str = "") -> Iterator[Described]:
-    """The settings of a model, its own before those that it inherits; those of the models within it by their path."""
+    """Yield a model's settings, its own before inherited ones; settings of the models within it by their path."""
     ancestry = model.__mro__ if not prefix else ()
     own = [name for owner in ancestry for name in getattr(owner, "__annotations__", {}) if name in model.model_fields]
     for name in dict.fromkeys([*own, *model.model_fields]):
@@ -52,7 +52,7 @@ def describe(model: type[BaseModel], without: Collection[str] = (), prefix: str 
 
 
 def _off_unless_set(group: Iterable[Described], name: str) -> Iterator[Described]:
-    """The settings of a group that is off until one of them is given: the first says so, none is required without the others."""
+    """Yield the settings of a group that is off until one is set: the first mentions this, and none is required without the others."""
     for number, each in enumerate(group):
         required = f" Required within {name}." if each.required else ""
         off = "" if number else f" {name} is off unless set."
@@ -83,7 +83,7 @@ def size_text(size: int) -> str:
 
 
 def _values(field: FieldInfo) -> str:
-    """What a setting takes: its choices, or its type and bounds; for a list, what it holds."""
+    """Describe a setting's values: its choices, or its type and bounds; for a list, its items."""
     types = list(dict.fromkeys(_types(field.annotation, field.metadata)))
     bounds = [
         f"{sign} {bound}"

@@ -1,4 +1,4 @@
-"""Errors for users. A message states what is wrong, which value, where, and the remedy.
+"""Errors for users. A message states the problem, the value, the location, and the remedy.
 
 `InputError`: the user must change the call, the blend or a source (exit code 2). `RunError`: the work began and failed
 (exit code 1). Any other exception is a defect and keeps its traceback.
@@ -13,7 +13,7 @@ CLOSE = 0.65
 
 
 class InputError(ValueError):
-    """The user must change their input; the message says how."""
+    """The user must change their input; the message explains how."""
 
 
 class RunError(RuntimeError):

@@ -1,6 +1,6 @@
 """Settings, commands and options that have a new name: the old one is an error that names the new one, and outputs with old names remain readable.
 
-A rename never changes a shard's key, so recipes keep the old name for what they hash.
+A rename never changes a shard's key, so recipes keep the old name for hashed settings.
 """
 
 from collections.abc import Collection
@@ -46,7 +46,7 @@ def renamed(name: str, known: Collection[str]) -> str | None:
 
 
 def with_new_names(written: object, group: str = "") -> Any:  # noqa: ANN401 - JSON of any shape
-    """Settings or a blend as an earlier version wrote them, with the new names. `group` is the name of what holds them."""
+    """Return settings or a blend from an earlier version with the new names. `group` is the name of the group around it."""
     if isinstance(written, list):
         return [with_new_names(each, group) for each in cast("list[object]", written)]
     if not isinstance(written, dict):

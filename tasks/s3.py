@@ -1,7 +1,7 @@
 """s3fs with retries in one layer, and with OSErrors that name the object.
 
 s3fs retries what botocore has already retried: a store that answers 503 SlowDown gets 25 requests instead of 5, and one that
-drops connections gets 50, just when it needs fewer. Here botocore alone retries requests, with exponential back-off and jitter:
+drops connections gets 50, just when it needs fewer. Here only botocore retries requests, with exponential back-off and jitter:
 5 attempts in some 8 s, or as set by AWS_MAX_ATTEMPTS and AWS_RETRY_MODE (`adaptive` slows down in advance). botocore does not
 see a response that breaks off while it is read; s3fs requests it again, at most 5 times in total.
 

@@ -1,4 +1,4 @@
-"""Random numbers by hashing: the same in every version and process, unlike those of a generator."""
+"""Random numbers by hashing: the same in every version and process, unlike a generator's."""
 
 import numpy as np
 

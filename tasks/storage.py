@@ -73,7 +73,7 @@ def require_place(uri: str) -> str:
     """`uri` unchanged.
 
     Raises InputError if it is blank, which would mean the working directory, or begins with the `~` of a missing home
-    folder, which would mean a folder of that name; and as `require_name` does.
+    folder, which would mean a folder with that name; and as `require_name` does.
     """
     if not uri.strip():
         raise InputError(f"{uri!r} is not a path; name a file, a folder or a URI")
@@ -83,7 +83,7 @@ def require_place(uri: str) -> str:
 
 
 def require_name(uri: str) -> str:
-    """`uri` unchanged. Raises InputError if it is not UTF-8, as what is written about it is, or holds a NUL."""
+    """Return `uri` unchanged. Raises InputError if it isn't UTF-8 (we store it in JSON), or contains a NUL."""
     try:
         uri.encode()
     except UnicodeEncodeError as error:
@@ -131,7 +131,7 @@ def user_cache(*parts: str) -> str:
 
 @cache
 def is_writable(folder: str) -> bool:
-    """Whether files can be written in a local folder, which is created if missing; file modes alone do not decide it."""
+    """Whether files can be written in a local folder, which is created if missing; file modes aren't enough to decide it."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -143,7 +143,7 @@ def is_writable(folder: str) -> bool:
 def temporary_folder() -> str:
     """The user's folder among the temporary files, the same for every process.
 
-    Raises InputError if another user can write to it.
+    Raises InputError if other users can write to it.
     """
     folder = Path(tempfile.gettempdir(), f"tokenmill-{os.getuid()}")
     with suppress(FileExistsError):
@@ -204,7 +204,7 @@ def located(reference: str) -> str:
 
 
 def record_of(reference: str) -> Mapping[str, Any]:
-    """The record of a registered name, with at least its `path`. Raises InputError if there is no such name or version."""
+    """Return the record of a registered name, with at least its `path`. Raises InputError if the name or version doesn't exist."""
     named = reference.removeprefix(ART).partition("/")[0]
     name, _, version = named.partition(":")
     if version in {"", "latest"}:

@@ -145,7 +145,7 @@ def with_parameters_of(*kinds: type[Strict], without: Collection[str] = ()) -> C
 
 
 def _parameters(kinds: Sequence[type[Strict]]) -> Iterator[tuple[inspect.Parameter, str]]:
-    """A parameter per setting, with its description; a kind's own settings come before those that it inherits."""
+    """Return a parameter per setting, with its description; a kind's own settings precede inherited ones."""
     owners = [each for kind in kinds for each in kind.__mro__]
     for name in dict.fromkeys(name for owner in owners for name in inspect.get_annotations(owner)):
         fields = [kind.model_fields[name] for kind in kinds if name in kind.model_fields]

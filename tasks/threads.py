@@ -23,7 +23,7 @@ def cores() -> int:
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item], threads: int) -> Iterator[Result]:
-    """The results of `function`, in order; an error is raised in place of its result. One item needs no thread."""
+    """Return the results of `function`, in order; an error is raised in place of its result. One item doesn't use a thread."""
     if len(items) <= 1:
         yield from map(function, items)
         return

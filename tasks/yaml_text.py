@@ -1,6 +1,6 @@
 """YAML that a person wrote: settings, pools, cluster profiles.
 
-A key that is written twice is refused: of two values one would be ignored, and without its dash a pool would overwrite the one
+A key that is written twice is rejected: one of two values would be ignored, and without its dash a pool would overwrite the one
 before. A time such as `walltime: 12:30:00` is text, not the 45,000 that YAML 1.1 makes of it.
 """
 
@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(content: str | bytes, refusal: str) -> Any:  # noqa: ANN401 - anything YAML holds
-    """The one document of a text. Raises InputError that begins with `refusal`."""
+    """Return the one document in a text. Raises InputError that begins with `refusal`."""
     try:
         return yaml.load(content, _Loader)  # noqa: S506 - the loader is a safe one
     except REFUSALS as error:

@@ -86,7 +86,7 @@ class Dataset(ShardIndex):
 
     @cached_property
     def _published(self) -> list[Part]:
-        """The files of rows, and the leading packs of groups that weights read only in part."""
+        """The row files, and the leading packs of groups that weights read only in part."""
         found: list[Part] = []
         for place in (join(self.path, file["path"]) for file in self.manifest["files"]):
             if LEADING.fullmatch(place):

@@ -1,6 +1,6 @@
 """The decision about a row among duplicates: the outcome, and the row kept instead.
 
-Deduplicated text has its decisions in the store, by the row in the slice. Normalized rows carry theirs; those of dropped ones
+Deduplicated text has its decisions in the store, by the row in the slice. Normalized rows have their own; decisions about dropped ones
 are in the store too, by the row in the shard before deduplication. A decision names the kept document by its file and row, by
 its own id (`id_field`), or by the `row_id` of a normalized row.
 """

@@ -57,11 +57,11 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What a preparation of `type` in the folder `path` made of a source row.
+    """The result of a preparation of `type` in the folder `path` for a source row.
 
-    `line` counts from 1 in `file`, `row` from 0 among the rows of shard `key`, which was made of the slice from `start` to `stop`
-    of the file, and of other files if it is a bundle. A kept row has a `document` id, a `split`, a `part` of the shard, and `places`. `reason` says why a row was dropped, or as what it
-    was tagged; it is None for a dropped row if it cannot be found out, and `detail` says why.
+    `line` counts from 1 in `file`, `row` from 0 among the rows of shard `key`, which was made from the slice from `start` to `stop`
+    of the file, and from other files if it is a bundle. A kept row has a `document` id, a `split`, a `part` of the shard, and `places`. `reason` is why a row was dropped, or its
+    tag; it is None for a dropped row if it can't be found out, and `detail` explains why.
     """
 
     path: str
@@ -90,9 +90,9 @@ class Fate:
 
 
 class _Kept(NamedTuple):
-    """What a part of a shard stores of a row: the number of its document, and the tokens in each document, pack or row.
+    """A row as part of a shard stores it: the number of its document, and the tokens in each document, pack or row.
 
-    `detail` says how it is stored, if not as it was.
+    `detail` describes how it is stored, if not unchanged.
     """
 
     part: ShardPart
@@ -176,7 +176,7 @@ def _read(index: ShardIndex, shard: int, row: int) -> Fate:
 
 
 def _kept(index: ShardIndex, shard: int, receipt: Receipt, row: int) -> _Kept | None:
-    """What is stored of a row, None if nothing is."""
+    """The stored part of a row, None if it isn't stored."""
     entry = index.entries[shard]
     if index.kind.tokens == "packs":
         return _kept_in_packs(index, shard, receipt, row)

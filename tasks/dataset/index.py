@@ -72,7 +72,7 @@ class ShardIndex:
         return origins_in(self.entries)
 
     def source(self, shard: int, row: int) -> tuple[Origin, int]:
-        """The slice that a row of a shard came from, and its line in the file, from 1."""
+        """Return the slice of a row in a shard, and its line in the file, from 1."""
         origin, number = origin_of(self.origins[shard], row)
         return origin, self._before(shard, origin) + number + 1
 
@@ -112,7 +112,7 @@ class ShardIndex:
 
     @cached_property
     def pools(self) -> Mapping[str, str]:
-        """The place, as in the manifest, of the shard that the rows of each published pool come from, by the pool's file."""
+        """The place, as in the manifest, of the shard that holds each published pool's rows, by the pool's file."""
         derived = self.manifest.get("derived", {}).get("shards", [])
         return {
             join_published(self.path, name): entry["place"]
@@ -131,7 +131,7 @@ class ShardIndex:
         return first_row(Slice(file, origin.start, origin.stop))
 
     def source_row(self, shard: int, part: str, number: int) -> int:
-        """The row in the slice that document `number` of a part came from.
+        """Return the row in the slice for document `number` of a part.
 
         Raises IndexError for an unknown document, RunError for missing or damaged files.
         """

@@ -1,6 +1,6 @@
 """The row files of a published preparation, and the source of each row.
 
-The manifest has the number of rows per file, so that a random choice opens no file, and the number of source rows before each
+The manifest has the number of rows per file, so that a random choice doesn't open files, and the number of source rows before each
 slice. A pack stores the row of each document among all shards that were packed together; for bin/idx, the shard's
 document map has it. So no line number needs a second read of the source.
 """
@@ -154,7 +154,7 @@ class ShardPart:
         return self.origins[0].file + (f" and {others:,} other files" if others else "")
 
     def source(self, number: int) -> tuple[Origin, int | None]:
-        """The slice that a document came from, and its line in the file, from 1.
+        """Return the slice of a document, and its line in the file, from 1.
 
         The line is None after a missing slice, and in shards without a document map. Raises RunError for a damaged map, and
         for a bundle without a receipt.
@@ -211,10 +211,10 @@ def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[ShardPart
 
 
 def parts_and_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[ShardPart, Mapping[str, Any]]]:
-    """Every part with rows, in plan order, with the entry of the manifest that says where it is published.
+    """Yield every part with rows, in plan order, with the manifest's entry about its publication.
 
     A group of packs is over the rows of its shards, one shard after the other. Before format 3, a shard of conversations was
-    packed alone, and holds its packs itself.
+    packed separately, and contains its packs itself.
     """
     shards = manifest["shards"]
     origins = origins_in(shards)

@@ -1,4 +1,4 @@
-"""Why a row was dropped: the recorded reason, or that of a shard which is built from this row alone.
+"""Return why a row was dropped: the recorded reason, or the reason of a shard that is built only from this row.
 
 A shard records the reason of every bad row, and of every decision about duplicates; of other drops it only counts the reasons.
 If there are several, the row is read from its source again, whose content must be unchanged, and a shard of one row is built in
@@ -72,7 +72,7 @@ def reason_of(path: str, manifest: Mapping[str, Any], entry: Entry, row: int) ->
 
 
 def _planned(path: str, manifest: Mapping[str, Any], entry: Entry) -> Planned[Any, Any]:
-    """The plan of the dataset of a shard, reduced to its file if that is local and its path gives no field: what workers need, and the file today."""
+    """Return the plan of a shard's dataset, reduced to its file if that is local and its path doesn't give fields: the workers' input, and the file today."""
     kind = preparation(manifest["type"])
     (source,) = (each for each in manifest["blend"][entry["split"]] if each["name"] == entry["dataset"])
     if is_local(entry["file"]) and "keys" not in entry["source"]:

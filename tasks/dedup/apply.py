@@ -2,7 +2,7 @@
 
 JSON rows are written as the bytes that were read, without a byte order mark, and with line breaks within a row replaced by
 blanks. In tag mode three fields are inserted before the closing brace, without parsing the others. Parquet rows keep all of
-their columns. A row with unreadable text is not a document; it goes to quarantine, as everywhere.
+their columns. A row with unreadable text isn't a document; it is quarantined, as everywhere.
 """
 
 import json
@@ -132,7 +132,7 @@ def _on_one_line(row: bytes) -> bytes:
 
 
 def _arrow_rows(part: Slice, text_field: str) -> Iterator[SliceRows]:
-    """Read whole rows and, beside them, their texts, in batches of other sizes, which also tell bad rows and those left out."""
+    """Read whole rows with their texts, in differently sized batches that also report bad and filtered rows."""
     read, held = read_texts(part, text_field), TextBatch(pa.array([], pa.large_string()), rows=np.empty(0, np.int64))
     first = ahead = 0
     for batch in cast("Iterator[pa.RecordBatch | range]", format_of(part.file).rows(part)):

@@ -4,7 +4,7 @@ Runs of 13 words are the field's convention since GPT-3. Case and punctuation ar
 characters count as a word, or four letters of Thai and similar scripts (see `shingles`), because thousands of texts share
 phrases of 13 characters.
 
-An evaluation row shorter than 13 words is searched for as a whole. Rows shorter than three words say nothing about a document's
+An evaluation row shorter than 13 words is searched for as a whole. Rows shorter than three words aren't evidence about a document's
 origin; they are skipped and counted.
 
 Evaluations are a blend with a text field per dataset, usually a few megabytes. An unreadable row is an error, because skipping
@@ -135,7 +135,7 @@ class _SearchedRows:
 
     @classmethod
     def of(cls, texts: pa.LargeStringArray) -> Self:
-        """The rows of one evaluation."""
+        """The rows in one evaluation."""
         return cls.joined([cls._of_batch(texts.slice(start, stop - start), start) for start, stop in batches(texts)])
 
     @classmethod
@@ -296,7 +296,7 @@ def evaluation_records(files: Sequence[EvaluationFile]) -> list[dict[str, Any]]:
 
 
 def evaluations_from(records: Sequence[Mapping[str, Any]]) -> tuple[EvaluationFile, ...]:
-    """The files of records made by `evaluation_records`."""
+    """The files that `evaluation_records` made."""
     return tuple(EvaluationFile(each["name"], each["text_field"], slice_of(each["part"])) for each in records)
 
 

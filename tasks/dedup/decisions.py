@@ -4,8 +4,8 @@
     edges.parquet    dropped and kept documents, by name
     hits.parquet     runs shared with evaluations, if there are any
 
-Steps run in order (exact, near, contamination, cap), and each sees only what the earlier ones kept, so a document is dropped at
-most once. The document kept by its step may be dropped by a later one; its own row says so.
+Steps run in order (exact, near, contamination, cap), and each sees only the rows that the earlier ones kept, so a document is dropped at
+most once. The document kept by its step may be dropped by a later one; its own row records this.
 
 A slice reads only its own batch, by hash: if the decisions about a slice are unchanged, so are its rows.
 """
@@ -122,7 +122,7 @@ class Decisions:
     """Decisions in the store, made by `decisions_in`. Read outcomes with `rows_decided(uri, digest)` in any process.
 
     `edges` and `hits` are files in `folder`. `facts` holds the number of documents by outcome (`tally`), by their most
-    frequent kind of unit (`units`), those kept without a comparison with all (`not_compared`, and the first of them),
+    frequent unit type (`units`), documents kept without a full comparison (`not_compared`, and the first of them),
     the `evaluations`, the number without a prompt, and `warnings`.
     """
 
@@ -183,7 +183,7 @@ def digest_of(table: pa.Table) -> str:
 
 
 def write_decisions(findings: Findings, folder: str) -> tuple[list[Output], dict[str, Any]]:
-    """Write the files of decisions and return them with their facts.
+    """Write the decision files and return them with their facts.
 
     Raises RunError for a document dropped twice or missing signatures, OSError and InputError as `publish` does.
     """
@@ -243,14 +243,14 @@ class _Names:
     names: pa.LargeStringArray
 
     def of(self, numbers: pa.ChunkedArray | pa.Array) -> pa.Array:
-        """The names of documents, null for null."""
+        """Return document names, null for null."""
         asked = numbers.fill_null(-1).to_numpy()
         places = np.searchsorted(self.numbers, asked)
         return self.names.take(pa.array(places, mask=asked < 0))
 
 
 def _names(numbers: np.ndarray, findings: Findings, receipts: Sequence[Receipt]) -> _Names:
-    """The names of documents: their own, otherwise slice name and row."""
+    """Return document names: their own, otherwise slice name and row."""
     parts: list[pa.Array] = [pa.array([], pa.large_string())]
     for slice_number in np.unique(numbers // ROWS_PER_SLICE).tolist():
         first = slice_number * ROWS_PER_SLICE

@@ -1,8 +1,8 @@
 """Build one shard of Harmony rows after deduplication: all rows marked, or dropped rows removed.
 
-Rows stay as normalized. Added columns are the outcome (`dedup_outcome`), the row kept instead (`dup_of`, a `row_id`), and the
-similarity of the two (`dup_jaccard`). A shard's identity is that of the normalized shard plus the decisions about its rows, so
-unchanged decisions rebuild nothing, whatever changes in other datasets. Rows stay in Arrow, so this costs no more than
+Rows remain as normalized. Added columns are the outcome (`dedup_outcome`), the row kept instead (`dup_of`, a `row_id`), and the
+similarity of the two (`dup_jaccard`). A shard's identity is the normalized shard's plus the decisions about its rows, so
+unchanged decisions don't rebuild shards, even if other datasets change. Rows remain in Arrow, so this costs no more than
 rewriting the Parquet file.
 """
 
@@ -35,7 +35,7 @@ DUPLICATES = pa.array(REASONS[:2])
 
 @dataclass(frozen=True, slots=True)
 class Deduplicated:
-    """The shards after deduplication, in order; the files of dropped and kept rows, with their places in the store; and the
+    """Return the shards after deduplication, in order; the files of dropped and kept rows, with their places in the store; and the
     facts: the number of documents by outcome, and the evaluations. `marked` is the plan that made them, if any had rows.
     """
 
@@ -46,7 +46,7 @@ class Deduplicated:
 
 
 def document_slices(normalized: Sequence[Finished], store: Store) -> list[DocumentSlice]:
-    """The rows of normalized shards, none of them empty, as documents."""
+    """Return the non-empty rows of normalized shards, as documents."""
     slices: list[DocumentSlice] = []
     for item in normalized:
         (rows,) = (output for output in item.receipt.outputs if output.path == FILE)

@@ -1,6 +1,6 @@
 """The inner loops of `kernel.c` as functions of arrays, which together take 40 % of the CPU time that NumPy took for the same.
 
-`pip` compiles the C file. A function refuses arrays of other types than it says and bounds outside of them. Other threads run
+`pip` compiles the C file. A function rejects arrays of types other than documented and bounds outside of them. Other threads run
 during a call.
 """
 
@@ -54,7 +54,7 @@ def units(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The units of texts in normal form: hashes uint64, kinds uint8 and first bytes int64 [units], bounds int64 [n + 1].
 
-    `table` uint8 [0x40000] gives the kinds of code points.
+    `table` uint8 [0x40000] gives code-point classes.
     """
     _require_bounds(bounds, text)
     hashes, kinds, starts = (np.empty(len(text), kind) for kind in (np.uint64, np.uint8, np.int64))

@@ -128,7 +128,7 @@ PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.(jsonl|parquet)")
 
 @dataclass(frozen=True, slots=True)
 class RowsLayout:
-    """Folders of rows, and other files: where the store has each, and its path in the output folder."""
+    """Row folders, and other files: the location of each in the store, and its path in the output folder."""
 
     blend: Blend
     files: Sequence[tuple[str, Output]] = ()
@@ -267,7 +267,7 @@ class Deduplication(Kind[DedupSettings, DedupFound]):
         return super().build(decided_plan(planned, decisions), build_shards)
 
     def release(self, planned: DedupPlan, finished: Sequence[Finished]) -> Release:
-        """Folders of rows, and the manifest's facts about duplicates. Raises RunError unless shards and decisions agree."""
+        """Return the row folders, and the manifest's facts about duplicates. Raises RunError unless shards and decisions agree."""
         decisions = planned.found.decisions
         if decisions is None:
             raise RunError("no decisions about duplicates yet; build the preparation before publishing it")

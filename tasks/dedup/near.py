@@ -70,7 +70,7 @@ VERIFIED = pa.schema({"better": pa.int64(), "worse": pa.int64(), "jaccard": pa.f
 
 @dataclass(frozen=True, slots=True)
 class NearFiles:
-    """The files of one slice: bands, partitioned by key; shingles and units, each in one partition."""
+    """Write the files of one slice: bands, partitioned by key; shingles and units, each in one partition."""
 
     bands: PartitionedFile
     shingles: PartitionedFile
@@ -79,7 +79,7 @@ class NearFiles:
 
 def sign(files: NearFiles, documents: NumberedTexts) -> Counter[str]:
     """Append the signatures of documents with normalized texts to the files of their slice; a document without units
-    has no bands and no shingles. Returns the number of documents by their most frequent kind of unit.
+    without bands and shingles. Returns the number of documents by their most frequent unit type.
     """
     mostly = Counter[str]()
     for batch in documents.batches():
@@ -104,7 +104,7 @@ def verify(
 ) -> pa.Table:
     """The pairs of one partition with a similarity of `threshold` or more: a table of `VERIFIED`, ascending.
 
-    `candidates` are the files of all partitions, `shingled` those of all slices. Memory is 8 bytes per shingle of the
+    `candidates` are the files of all partitions, `shingled` the files of all slices. Memory is 8 bytes per shingle of the
     documents in the pairs.
     """
     pairs = read_candidates(candidates, partition, partitions)
@@ -303,7 +303,7 @@ def _chunks(numbers: np.ndarray, buckets: np.ndarray, sizes: np.ndarray) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class _Links:
-    """Rows of buckets that are alike: `better` and `worse`, int64, with their `jaccard`, float64; and the rows (`unseen`, int64)
+    """Return similar rows of buckets: `better` and `worse`, int64, with their `jaccard`, float64; and the rows (`unseen`, int64)
     that were not compared with all of their bucket.
     """
 
@@ -314,7 +314,7 @@ class _Links:
 
 
 def _compared(sets: Sets, places: np.ndarray, numbers: np.ndarray, bounds: np.ndarray, threshold: float) -> Compared:
-    """Compare the rows of several buckets, `[bounds[i], bounds[i + 1])`, the best first, whose sets are at `places`."""
+    """Compare the rows of several buckets, `[bounds[i], bounds[i + 1])`, the best first, with their sets at `places`."""
     sizes = np.diff(bounds)
     small = sizes <= min(SMALL_BUCKET, COMPARED + 1)
     found = [_links_of_small(sets, places, *some, threshold) for some in _batches(bounds[:-1][small], sizes[small])]
@@ -352,7 +352,7 @@ def _links_of_small(sets: Sets, places: np.ndarray, starts: np.ndarray, sizes: n
 
 
 def _links_of_large(sets: Sets, places: np.ndarray, start: int, threshold: float) -> _Links:
-    """Compare the rows of one large bucket, which begins at the row `start`."""
+    """Compare the rows of one large bucket, which begins at row `start`."""
     members = _possible(sets.of(places), threshold)
     links = np.zeros(len(members), np.int64)
     better, worse, jaccard = [NONE], [NONE], [np.empty(0)]

@@ -128,7 +128,7 @@ def _hash(batch: pa.RecordBatch, number: int) -> str:
 
 
 def read_partition(uris: Iterable[str], partition: int, partitions: int, schema: pa.Schema) -> pa.Table:
-    """The rows of one partition of all files, in the order of the files."""
+    """Return the rows in one partition of all files, in the order of the files."""
     with_rows = [table for uri in uris for table in tables(uri, partition, partitions) if table.num_rows]
     return pa.concat_tables([schema.empty_table(), *with_rows]).combine_chunks()
 
@@ -136,7 +136,7 @@ def read_partition(uris: Iterable[str], partition: int, partitions: int, schema:
 def read_numbered(
     files: Iterable[SliceFile], partition: int, partitions: int, schema: pa.Schema, gone: np.ndarray = NONE
 ) -> pa.Table:
-    """The rows of one partition of slice files, with document numbers in `number`.
+    """Return the rows in one partition of slice files, with document numbers in `number`.
 
     Documents in `gone` (int64, ascending) are left out.
     """
@@ -157,7 +157,7 @@ def numbered(table: pa.Table, first: int) -> pa.Table:
 
 
 def left(table: pa.Table, gone: np.ndarray) -> pa.Table:
-    """The rows of documents that are not in `gone` (int64, ascending)."""
+    """Return the rows whose documents aren't in `gone` (int64, ascending)."""
     numbers = table["number"].to_numpy()
     return (
         table.filter(pa.array(np.append(gone, -1)[np.searchsorted(gone, numbers)] != numbers)) if gone.size else table
@@ -172,7 +172,7 @@ def write_table(uri: str, table: pa.Table) -> Output:
 
 
 def tables(uri: str, partition: int, partitions: int) -> Iterator[pa.Table]:
-    """The rows of one partition of a file, batch by batch; a local file is memory-mapped.
+    """Yield the rows in one partition of a file, batch by batch; a local file is memory-mapped.
 
     Raises RunError for a damaged file and withdraws its shard's receipt.
     """

@@ -34,7 +34,7 @@ class Signable:
     """Consecutive documents of a slice.
 
     `rows` int64 [n], ascending, are their rows in the slice, `sizes` int64 [n] the bytes of their texts, `texts` [n] the texts in
-    normal form, `views` [n] what is compared of them for near-duplicates and contamination, `qualities` float64 [n] their
+    normal form, `views` [n] the parts compared for near-duplicates and contamination, `qualities` float64 [n] their
     quality, NaN if unknown. `names` [n] and `prompts` [n] are None if documents have none. `left_out` counts rows that are not
     documents, by reason.
     """
@@ -55,7 +55,7 @@ Reader = Callable[[Slice, Mapping[str, Any], NearOn], Iterator[Signable]]
 
 def read_text(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Iterator[Signable]:  # noqa: ARG001 - as any reader
     """Documents from the field `text_field`, named by `id_field` and with the prompt in `cap_by` if these are set; each
-    costs another read of the slice. Raises RunError if the source changed since the plan, and what `read_texts` raises.
+    costs a second read of the slice. Raises RunError if the source changed since the plan, and the errors of `read_texts`.
     """
     names = _values(part, options["id_field"]) if options["id_field"] else None
     prompts = _values(part, options["cap_by"]) if options["cap_by"] else None
@@ -116,7 +116,7 @@ def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> It
 
 
 def _views(texts: pa.LargeStringArray, normal: pa.LargeStringArray, near_on: NearOn) -> pa.LargeStringArray:
-    """The bodies to compare of texts, in normal form. Raises RunError for a text that is no Harmony."""
+    """Return the bodies to compare of texts, in normal form. Raises RunError for a text that isn't Harmony."""
     try:
         return _joined_bodies(normal, near_on)
     except ValueError:  # or a tag is gone, because its `>` and a body's first character, a solidus, are one in NFC

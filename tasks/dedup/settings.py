@@ -1,6 +1,6 @@
-"""Settings of deduplication, and the recipes they become.
+"""Settings of deduplication, and their recipes.
 
-`DedupChoices` is part of the settings of a Harmony normalization; `DedupSettings` are those of a blend of text.
+`DedupChoices` is part of the settings of a Harmony normalization; `DedupSettings` are for a blend of text.
 """
 
 from collections.abc import Mapping
@@ -86,7 +86,7 @@ class DedupSettings(PreparationSettings, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SignRecipe:
-    """Every setting that can change a byte of a slice's signatures. `options` are the reader's, `prompts` says whether
+    """Every setting that can change a byte of a slice's signatures. `options` are the reader's, `prompts` is whether
     prompts are signed, `evaluations` is the hash of their content, or None.
     """
 
@@ -101,7 +101,7 @@ class SignRecipe:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecipe:
-    """Every setting that can change what a step finds, None where it does not affect the step. `threshold` is also None
+    """Every setting that can change a step's findings, None if it doesn't affect the step. `threshold` is also None
     without near-duplicates, and `cap` without a cap.
     """
 

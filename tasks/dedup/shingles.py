@@ -1,13 +1,13 @@
 """Text normalization, units (words and the like), and shingles, the runs of units that texts are compared by.
 
-Normal form is Unicode NFC with every run of white space replaced by one blank. Case and punctuation stay, so exact
+Normal form is Unicode NFC with every run of whitespace replaced by one space. Case and punctuation remain, so exact
 duplicates differ at most in composition, indentation and line ends. Contamination checks also lower the case and drop
 punctuation.
 
 A unit is one of:
 
     word        text between blanks
-    character   a Han character, Kana or another wide one: their scripts do not separate words
+    character   a Han character, Kana or other wide ones: their scripts do not separate words
     letter      a code point of Thai, Lao, Khmer, Burmese, Tibetan, Javanese and other scripts without blanks
     piece       a part of a word of more than 40 characters: minified code, base64, a long URL
 
@@ -109,7 +109,7 @@ composes at 45 MB/s, so it is not asked where only these occur."""
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Units of some texts: those of text i are `[bounds[i], bounds[i + 1])` (int64 [texts + 1]) of `hashes` (uint64),
+    """Units of some texts: `[bounds[i], bounds[i + 1])` (int64 [texts + 1]) of `hashes` (uint64) belong to text i,
     `kinds` (uint8) and `starts` (int64), the byte at which each begins.
     """
 
@@ -177,7 +177,7 @@ class RunLength:
 
 @dataclass(frozen=True, slots=True)
 class Shingles:
-    """Shingles of some texts, in reading order with repetitions: those of text i are the uint64
+    """Shingles of some texts, in reading order with repetitions: text i has the uint64
     `hashes[offsets[i]:offsets[i + 1]]`.
     """
 
@@ -192,7 +192,7 @@ class Shingles:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Runs of units: run j is the units `[starts[j], ends[j])` (int64); those of text i are `[offsets[i], offsets[i +
+    """Runs of units: run j is the units `[starts[j], ends[j])` (int64); text i has the runs `[offsets[i], offsets[i +
     1])`. `whole` (bool) is false for a text that is shorter than a run.
     """
 
@@ -271,7 +271,7 @@ def _prefixed(first: int, rest: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """The shingle sets of some documents: that of document i is `[starts[i], starts[i + 1])` of the uint64 `members`,
+    """The shingle sets of some documents: document i has `[starts[i], starts[i + 1])` of the uint64 `members`,
     distinct and ascending.
     """
 

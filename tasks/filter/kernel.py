@@ -1,6 +1,6 @@
 """What quality rules compare, counted for many texts at a time by `kernel.c`.
 
-Words are those of spaCy's rules for English, which datatrove's filters use; `english.json` holds these rules as data (classes of
+Words follow spaCy's rules for English, which datatrove's filters use; `english.json` has these rules as data (classes of
 characters, special cases, units), so that the words of a text do not depend on installed versions. Counting everything takes
 about 60 ns per byte, half of it for repeated runs of words. Other threads run meanwhile.
 """
@@ -75,7 +75,7 @@ _KERNEL = _load()
 class Wanted:
     """What to count, as choices of `settings.Rules`.
 
-    `families` are names of FAMILIES; `limits` those of lines, in the order of `kernel.c`; `top` and `repeated` are the sizes of
+    `families` are names from FAMILIES; `limits` the line limits, in the order of `kernel.c`; `top` and `repeated` are the sizes of
     runs of words, ascending.
     """
 

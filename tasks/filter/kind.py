@@ -1,4 +1,4 @@
-"""Filter a blend of text: keep the documents that pass rules of quality, in wanted languages, without personal data.
+"""Filter a blend of text: keep the documents that pass quality rules, in requested languages, without personal data.
 
     plan ─► judge and write the rows of each slice ─► publish
 
@@ -89,7 +89,7 @@ class Filter(Kind[FilterSettings, FilterFound]):
         require_labels(settings)
 
     def release(self, planned: FilterPlan, finished: Sequence[Finished]) -> Release:
-        """Folders of rows, and the manifest's facts about personal data."""
+        """Return the row folders, and the manifest's facts about personal data."""
         found = total([item.receipt.facts.get("personal", {}) for item in finished])
         return Release(RowsLayout(planned.blend), {"personal": found} if found else {})
 

@@ -1,6 +1,6 @@
 """Languages and classes of documents, from fastText models that the user names.
 
-fastText reads a line, so line breaks become blanks. A document stays if one of the wanted labels has at least the threshold as
+fastText reads a line, so line breaks become spaces. A document is kept if one of the requested labels has at least the threshold as
 its score. Predicting takes about 1 µs per word; the package is optional and imported when a model is used.
 """
 
@@ -99,7 +99,7 @@ def _vouched(path: str, content: str) -> Any:  # noqa: ANN401 - same
 
 
 def failing(texts: pa.LargeStringArray, model: Labelled, paths: Mapping[str, str]) -> np.ndarray:
-    """Which texts, bool [n], have no wanted label with enough score; `paths` are those of contents."""
+    """Return which texts, bool [n], lack a requested label with enough score; `paths` are the models' paths by content."""
     predict = _vouched(paths[model.content], model.content).predict
     wanted = {f"{PREFIX}{label}" for label in model.keep}
     return np.array([not _reaches(predict, text, wanted, model.threshold) for text in texts.to_pylist()], np.bool_)

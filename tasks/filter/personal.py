@@ -1,8 +1,8 @@
 """Personal data and secrets in text: e-mail addresses, IPv4 addresses, private keys and access tokens.
 
-The patterns of addresses are those of datatrove's PIIFormatter (the first its authors took from the RFC 5322 regular expression).
+The address patterns are from datatrove's PIIFormatter (its authors took the first from the RFC 5322 regular expression).
 Arrow finds the few texts that may hold any; only these become Python strings. An e-mail address is searched from its `@`, so
-that time is linear: the pattern alone takes hours for a megabyte of `a-a-a-`. Keys are recognized by the prefixes that their
+that time is linear: the bare pattern takes hours for a megabyte of `a-a-a-`. Keys are recognized by the prefixes that their
 issuers document, so passwords and other secrets without a prefix are not found.
 """
 
@@ -72,13 +72,13 @@ def secrets(text: str) -> Iterator[Span]:
 
 
 def _is_ip(text: str) -> bool:
-    """Whether the octets have no leading zeros."""
+    """Whether the octets are without leading zeros."""
     return all(octet == "0" or not octet.startswith("0") for octet in text.split("."))
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of data: its name, the pattern (RE2) of texts that may hold it, how to find it, its treatment and its mask."""
+    """A data type: its name, the pattern (RE2) of texts that may contain it, how to find it, its treatment and its mask."""
 
     name: str
     hint: str
@@ -103,7 +103,7 @@ def _kinds(settings: PersonalData) -> Sequence[_Kind]:
 
 @dataclass(frozen=True, slots=True)
 class Treated:
-    """Why n texts are dropped (a string [n], empty for none), the texts with masks, and what was found in how many texts."""
+    """Why n texts are dropped (a string [n], empty for kept ones), the texts with masks, and the number of texts by finding."""
 
     reasons: np.ndarray
     texts: pa.LargeStringArray
@@ -133,7 +133,7 @@ def treat(texts: pa.LargeStringArray, settings: PersonalData) -> Treated:
 
 
 def total(counts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """The sums of several counts of what was found."""
+    """Return the sums of several counts of findings."""
     sums: dict[str, Counter[str]] = {}
     for each in counts:
         for name, found in each.items():
@@ -142,7 +142,7 @@ def total(counts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[s
 
 
 def _find(texts: pa.LargeStringArray, kind: _Kind) -> dict[int, list[Span]]:
-    """What each text holds, without texts that hold nothing."""
+    """Return the findings of each text, without texts that have none."""
     likely = np.flatnonzero(
         compute.call_function("match_substring_regex", [texts], compute.MatchSubstringOptions(kind.hint))
     )

@@ -1,6 +1,6 @@
 """Verdicts of Gopher's, C4's and FineWeb's rules about many texts at a time: comparisons of counts with thresholds.
 
-Ratios, comparisons and their order are those of datatrove's filters; `tests/filter` compares the verdicts on real text. They
+Ratios, comparisons and their order match datatrove's filters; `tests/filter` compares the decisions on real text. They
 differ in two cases, where datatrove fails: a ratio to nothing (an empty text) fails no rule, and texts with the word `IS_ALPHA`
 are split like others.
 """
@@ -33,7 +33,7 @@ Failing = tuple[str, np.ndarray]
 @dataclass(frozen=True, slots=True)
 class Verdicts:
     """The first rule that each of n texts fails (a string [n], empty for none), the texts after C4's removal of lines, and the
-    lines that C4 failed or removed in texts that stay, by reason.
+    lines that C4 failed or removed in kept texts, by reason.
     """
 
     reasons: np.ndarray
@@ -71,7 +71,7 @@ def _stages(families: Mapping[Family, Any]) -> Iterator[dict[Family, Any]]:
 
 
 def _wanted(families: Mapping[Family, Any]) -> Wanted:
-    """What the kernel must count for these families."""
+    """Return the counts that the kernel must make for these families."""
     quality: GopherQuality = families.get("gopher_quality", GopherQuality())
     repetition: GopherRepetition = families.get("gopher_repetition", GopherRepetition())
     c4: C4Quality = families.get("c4", C4Quality())

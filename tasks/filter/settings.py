@@ -1,6 +1,6 @@
-"""Settings of quality rules.
+"""Settings for the quality rules.
 
-Names and defaults are those of datatrove's filters, where the rules come from; a reason for dropping a document is the name that
+Names and defaults match datatrove's filters, which define the rules; a reason for dropping a document is the name that
 datatrove gives it. A threshold of null turns its rule off.
 """
 
@@ -22,7 +22,7 @@ STOP_WORDS = ["the", "be", "to", "of", "and", "that", "have", "with"]
 
 
 class GopherQuality(Strict, frozen=True):
-    """The quality rules of Gopher (arXiv 2112.11446, appendix A.1.1)."""
+    """Gopher's quality rules (arXiv 2112.11446, appendix A.1.1)."""
 
     min_doc_words: Count | None = Field(default=50, description="Minimum words that are not only symbols.")
     max_doc_words: Count | None = Field(default=100_000, description="Maximum words that are not only symbols.")
@@ -45,7 +45,7 @@ class GopherQuality(Strict, frozen=True):
 
 
 class GopherRepetition(Strict, frozen=True):
-    """The repetition rules of Gopher (arXiv 2112.11446, table A1)."""
+    """Gopher's repetition rules (arXiv 2112.11446, table A1)."""
 
     dup_line_frac: Share | None = Field(default=0.3, description="Maximum share of lines that occurred before.")
     dup_para_frac: Share | None = Field(default=0.3, description="Maximum share of paragraphs that occurred before.")
@@ -62,7 +62,7 @@ class GopherRepetition(Strict, frozen=True):
 
 
 class C4Quality(Strict, frozen=True):
-    """The rules of C4 (arXiv 1910.10683, section 2.2). Lines that fail a rule do not count as sentences."""
+    """C4's rules (arXiv 1910.10683, section 2.2). Lines that fail a rule do not count as sentences."""
 
     remove_lines: bool = Field(
         default=False,
@@ -82,7 +82,7 @@ class C4Quality(Strict, frozen=True):
 
 
 class FineWebQuality(Strict, frozen=True):
-    """The rules of FineWeb (arXiv 2406.17557, section 3.6)."""
+    """FineWeb's rules (arXiv 2406.17557, section 3.6)."""
 
     line_punct_thr: Share | None = Field(default=0.12, description="Minimum share of lines that end a sentence.")
     line_punct_exclude_zero: bool = Field(default=False, description="Keep documents in which no line ends a sentence.")

@@ -1,8 +1,8 @@
 """Build one shard of a filtered blend: the rows of a slice that pass every rule, and a document map.
 
-Rows that stay keep their bytes, as in deduplication. Only a row whose text changes, because personal data is masked or lines are
+Kept rows are copied byte for byte, as in deduplication. Only a row whose text changes, because personal data is masked or lines are
 removed, is written again: a JSON row without blanks between its values and with its numbers as they were spelled, a Parquet row with
-its text alone replaced.
+only its text replaced.
 """
 
 from collections import Counter
@@ -52,7 +52,7 @@ class FilterRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Why each of n texts is dropped (a string [n], empty for those that stay), the texts to write, and counts for the receipt:
+    """Return why each of n texts is dropped (a string [n], empty for kept ones), the texts to write, and counts for the receipt:
     what personal data was found, and the lines that were removed, by reason.
     """
 
@@ -85,7 +85,7 @@ def filter_shard(shard: PlannedShard, store: Store, paths: Mapping[str, str], on
 
 
 def _note(builder: ShardBuilder, found: Sequence[Decided]) -> None:
-    """Put what was found into the receipt."""
+    """Put the findings into the receipt."""
     if personal := total([each.personal for each in found]):
         builder.facts["personal"] = personal
     if lines := dict(sum((Counter(each.lines) for each in found), Counter())):
@@ -134,7 +134,7 @@ def _changed(
 
 
 def _with_text(row: bytes, text: str, path: Sequence[str]) -> bytes:
-    """A JSON row with another text. Raises ValueError or TypeError for numbers or levels that cannot be written again."""
+    """Return a JSON row with a different text. Raises ValueError or TypeError for numbers or levels that cannot be written again."""
     record = loads(row)
     inner = record
     for key in path[:-1]:

@@ -2,6 +2,6 @@
 
     record ─► source ─► Harmony messages ─► text ─► parsed again, checked, and written as a row
 
-The grammar is stricter than that of the reference implementation, which reads every accepted text as the same messages. Nothing
-is repaired.
+The grammar is stricter than the reference implementation, which reads every accepted text as the same messages. Text
+isn't repaired.
 """

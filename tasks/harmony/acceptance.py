@@ -1,7 +1,7 @@
 """Valid Harmony text: accepted by its headers, or else parsed and judged.
 
 A text of messages is read differently only if a body holds a control string, and these begin with `<|`. If no body holds `<|`,
-and the grammar reads every header back, the text parses to its messages and there is nothing to look for in it. Most rules,
+and the grammar reads every header back, the text parses to its messages without a further search. Most rules,
 too, are about headers: channels, recipients, order, ends. A corpus has few sequences of headers, so each is parsed and judged
 once, with an empty object as every body, and the verdict is cached. Only questions, the arguments of calls and the last
 answer are then looked at in each row.
@@ -28,7 +28,7 @@ STAND_IN = "{}"
 class ValidText:
     """A text that the grammar and the rules accept, in its parts.
 
-    Message i is `openings[i]`, `bodies[i]` and an end; `spoken[i]` says whether it is by the assistant. `prompt` is the number
+    Message i is `openings[i]`, `bodies[i]` and an end; `spoken[i]` is whether it is by the assistant. `prompt` is the number
     of characters before the assistant's first message.
     """
 
@@ -43,7 +43,7 @@ class ValidText:
 @dataclass(frozen=True, slots=True)
 class _Outline:
     """The headers of a valid conversation. `calls` are the numbers of the assistant's messages with a recipient, `first` is the
-    number of the assistant's first message; `quality` is that of a text with an answer and arguments that fit.
+    number of the assistant's first message; `quality` belongs to a text with an answer and arguments that fit.
     """
 
     spoken: tuple[bool, ...]

@@ -126,7 +126,7 @@ Block = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row comes from; `row` counts from 0, `blend_split` is None for a flat blend."""
+    """A row's source; `row` counts from 0, `blend_split` is None for a flat blend."""
 
     dataset: str
     split: str

@@ -1,10 +1,10 @@
 """Compose Harmony messages from a conversation: generated system and developer messages, then the turns.
 
 A turn of other formats becomes several messages: reasoning on `analysis`, text beside calls on `commentary`, every call to its
-recipient, the answer on `final`. Harmony has no parallel calls, because a call ends generation. So several calls in a turn are
-written one after another, each with its result, if every result can be matched to its call.
+recipient, the answer on `final`. Harmony doesn't have parallel calls, because a call ends generation. So several calls in a turn are
+written one by one, each with its result, if every result can be matched to its call.
 
-A row that Harmony cannot express is rejected with the name of the rule. Text is dropped only if the policy says so, and
+A row that Harmony cannot express is rejected with the name of the rule. Text is dropped only if the policy asks for it, and
 counted. Cost: 5 µs per message, some 5 ns per byte of arguments, and 5 µs per tool.
 """
 
@@ -330,7 +330,7 @@ def _without_old_thoughts(messages: list[HarmonyMessage], policy: Policy) -> tup
 
 
 def without_thoughts(messages: Sequence[HarmonyMessage]) -> list[HarmonyMessage]:
-    """Messages of earlier turns without their reasoning. What the assistant wrote after it in its turn isn't trained on: a model
+    """Return the messages of earlier turns without their reasoning. The assistant's text after it in its turn isn't trained on: a model
     that learns it learns to answer without reasoning.
     """
     kept: list[HarmonyMessage] = []

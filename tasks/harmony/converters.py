@@ -107,7 +107,7 @@ def chat(
 
 
 def _cut(messages: Sequence[Message]) -> list[str]:
-    """The flag of reasoning that a budget ended: Harmony has no place for it."""
+    """The flag of reasoning that a budget ended: Harmony doesn't have a field for it."""
     return [CUT[0]] if any("cut" in message for message in messages) else []
 
 
@@ -124,7 +124,7 @@ def _effort_of(record: Record, variables: Mapping[str, Any]) -> tuple[Effort | N
 
 
 def _written(record: Record, field: str | None, names: Names) -> Source | Rejected | None:
-    """The conversation of a record whose messages are those of openai-harmony; None for others."""
+    """Return the conversation of a record with openai-harmony's messages; None for others."""
     try:
         layout = layout_of(record, field, names.tools, names.given)
         place = layout.shape.messages
@@ -165,7 +165,7 @@ def openai_messages(record: Record, names: Names = UNNAMED) -> Source | Composed
 
 
 def text_field(record: Record, names: Names) -> str | None:
-    """The field of a record's Harmony text; None if it has its conversation in another form."""
+    """Return the field of a record's Harmony text; None if its conversation has a different form."""
     field = names.messages or TEXT
     try:
         given = value_at(record, field, "no_messages")

@@ -10,7 +10,7 @@ follow its channel, and the blank before `<|constrain|>` may be missing, because
 canonical form. Everything else is a fault; the first one is reported with code and offset. The reference reads every accepted
 text as the same messages. It also accepts missing terminators, nested starts and stray tags, which are faults here.
 
-One scan with one regular expression finds the tags: 0.4 µs per KB, 1 µs outside ASCII, 3 µs per message. Headers come from a
+One scan with one regular expression finds the tags: 0.4 µs per KB, 1 µs outside ASCII, 3 µs per message. Headers are from a
 small set, so each is parsed once and cached.
 """
 
@@ -142,7 +142,7 @@ def check_characters(text: str) -> None:
 
 
 def is_whole(text: str) -> bool:
-    """Whether a text has no lone surrogate."""
+    """Whether a text is without lone surrogates."""
     try:
         check_characters(text)
     except FaultError:

@@ -2,7 +2,7 @@
 
 Records are counted by field names and types, which takes half a µs per record and per message. Counts are trees in plain JSON.
 Receipts hold them as facts, and they can be added in any order. The card's license is the strictest license of any row, because
-one share-alike row makes the whole collection share-alike. If a row has no license or an unknown one, it is `other`.
+one share-alike row makes the whole collection share-alike. If a row lacks a license or has an unknown one, it is `other`.
 """
 
 import json

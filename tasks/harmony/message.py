@@ -43,7 +43,7 @@ Schemas = Mapping[str, Mapping[str, Any] | None]
 @dataclass(slots=True)  # frozen, it would take ten times as long to make
 class HarmonyMessage:
     """A message; never changed once it is made. `author` is a role or a tool's name; `content_type` is the type of `body`, such as json, and
-    `constrained` says whether `<|constrain|>` precedes it (ignored without a content type). `trained` is not
+    `constrained` is whether `<|constrain|>` precedes it (ignored without a content type). `trained` is not
     written: false if the data excludes the message from training.
     """
 

@@ -1,6 +1,6 @@
 """Messages of openai-harmony, in the JSON of its `Message.to_dict`, as messages of Harmony text.
 
-Channels, recipients and content types are kept. The library itself writes what its system and developer messages hold.
+Channels, recipients and content types are kept. The library itself writes the content of its system and developer messages.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def harmony_messages(given: Sequence[Any]) -> list[HarmonyMessage] | Rejected:
 
 
 def _message(given: Any) -> Message:  # noqa: ANN401 - not checked yet
-    """A message as the library reads it. Raises RejectionError for what it can't read, and for what Harmony text can't hold."""
+    """Return a message as the library reads it. Raises RejectionError for a message that it can't read, or Harmony text can't hold."""
     if not isinstance(given, dict):
         raise RejectionError("bad_message", f"it is {kind(given)}; make it an object with role and content")
     fields: dict[str, Any] = given

@@ -40,7 +40,7 @@ PYTHON_SECTION = re.compile(rf"^## {PYTHON}$", re.MULTILINE)
 @cache
 def system_body(effort: str = "medium", *, python: bool = False, functions: bool = False) -> str:
     """The system message: identity, knowledge cutoff, effort (low, medium or high), python tool, channels, and where
-    functions are called, if any are declared. Raises InputError for another effort.
+    functions are called, if any are declared. Raises InputError for other efforts.
     """
     if effort not in EFFORTS:
         raise InputError(f"reasoning effort {effort!r} is unknown; use {', '.join(EFFORTS)}")

@@ -1,7 +1,7 @@
 """Publication of Harmony rows: a folder per split of the sources, which `datasets` loads directly.
 
     OUT/data/<split>/part-00000-1a2b3c4d.parquet   the shards' files, in the order of the plan (hard links on a local disk)
-    OUT/data/train-<split>/…                       if the blend has train, valid and test, which stay separate
+    OUT/data/train-<split>/…                       if the blend has train, valid and test, which remain separate
     OUT/blend.json                                 the output as a blend, for the next step
     OUT/README.md                                  the card: licenses, counts, sources, columns
     OUT/tools/tools-00000-1a2b3c4d.json            the tools that the rows of a shard were offered, by `source_tools_id`
@@ -37,10 +37,10 @@ UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is published beside the rows.
+    """The files published next to the rows.
 
     `derived` are shards built from the rows, `folders` the target folders of their parts. `files` are files of the store with
-    their names in the output folder, `documents` the contents of small files, `header` goes into the manifest.
+    their paths in the output folder, `documents` the contents of small files, `header` goes into the manifest.
     """
 
     derived: Sequence[Finished] = ()
@@ -51,7 +51,7 @@ class Beside:
 
 
 class DataLayout:
-    """Folders of rows; `splits` are the splits of the plan, by the names in the sources; `languages` those that the blend states."""
+    """Row folders; `splits` are the splits of the plan, by the names in the sources; `languages` are stated by the blend."""
 
     def __init__(self, splits: Sequence[str], beside: Beside, languages: Sequence[str] = ()) -> None:
         self._languages = languages
@@ -121,7 +121,7 @@ class DataLayout:
                 numbers[part] += 1
 
     def _pool_folders(self) -> list[str]:
-        """The non-empty folders of derived shards."""
+        """Return the non-empty folders with derived shards."""
         parts = {output.path.partition(".")[0] for item in self._beside.derived for output in item.receipt.outputs}
         return [folder for part, folder in self._beside.folders.items() if part in parts]
 
@@ -152,7 +152,7 @@ def _entry(item: Finished) -> Entry:
 
 
 def _public_name(uri: str) -> str:
-    """The origin of a file; for a local file only its name, because its folder means nothing on other machines."""
+    """Return a file's origin; for a local file only its name, because its folder is meaningless on other machines."""
     return uri.rpartition("/")[2] if is_local(uri) else uri
 
 

@@ -70,7 +70,7 @@ def faults(
 ) -> list[Fault]:
     """The rules that a conversation breaks, in the order of its messages, except those that are `off`.
 
-    `declared` are the recipients that may be called (None: any), `schemas` are for checking arguments. The offset is that of
+    `declared` are the recipients that may be called (None: any), `schemas` are for checking arguments. The offset belongs to
     the faulty message, or 0.
     """
     findings = [
@@ -279,7 +279,7 @@ TOOL_CODES = frozenset({"S11", "S12", "S13", "S14", "S15"})
 class Quality:
     """Flags and counts of a text under the names of their columns; false and 0 if the grammar rejects it.
 
-    `quality_error_code` and `quality_error_offset` (characters) are those of the first fault that makes the row invalid;
+    `quality_error_code` and `quality_error_offset` (characters) describe the first fault that makes the row invalid;
     `error_detail`, which is not a column, describes it.
     """
 

@@ -1,12 +1,12 @@
 """Harmony messages to sequences for training and scoring: segments of text, and which of them are trained on.
 
-Each message is encoded by itself: tags are their ids, and the text between them is encoded as a whole. No token crosses a
+Each message is encoded separately: tags are their ids, and the text between them is encoded as a whole. Tokens don't cross a
 tag, so masks that name whole parts of messages are exact.
 
     <|start|>assistant │  to=functions.f<|channel|>commentary <|constrain|>json<|message|> │ {"id":1} │ <|call|>
          author        │                              header                               │   body   │    end
 
-Training covers what the model itself writes. It is prompted with `<|start|>assistant` and continues with recipient and channel,
+Training covers the model's own text. It is prompted with `<|start|>assistant` and continues with recipient and channel,
 which decide whether it thinks, calls or answers, so headers are trained on with their bodies. After the `<|end|>` of reasoning
 or commentary it continues, so it also writes the `<|start|>assistant` of its next message. It ends an answer with `<|return|>`.
 If other messages follow, `<|end|>` replaces it; the model never writes that token there, so it is not trained on.

@@ -41,7 +41,7 @@ FILE = f"{WHOLE}.parquet"
 CATALOG = "tools.json"
 
 RULES = {**grammar.CODES, **semantics.CODES}
-"""Names of rules by code."""
+"""Rule names by code."""
 
 CHECKED_CHARACTERS = 1000
 """Of rows with more characters, fewer are sampled for the reference, so that a sample costs the same whatever their length."""
@@ -56,7 +56,7 @@ Accepted = tuple[ValidText, Row]
 
 @dataclass(frozen=True, slots=True)
 class Normalizer:
-    """Turns records of one source into rows; `catalog` collects their tools as JSON by id, `unread` counts
+    """Turns records from one source into rows; `catalog` collects their tools as JSON by id, `unread` counts
     rows by what isn't read of them.
     """
 
@@ -154,7 +154,7 @@ def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on
 
 @dataclass(slots=True)
 class _Written:
-    """Writes rows as row groups, and counts what is in them; `waiting` are the rows of the next one."""
+    """Writes rows as row groups, and counts their content; `waiting` are the rows of the next one."""
 
     builder: ShardBuilder
     licences: Counter[str] = field(default_factory=Counter[str])

@@ -4,7 +4,7 @@ A record is Harmony text under `text`, or under the field set by `messages_field
 normalization. The strict grammar parses the text, which is used unchanged.
 
 The self-check composes the same conversations as for Jinja templates, and requires the same: the tokens decode to the text, the
-trained ones match the policy, and the ids are the tokenizer's own. In addition, the ids must equal those of openai-harmony. It
+trained ones match the policy, and the ids are the tokenizer's own. In addition, the ids must equal openai-harmony's. It
 takes about a second, and the result is cached in the store.
 """
 
@@ -161,7 +161,7 @@ def require_tokens(vocabulary: Vocabulary) -> None:
 
 
 def checked(rows: HarmonyRows, vocabulary: Vocabulary, store: str) -> dict[str, str]:
-    """The kinds of conversation that are rejected, with the reason; cached in the store.
+    """Return the rejected conversation types, with the reason; cached in the store.
 
     Raises InputError, with the conversation and the fault, if masks or ids cannot be trusted.
     """
@@ -185,7 +185,7 @@ def _refused(rows: HarmonyRows, vocabulary: Vocabulary) -> dict[str, str]:
 
 
 def require_official(sequences: Sequence[Segments], vocabulary: Vocabulary) -> None:
-    """Raises InputError unless the ids of sequences are those of openai-harmony."""
+    """Raise InputError unless the ids of sequences equal openai-harmony's."""
     batch = Batch()
     for segments in sequences:
         batch.add(segments)

@@ -1,6 +1,6 @@
 """Charts: bars, columns, flows and clouds of points, as shapes of SVG that `html` writes.
 
-They need no plotting library, which takes 0.5 s to import and draws text for one background. A chart takes about 1 ms, has 1 to
+They don't need a plotting library, which takes 0.5 s to import and draws text for one background. A chart takes about 1 ms, has 1 to
 5 kB, takes the colors of the page, light or dark, and is 360 units wide, so that its text has its natural size on a phone.
 """
 
@@ -25,7 +25,7 @@ CELLS = 40
 def bars(
     title: str, values: Mapping[str, Sequence[float]], series: Sequence[str], shown: Callable[[float], str]
 ) -> Chart:
-    """Horizontal bars: for each name one per series, with its value. Names stand above their bars."""
+    """Horizontal bars: for each name one per series, with its value. Names are above their bars."""
     names = list(values)[:MAX_BARS]
     largest = max((each for name in names for each in values[name]), default=0) or 1
     height = 18 + 15 * len(series)

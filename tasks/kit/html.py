@@ -1,7 +1,7 @@
 """Reports as HTML, and cards, with the templates beside this module. Nothing else writes HTML.
 
-A page has no scripts and makes no requests, follows the system's light or dark setting, and fits a phone. Everything that a
-template prints is escaped, and made visible on one line first, so that control codes and bidi overrides of the data have no effect.
+A page doesn't use scripts or make requests, follows the system's light or dark setting, and fits a phone. Everything that a
+template prints is escaped, and made visible on one line first, so that control codes and bidi overrides of the data don't take effect.
 """
 
 import json

@@ -12,8 +12,8 @@ finds all bins with the best gap in one query. Apart from sorting, each distinct
 `capacity` bits. That is little if lengths repeat, but packing 100,000 sequences into bins of a million tokens takes 2.6 s.
 First fit queries a tree of maxima for every sequence, regardless of the capacity.
 
-The result depends on what is packed, not on the order of arrival: equal lengths are placed in the order of their content hash,
-and the seed sets the final order of the bins, because neighbors in a sorted packing are similar. Random orders come from
+The result depends only on the packed sequences, not on the order of arrival: equal lengths are placed in the order of their content hash,
+and the seed sets the final order of the bins, because neighbors in a sorted packing are similar. Random orders use
 hashes, because a generator's stream may change between versions.
 """
 
@@ -80,7 +80,7 @@ def _order(lengths: np.ndarray, content: np.ndarray, packing: Packing, seed: int
 
 
 def _shuffled(bins: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    """Renumber the bins in the order of a hash of their contents; `hashes` are those of the sequences."""
+    """Renumber the bins in the order of a hash of their contents; `hashes` belong to the sequences."""
     contents = np.zeros(bins.max(initial=-1) + 1, np.uint64)
     np.add.at(contents, bins, hashes)
     numbers = np.empty(len(contents), np.int64)
@@ -98,7 +98,7 @@ class _OpenBins:
         self.gaps = 0  # bit g is set where a bin has a gap of g tokens
 
     def best_gap(self, length: int) -> int:
-        """The smallest gap of at least `length` tokens, or that of a new bin."""
+        """Return the smallest gap of at least `length` tokens, or a new bin's."""
         fitting = self.gaps >> length
         return length + (fitting & -fitting).bit_length() - 1 if fitting else self.capacity
 

@@ -78,7 +78,7 @@ MAX_VARIANTS = 256
 
 @dataclass(frozen=True, slots=True)
 class ChatRows:
-    """Reads the rows of a dataset for a Jinja template; rows with variables of their own have a maker of their own."""
+    """Reads the rows of a dataset for a Jinja template; rows with their own variables have their own maker."""
 
     vocabulary: Vocabulary
     split_turns: SplitTurns
@@ -166,7 +166,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFormat:
-    """A format that passed its self-check; `refused` maps each kind of conversation it refuses to the reason."""
+    """A format that passed its self-check; `refused` maps each rejected conversation type to the reason."""
 
     format: Format
     refused: Mapping[str, str]
@@ -174,7 +174,7 @@ class CheckedFormat:
 
 
 def with_template(settings: SftSettings, vocabulary: Vocabulary) -> SftSettings:
-    """The settings with the template that `auto` stands for, by which the manifest and the summary name it."""
+    """Return the settings with the template that `auto` chooses, which the manifest and the summary name."""
     if settings.chat_template != AUTO:
         return settings
     return settings.model_copy(update={"chat_template": HARMONY if has_tokens(vocabulary) else "tokenizer"})

@@ -2,7 +2,7 @@
 
     tokenize conversations ─► pack sequences ─► publish
 
-Sequences are stored once; packs are made of them in a second round (`packs`), so that settings of packing change nothing before.
+Sequences are stored once; packs are made from them in a second round (`packs`), so that packing settings don't change earlier shards.
 Planning checks template and tokenizer (`tasks.chat.check`, for Harmony `tasks.harmony.training`), and reads a sample of the
 text of each dataset for the exactness gate.
 """
@@ -160,7 +160,7 @@ def _format(
 
 
 def pack_counts(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The packs of each split, published and prepared (which `sampling` may repeat or leave out), and what is left out of them."""
+    """The packs of each split, published and prepared (which `sampling` may repeat or omit), and the excluded packs."""
     prepared: dict[str, Counter[str]] = {}
     counts: Counter[str] = Counter()
     packed = manifest.get("derived", {}).get("shards", [])
@@ -184,7 +184,7 @@ def pack_counts(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """Lines about packs and trained tokens of each split, and about what is excluded from training."""
+    """Return lines about packs and trained tokens of each split, and about parts that are excluded from training."""
     found, size = pack_counts(manifest), manifest["settings"]["pack_size"]
     lines = [_sentence(split, facts, size) for split, facts in found["packs"].items()]
     before = found["packs_before_sampling"]
@@ -316,7 +316,7 @@ class FineTuning(Kind[SftSettings, SftFound]):
         return [f"{count}, {size:,} tokens to a pack, {packs.pending_bytes / 1e9:,.2f} GB"]
 
     def release(self, planned: SftPlan, finished: Sequence[Finished]) -> Release:
-        """Folders of packs, and the manifest's entries for tokenizer and template. Raises RunError for packs without a receipt."""
+        """Return pack folders, and the manifest's entries for tokenizer and template. Raises RunError for packs without a receipt."""
         found, settings = planned.found, planned.settings
         packs = planned.last
         mix = mix_of(planned.blend, finished)

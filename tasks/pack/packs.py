@@ -2,16 +2,16 @@
 
 A dataset in a split is packed in groups of consecutive shards, in plan order, of at most `GROUP_TOKENS` tokens or
 `GROUP_PACKS` packs, whichever is more. So memory does not grow with the dataset, workers pack groups side by side, and a
-group becomes one Parquet file of about 130 MB. A shard that is larger is a group by itself. Fill of packs of 4096 and of 294,912
+group becomes one Parquet file of about 130 MB. A larger shard is a separate group. Fill of packs of 4096 and of 294,912
 tokens (lognormal lengths, medians 512 and 2000), laid out over all 400,000 sequences, in groups, and for parts of 600,000 tokens,
-such as those that a shard of 256 MB holds out, each alone and in groups:
+such as those that a shard of 256 MB holds out, each separately and in groups:
 
-                all        groups     parts alone   parts in groups
+                all        groups     separate parts   parts in groups
     4096        99.997 %   99.993 %   99.6 %        99.99 %
     294,912     99.99 %    99.8 %     75 %          99.5 %
 
-Packs are a shard of their own kind, `STORE/packs/<key>/`, and their key is the hash of their members and of the settings of
-packing. Another pack size reads and packs the stored sequences again, and renders and encodes nothing: some 30 M tokens per second
+Packs are their own kind of shard, `STORE/packs/<key>/`, and their key is the hash of their members and of the settings of
+packing. A different pack size reads and packs the stored sequences again, without rendering or encoding: about 30 M tokens per second
 and core, most of it for Parquet. A dataset that grows packs only its last group again. The sequences are kept.
 """
 
@@ -145,7 +145,7 @@ def _distinct(rows: np.ndarray) -> int:
 
 
 def cut_to(sequences: StoredSequences, most: int) -> StoredSequences:
-    """The sequences, each cut after `most` tokens, of which the last trains nothing."""
+    """Return the sequences, each cut after `most` tokens, of which the last is masked."""
     trained = sequences.trained.copy()
     for number in np.flatnonzero(sequences.lengths > most).tolist():
         trained[number] = np.count_nonzero(loss_of(sequences.first_tokens(number, most - 1)))
@@ -186,7 +186,7 @@ def _sequences(store: Store, receipt: Receipt, part: str) -> list[str]:
 
 
 def _lost(store: Store, receipt: Receipt) -> list[str]:
-    """Whether the conversations that went into packs are those of the shards; shards without a valid receipt are not compared."""
+    """Whether the packed conversations are the shards' conversations; shards without a valid receipt are not compared."""
     shards, documents = Store(store.place, SHARDS), 0
     for name in receipt.identity["source"]["sequences"]:
         key, _, part = name.partition("/")

@@ -7,7 +7,7 @@
     role_start    list<int32>  start of each run of tokens by one author
     role          list<int8>   author of the run, a number in `tasks.chat.encoding.ROLES`
 
-The first three are those of `GPTSFTPackedParquetDataset` (Megatron-Bridge 0.6.2), which ignores the others. Its reader keeps
+The first three belong to `GPTSFTPackedParquetDataset` (Megatron-Bridge 0.6.2), which ignores the others. Its reader keeps
 one row group in memory, so row groups are small. The schema's metadata records under `tokenmill` how the file was built.
 Byte-stream-split and LZ4 reduce ids to 40 % of their size; zstd would need 20 % less and take 40 % longer to write. The
 schema declares that no list and no element is null, which saves Parquet a third of the time for levels.
@@ -57,7 +57,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class PackWriter:
-    """Writes packs of stored sequences, each padded with `pad_id` to a multiple of `pad_seq_to_mult` plus one."""
+    """Writes packs from stored sequences, each padded with `pad_id` to a multiple of `pad_seq_to_mult` plus one."""
 
     stored: StoredSequences
     packs: Packs
@@ -99,7 +99,7 @@ class PackWriter:
         return pa.Table.from_arrays(lists, schema=schema)
 
     def _tokens(self, order: np.ndarray, sizes: np.ndarray, begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and loss of some sequences back to back, each padded to its size; the last token of each trains nothing."""
+        """Return ids and loss of some sequences back to back, each padded to its size; the last token of each is masked."""
         tokens = np.full(int(sizes.sum()), self.recipe.pad_id or 0, "<u4")
         self.stored.read(order, tokens, begins)
         loss = loss_of(tokens)
@@ -198,7 +198,7 @@ class PackFacts:
 
 
 def leading_packs(place: str, tokens: int) -> PackFacts | None:
-    """The facts of the leading packs of a file that come closest to `tokens`, or None if that is no pack.
+    """Return the facts of the leading packs in a file that are closest to `tokens`, or None for zero packs.
 
     Raises RunError if the file is damaged.
     """
@@ -213,7 +213,7 @@ def leading_packs(place: str, tokens: int) -> PackFacts | None:
 
 
 def _measure(batch: pa.RecordBatch, tokens: int) -> tuple[list[PackFacts], bool]:
-    """The facts of the leading packs of a batch that come closest to `tokens`, if any, and whether it is the whole batch."""
+    """Return the facts of the leading packs in a batch that are closest to `tokens`, if any, and whether it is the whole batch."""
     stored = np.diff(batch["input_ids"].offsets.to_numpy())
     sequences, first_sequence = _runs(batch["seq_start_id"], stored)
     runs, first_run = _runs(batch["role_start"], stored)

@@ -1,11 +1,11 @@
-"""Publication of packs: a folder of Parquet files per split, which trainers read directly.
+"""Publication of packs: a folder with Parquet files per split, which trainers read directly.
 
-OUT/splits/train|valid|test/000000__<dataset>__1a2b3c4d.parquet the files of packs (hard links on a local disk)
+OUT/splits/train|valid|test/000000__<dataset>__1a2b3c4d.parquet the pack files (hard links on a local disk)
 OUT/splits/packing_train|valid|test.json maximum length and number of sequences
 
 Trainers read the files of a folder in the order of their names, so the numbers put them in a seeded order that mixes the data
 sets. Further copies of a file end in `__1`, `__2`, …; if only its leading packs are wanted, they become a separate file,
-`__0_leading_120`. A split without packs has no folder. On an object store, which has no links, the store copies the files.
+`__0_leading_120`. A split without packs doesn't get a folder. On an object store, which lacks links, the store copies the files.
 
 A link costs 0.2 to 4 ms, most of it for syncing the folder; a copy within S3 costs a request. Only files that are cut are read.
 """
@@ -60,7 +60,7 @@ _Folder = dict[str, _File]
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Folders of packs, with the blend's weights applied according to `sampling`.
+    """Pack folders, with the blend's weights applied according to `sampling`.
 
     `total` are the tokens to publish for training, None if `sampling` decides. `packs` are groups of `pack_size` and `pad_seq_to_mult`, both in tokens.
     """
@@ -162,7 +162,7 @@ def _numbers(held: _Held) -> dict[DataSet, list[PackedFile]]:
 
 
 def _place(output_dir: str, store: Store, folder: _Folder) -> list[Output]:
-    """Put the files of one split into its folder; returns the newly written files."""
+    """Put the files of one split into its folder; return the newly written files."""
     sources = {place: store.path(file.item.key, file.output) for place, file in folder.items()}
     place_files([(sources[place], join(output_dir, place)) for place, file in folder.items() if not file.leading])
     return [

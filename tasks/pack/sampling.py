@@ -1,8 +1,8 @@
-"""Sampling: which files of packs to publish, how often, and which only in part.
+"""Sampling: the pack files to publish, how often, and which only in part.
 
 A trainer reads every file in a folder once per epoch, so the weights of a blend are realised by the contents of the folder.
-Shares are counted in tokens. `down` repeats nothing: the dataset with the fewest tokens for its weight is used whole, the
-others in part. `up` omits nothing: the dataset with the most tokens for its weight is used once, the others more often. `none`
+Shares are counted in tokens. `down` doesn't repeat packs: the dataset with the fewest tokens for its weight is used whole, the
+others in part. `up` doesn't omit packs: the dataset with the most tokens for its weight is used once, the others more often. `none`
 publishes every file once. A share is made of whole files and the leading packs of one more, so it is off by at most half a
 pack: 2 % of 25 packs, 0.002 % of a hundred million tokens in packs of 4096.
 """
@@ -37,7 +37,7 @@ Held = Mapping[DataSet, Sequence[PackedFile]]
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A draw from one dataset: `copies` of each file, and the leading packs of file number `cut` that come closest to
+    """A draw from one dataset: `copies` of each file, and the leading packs of file number `cut` that are closest to
     `rest` tokens, if `rest` is not 0.
     """
 
@@ -100,9 +100,9 @@ def account(held: Held, weights: Weights, taken: Mapping[DataSet, int]) -> dict[
 
 
 def warnings(split: str, shares: Mapping[str, Mapping[str, float]], asked: Sequence[str]) -> list[str]:
-    """A warning for each dataset that has no packs in the split, or whose share could not be realised.
+    """Yield a warning for each dataset without packs in the split, or whose share could not be realized.
 
-    `shares` are those of `account`, `asked` the names of all datasets with a weight in the split.
+    `shares` are the result of `account`, `asked` the names of all datasets with a weight in the split.
     """
     absent = [
         f"{split}: dataset {name!r} doesn't have packs; the others share its weight"

@@ -1,4 +1,4 @@
-"""Sequences as a shard stores them: once, for packs of any size.
+"""Sequences as a shard stores them: once, for packs with any size.
 
     <part>.tokens          uint32 [tokens], little-endian: the id, and in the highest bit whether the next token is trained on
     <part>.index.parquet   per sequence: length, trained, row, content, role_start, role
@@ -80,7 +80,7 @@ class RoleRuns:
 
 @dataclass
 class SequenceWriter:
-    """Writes the sequences of one part of a shard. `sequences`, `tokens` and `longest` count what was written."""
+    """Writes the sequences of one part of a shard. `sequences`, `tokens` and `longest` count the written ones."""
 
     builder: ShardBuilder
     part: str
@@ -117,7 +117,7 @@ class SequenceWriter:
 
 
 def _hashes(ids: np.ndarray, loss: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """xxh3_64 of the ids of each sequence, seeded by that of its loss."""
+    """Return xxh3_64 of the ids of each sequence, seeded by the hash of its loss."""
     ends = np.cumsum(lengths)
     pairs = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
     tokens, masks = memoryview(cast("Buffer", ids)), memoryview(cast("Buffer", loss))

@@ -32,7 +32,7 @@ def policy_of(loss: "LossSettings | SftRecipe") -> LossPolicy:
 
 
 class LossSettings(PreparationSettings, frozen=True):
-    """Settings of what is trained on, and so of what is scored."""
+    """Settings that choose the tokens to train on, and so to score."""
 
     loss_on: LossOn = Field(default="assistant_all", description="Which of the assistant's messages are trained on.")
     loss_reasoning: bool = Field(default=True, description="Train on reasoning.")

@@ -53,7 +53,7 @@ class _Part:
 
 @dataclass(slots=True)
 class SequenceShard:
-    """Builds one shard; `rows` and `encoder` are those of its recipe."""
+    """Builds one shard with its recipe's `rows` and `encoder`."""
 
     shard: PlannedShard
     recipe: SftRecipe
@@ -122,7 +122,7 @@ class SequenceShard:
         return self._parts[name]
 
     def _encode(self, part: _Part, builder: ShardBuilder, unfinished: int | None = None) -> None:
-        """Encode the queue of a part and count its rows, except the `unfinished` one, which has more sequences to come."""
+        """Encode the queue of a part and count its rows, except the `unfinished` one, which continues with more sequences."""
         batch, rows = part.batch, np.asarray(part.rows, np.int64)
         part.batch, part.rows = Batch(), []
         if rows.size:

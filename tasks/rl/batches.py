@@ -1,11 +1,11 @@
-"""The order of rows for reinforcement learning: every batch holds each dataset's share, and pass rates fall as training goes on.
+"""The row order for reinforcement learning: every batch has each dataset's share, and pass rates fall during training.
 
     rows ─► read each so often (weights, budget) ─► deal to batches ─► match to the curriculum ─► order
 
 A trainer that does not shuffle reads a file in order, `batch_size` rows per step, so the order of rows is the plan of training.
 
 **Quotas.** After each batch, the rows read of a dataset differ from its share by less than one. Quotas that are whole numbers are
-met in every batch. Rows come in an order by hash; no row comes twice before all of its dataset have come once.
+met in every batch. Rows are in an order by hash; a row occurs twice only after all rows of its dataset have occurred once.
 
 **Curriculum.** Rows that the model always or never solves teach nothing and are dropped. For the others, the pass rates of a batch
 follow a Gaussian whose mean falls from batch to batch (Nemotron 3 Nano, section 3.2.2, arXiv 2512.20848). There rows are
@@ -80,7 +80,7 @@ def rows_of_phases(mix: Mix, names: Sequence[str], size: int) -> np.ndarray:
 def deal(wanted: np.ndarray, size: int) -> np.ndarray:
     """The rows of each dataset in each batch (int64 [batches, datasets]), if `wanted` rows of each are read.
 
-    The last batch has what is left, if that fills none.
+    The last batch has the rest, if that doesn't fill one.
     """
     total, given = int(wanted.sum()), np.zeros(len(wanted), np.int64)
     batches: list[np.ndarray] = []
@@ -95,7 +95,7 @@ def in_order(counts: np.ndarray, rates: Sequence[np.ndarray], span: float, sprea
     """Put rows in order, given the rows of each dataset in each batch (`counts`, int64 [batches, datasets]).
 
     `rates` are the pass rates of each dataset's rows (float64 [rows]). In each dataset their mean falls by `span` from the first
-    batch to the last; `spread` is the standard deviation of what is asked for in a batch. With a span of 0, rates do not matter.
+    batch to the last; `spread` is the requested standard deviation within a batch. With a span of 0, rates don't matter.
     """
     batch = np.repeat(np.arange(len(counts)), counts.sum(1))
     dataset = np.repeat(np.tile(np.arange(counts.shape[1]), len(counts)), counts.ravel())
@@ -114,7 +114,7 @@ def in_order(counts: np.ndarray, rates: Sequence[np.ndarray], span: float, sprea
 
 
 def most_span(rates: np.ndarray, batch: np.ndarray) -> float:
-    """The largest span that these pass rates allow in these batches (int64 [rows], ascending): that of the rows sorted."""
+    """Return the largest span that these pass rates allow in these batches (int64 [rows], ascending): the span of the sorted rows."""
     times = _times(batch)
     sorted_rows = np.cumsum(np.sort(rates)[::-1] - rates.mean())
     schedule = np.cumsum(times.mean() - times)
@@ -123,7 +123,7 @@ def most_span(rates: np.ndarray, batch: np.ndarray) -> float:
 
 
 def shuffled(held: int, count: int, seed: np.uint64) -> np.ndarray:
-    """`count` numbers below `held` (int64): all of them in an order by hash, then all again in another."""
+    """Return `count` numbers below `held` (int64): all of them in an order by hash, then all again in a different one."""
     numbers = np.arange(-(-count // held) * held, dtype=np.uint64)
     return (np.lexsort((splitmix64(numbers ^ seed), numbers // np.uint64(held)))[:count] % held).astype(np.int64)
 
@@ -151,7 +151,7 @@ def _matched(rates: np.ndarray, batch: np.ndarray, span: float, spread: float, s
 def _centres(rates: np.ndarray, batch: np.ndarray, span: float, spread: float) -> np.ndarray:
     """Where to center the Gaussian of each moment (float64 [MOMENTS]) so that the mean of matched rows falls evenly.
 
-    The mean of what is matched is the gradient of a concave function of the centres, so following the error finds them.
+    The mean of the matched rates is the gradient of a concave function of the centers, so following the error finds them.
     """
     times = _times(batch)[(len(batch) * (2 * np.arange(MOMENTS) + 1)) // (2 * MOMENTS)]
     points = MOMENTS * MOMENTS
@@ -239,9 +239,9 @@ class _JoinedRows:
 
 
 def write_ordered(files: Sequence[RowFile], batches: BatchPlan, target: str) -> tuple[Output, dict[str, Any]]:
-    """Write the rows of training files in the order of batches; returns the record of the file and the manifest's entries.
+    """Write the rows of training files in the order of batches; return the record of the file and the manifest's entries.
 
-    Raises InputError for a budget or curriculum that the rows do not allow, RunError for a file that is not as its receipt says.
+    Raises InputError for a budget or curriculum that the rows do not allow, RunError for a file that differs from its receipt.
     """
     with _joined(files) as memory:
         ends = _line_ends(memory)
@@ -348,7 +348,7 @@ def _number(value: object) -> float:
 
 
 def _filled(rates: np.ndarray) -> np.ndarray:
-    """Pass rates with their mean where there is none, so that such rows come anywhere."""
+    """Return pass rates with their mean for missing ones, so that such rows are placed anywhere."""
     known = rates[~np.isnan(rates)]
     return np.where(np.isnan(rates), known.mean() if len(known) else 0.0, rates)
 
@@ -391,7 +391,7 @@ def _require_span(rows: _JoinedRows, counts: np.ndarray, span: float) -> None:
 def _record(
     rows: _JoinedRows, counts: np.ndarray, batches: BatchPlan, dropped: Mapping[str, Counter[str]], rates: np.ndarray
 ) -> dict[str, Any]:
-    """The manifest's entry of the order: of each dataset what there is, what is read, and the most and fewest in a batch."""
+    """Return the manifest's entry about the order: for each dataset the available and read rows, and the most and fewest in a batch."""
     sizes = counts.sum(1)
     whole = counts[sizes == batches.size] if (sizes == batches.size).any() else counts
     datasets: dict[str, Any] = {}

@@ -319,7 +319,7 @@ class ReinforcementLearning(Kind[RlSettings, RlFound]):
             )
 
     def release(self, planned: RlPlan, finished: Sequence[Finished]) -> Release:
-        """Files of rows, and the manifest's entries for them. Raises RunError if a split would mix forms of rows."""
+        """Return row files, and the manifest's entries for them. Raises RunError if a split would mix row forms."""
         _require_one_form(finished)
         found = planned.found
         header: dict[str, Any] = {"mode": _mode(planned), "source_splits": _source_splits(planned)}
@@ -338,7 +338,7 @@ class ReinforcementLearning(Kind[RlSettings, RlFound]):
         return inspect_rl_shard(store, receipt)
 
     def summary(self, manifest: Mapping[str, Any]) -> list[str]:
-        """What a batch holds of each dataset, and which rows are not read."""
+        """Return each dataset's rows in a batch, and which rows are not read."""
         batches = manifest.get("batches")
         if batches is None:
             return []

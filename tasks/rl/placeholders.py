@@ -1,4 +1,4 @@
-"""Resolve rows that refer to a question of another dataset.
+"""Resolve rows that refer to a question in a different dataset.
 
 Such a row has a `_hf_placeholder`, `{"row": …, "question_template": …}`, and its `dataset` names the table that holds the
 question (`tables`). The placeholder is removed, `question` and `expected_answer` are added, and the prompt becomes the `input`
@@ -7,17 +7,17 @@ of `responses_create_params`; all other fields are kept. A row without a placeho
 The table's style sets how a template is applied. `dapo`: the question is placed between an instruction and a reminder, one
 paragraph each; the template's prefix and suffix (`{"prefix": …, "suffix": …}`) replace them. A blank line separates them from
 the question, and also precedes a question without a prefix. `skywork`: the question replaces `{question}` in the template,
-which is text or `{"template": text}`; a template without the marker gives the question alone.
+which is text or `{"template": text}`; a template without the marker gives only the question.
 
 A row of Nemotron 3 Ultra or 3.5 Lightning has a `_hf_question_placeholder` instead, `{"dataset": …, "split": …, "row": …}`; the
-first two, joined by a slash, name the table. The question stands without blanks around it, and in a `dapo` table without the
+first two, joined by a slash, name the table. The question is stripped, and in a `dapo` table without the
 instruction and the reminder, between `lead` and `trail` if `mode` is `canonical`, else between `prefix` and `suffix`. It becomes
 `question` and the content of the first message in `input`; the answer, always a text, becomes `expected_answer`, also where
 `matched_sources` repeat it. So it is in the program that NVIDIA-NeMo/Nemotron prepares these rows with
 (`steps/data_prep/rl_prep`).
 
 In a `_hf_placeholder`, if an answer is the text of a JSON list or object, its first value is used; any other answer is stripped, because graders
-compare texts. Prompt and answer follow the script published with the rows of Nemotron 3, blank lines included:
+compare texts. Prompt and answer follow the script published with Nemotron 3's rows, blank lines included:
 https://huggingface.co/datasets/nvidia/Nemotron-RL-Super-Training-Blends (`fill_placeholders.py`). 3 to 4 µs a row.
 """
 
@@ -141,7 +141,7 @@ def _between(placeholder: Mapping[str, Any], question: str) -> str:
 
 
 def _answer_text(text: str) -> str:
-    """The first value of a JSON list, another JSON value as Python writes it, or the stripped text."""
+    """Return the first value of a JSON list, other JSON values as Python writes them, or the stripped text."""
     text = text.strip()
     if (text[:1], text[-1:]) not in {("[", "]"), ("{", "}")}:
         return text

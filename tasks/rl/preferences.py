@@ -8,7 +8,7 @@
 | ms-swift | `messages` with the chosen answer, `rejected_response` or `rejected_messages` |
 | LLaMA-Factory | `conversations` before the answers, `chosen` and `rejected` with `from` and `value` |
 
-The first two are the form that the transforms read, so that rows of them stay as they are.
+The transforms read the first two, so such rows remain unchanged.
 """
 
 import re

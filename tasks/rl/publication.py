@@ -34,7 +34,7 @@ SHARD = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.jsonl(\.zst)?")
 WHOLE_FILE = re.compile(r"(train|valid|test)_[0-9a-f]{8}\.jsonl(\.zst)?")
 
 KEYS = {"train": "train", "valid": "val", "test": "test"}
-"""What the manifest calls the whole files, as configurations of NeMo-RL recipes ask for them."""
+"""The manifest's names for the whole files, as configurations of NeMo-RL recipes expect them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class _RlFile:
 
 @dataclass(frozen=True, slots=True)
 class JsonLinesLayout:
-    """Files of rows and one joined file per split; `weights` are the blend's, `batches` the order of training rows, if any."""
+    """Row files and one joined file per split; `weights` are the blend's, `batches` the order of training rows, if any."""
 
     weights: Weights
     compression: Compression
@@ -61,7 +61,7 @@ class JsonLinesLayout:
         return {**dict.fromkeys(SPLITS, SHARD), FOLDER: WHOLE_FILE}
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
-        """Link every shard on a local disk (elsewhere its name is its place in the store), and join those of each split."""
+        """Link every shard on a local disk (elsewhere its name is its place in the store), and join the files of each split."""
         splits = self._files(output_dir, store, finished)
         names: dict[str, dict[str, list[str]]] = {}
         listed: list[Listed] = []

@@ -69,7 +69,7 @@ def filled_text(value: object, field: str) -> Rejected | None:
 
 
 def wrong_type(field: str, value: object, wanted: str) -> Rejected:
-    """The rejection for a field that is missing or has another type."""
+    """Return the rejection for a field that is missing or has the wrong type."""
     if value is None:
         return Rejected("missing_field", f"there is no {field}; make it {wanted}, or filter out such rows")
     return Rejected("bad_field", f"{field} is {kind(value)}; make it {wanted}")

@@ -76,7 +76,7 @@ class Work:
 
     @property
     def reads_rows(self) -> bool:
-        """Whether it matters to anything what a row holds."""
+        """Whether any transform or check needs the parsed row."""
         return bool(self.transforms or self.lengths or self.target.form) or self.target.check is not accept
 
 
@@ -179,7 +179,7 @@ class _RowWriter:
 
 
 def _lines(batch: RecordBatch, found: Sequence[Record | Rejected]) -> list[bytes | Rejected]:
-    """The bytes of each row: its own, if it has any and what was `found` is the record itself."""
+    """Return the bytes of each row: its own, if it has any and `found` is the record itself."""
     if not batch.raw:
         return [_line(each, finite=False) for each in found]
     return [
@@ -189,7 +189,7 @@ def _lines(batch: RecordBatch, found: Sequence[Record | Rejected]) -> list[bytes
 
 
 def _line(found: Record | Rejected, *, finite: bool) -> bytes | Rejected:
-    """The bytes of a row that is written; `finite` tells that it has no NaN or infinity, which JSON cannot say."""
+    """Return the bytes of a row that is written; `finite` means that it is without NaN and infinity, which aren't valid JSON."""
     if isinstance(found, Rejected):
         return found
     try:
@@ -226,7 +226,7 @@ def _finite(record: Record) -> bool:
 
 def _as_read(raw: bytes) -> bytes:
     """A row without byte order mark and line breaks, which can only be white space between values; a final carriage
-    return stays.
+    return remains.
     """
     raw = raw.removeprefix(BYTE_ORDER_MARK)
     if b"\n" not in raw and b"\r" not in raw:
@@ -254,7 +254,7 @@ def _by_part(indices: np.ndarray, batch: RecordBatch | BytesBatch, recipe: RlRec
 
 
 def _digests(batch: RecordBatch | BytesBatch, indices: Sequence[int], seed: int) -> list[int]:
-    """A hash of each row as it was read, 64 bits, so that no transform and no other row moves it to another split."""
+    """Return a hash of each row as it was read, 64 bits, so that transforms and other rows don't move it to a different split."""
     if isinstance(batch, RecordBatch) and not batch.raw:
         return [xxh3_64_intdigest(repr(batch.records[index]).encode(), seed) for index in indices]
     raw = batch.raw

@@ -1,8 +1,8 @@
-"""Tables of questions that rows refer to by number: found at planning, loaded by workers.
+"""Question tables that rows refer to by number: found at planning, loaded by workers.
 
-A published blend may refer to the rows of another dataset instead of repeating them (`placeholders`). Row numbers are valid
+A published blend may refer to the rows of a different dataset instead of repeating them (`placeholders`). Row numbers are valid
 only for the exact file, so tables are pinned to a commit, and their content is part of a shard's identity. A table is Parquet:
-the question is the content of the first message of `prompt`, the answer is `reward_model.ground_truth`. The rows of several
+the question is the content of the first message of `prompt`, the answer is `reward_model.ground_truth`. The rows in several
 files are numbered continuously, in the order of their names.
 
 Tables are repetitive: DAPO-Math-17k holds 17,000 questions a hundred times each. Arrow dictionary-encodes each batch, so each
@@ -44,7 +44,7 @@ NOTHING = -1
 
 
 class TableSource(Strict, frozen=True):
-    """A table of questions in a blend."""
+    """A question table in a blend."""
 
     path: str = Field(min_length=1, description="Parquet file, folder, glob, s3://, gs:// or hf://org/name[@revision].")
     style: Style = Field(description="How a template is filled: dapo (prefix and suffix) or skywork ({question}).")
@@ -83,7 +83,7 @@ https://huggingface.co/datasets/nvidia/Nemotron-RL-Lightning-Training-Blend
 
 
 def table_sources(argument: JsonValue) -> dict[str, TableSource]:
-    """The tables by name: those of a key set, or of an object of tables. Raises InputError for anything else."""
+    """Return the tables by name: a key set's, or an object's. Raises InputError for other values."""
     if isinstance(argument, str):
         if argument not in KEY_SETS:
             raise InputError(f"resolve_placeholders: no set of tables {argument!r}; {nearest(argument, KEY_SETS)}")
@@ -132,7 +132,7 @@ def find_table(source: TableSource, name: str, index: ContentIndex, identity: Ch
 
 
 def table_slices(source: TableSource, name: str) -> list[Slice]:
-    """The whole files of a table, from listings and footers alone. Raises as `find_table` does."""
+    """Return the whole files of a table, only from listings and footers. Raises as `find_table` does."""
     place = DataSource(name="table", **source.model_dump(exclude={"style"}))
     try:
         return [part for file in discover(place) for part in _whole(file)]
@@ -147,7 +147,7 @@ def _whole(file: SourceFile) -> list[Slice]:
 
 
 def _require_questions(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
-    """Raises InputError unless a file has the columns of a table of questions."""
+    """Raise InputError unless a file has the columns of a question table."""
     schema = metadata.schema.to_arrow_schema()
     known: dict[str, pa.DataType] = {each.name: each.type for each in schema}
     prompt, judged = known.get("prompt", pa.null()), known.get("reward_model", pa.null())
@@ -207,7 +207,7 @@ class LookupTable:
         return len(self.questions)
 
     def row(self, number: int) -> tuple[str | None, str | None] | None:
-        """Question and answer of a row, None for null; None if there is no such row."""
+        """Return question and answer of a row, None for null; None if the row doesn't exist."""
         return (self.questions.at(number), self.answers.at(number)) if 0 <= number < len(self) else None
 
 

@@ -2,10 +2,10 @@
 
 A transform is written as its name or as an object with its argument: `"passthrough"`, `{"select": ["messages"]}`,
 `{"sft": {"input": "question"}}`. It selects, renames or reshapes fields; the target checks the result. The input record is
-never modified, and a transform that changes nothing returns the same object, so the row is written as the bytes that were read.
+never modified, and a transform without changes returns the same object, so the row's original bytes are written.
 Cost: 0.5 to 3 µs per row.
 
-Preferences become one of two forms (`preferences` lists the shapes they come in). Ranks, `{context, completions: [{rank, completion}, …]}`, hold messages, the lower rank
+Preferences become one of two forms (`preferences` lists their shapes). Ranks, `{context, completions: [{rank, completion}, …]}`, hold messages, the lower rank
 preferred. Pairs, `{prompt, chosen, rejected}`, hold texts, and the prompt may be messages. Where `{chosen, rejected}` are
 conversations that begin alike, the prompt ends where they first differ.
 """
@@ -414,7 +414,7 @@ def to_pairs(record: Record) -> Record | Rejected:
 
 
 def _answer(record: Record, field: str) -> Messages | Rejected:
-    """The messages of an answer, perhaps after those of the prompt."""
+    """Return the messages of an answer, perhaps after the prompt's."""
     found = record.get(field)
     if found is None:
         names = listed(key for key in record if record[key] is not None)

@@ -140,7 +140,7 @@ class Normalization(Kind[NormalizationSettings, Normalized | None]):
         return replace(planned, found=found, later=(*([rows.marked] if rows.marked else []), selected))
 
     def release(self, planned: NormalizationPlan, finished: Sequence[Finished]) -> Release:
-        """Folders of rows, with pools, candidates and reports beside them."""
+        """Return row folders, with pools, candidates and reports next to them."""
         found = planned.found or Normalized(finished, Beside())
         splits = [published_split(shard.identity["recipe"]) for shard in planned.plan.shards]
         sources = (source for part in planned.blend.parts().values() for source in part)
@@ -157,7 +157,7 @@ class Normalization(Kind[NormalizationSettings, Normalized | None]):
         require_variety(manifest, output_dir)
 
     def named_files(self, settings: NormalizationSettings) -> Mapping[str, str]:
-        """The pools, the evaluations (read whole, usually a few megabytes), and the manifests of folders of scores."""
+        """Return the pools, the evaluations (read whole, usually a few megabytes), and the manifests of score folders."""
         pools, scores = pools_of(settings.selection), settings.selection.scores
         evaluations = find_evaluations(settings.dedup.evaluations)
         return {

@@ -139,7 +139,7 @@ def _mapping(content: bytes, place: str) -> dict[str, Any]:
 def assign(table: pa.Table, pools: Pools, known: Collection[str] = ()) -> Assignment:
     """Assign the rows of `table` to `pools`. `known` names columns that rows may have.
 
-    Raises InputError for a predicate that names another column or compares unlike types.
+    Raises InputError for a predicate that names other columns or compares unlike types.
     """
     absent = frozenset(known).difference(table.schema.names)
     asked = [predicate for predicate in pools.base if predicate.columns.isdisjoint(absent)]
@@ -160,7 +160,7 @@ tokens, and its rows without a token count; and the rows that two pools share be
 
 
 def tally(table: pa.Table, found: Assignment, taken: Assignment) -> Counts:
-    """Count the rows of one table. `found` is the result of `assign`; `taken` is the same, or its `unique()`."""
+    """Count the rows in one table. `found` is the result of `assign`; `taken` is the same, or its `unique()`."""
     tokens, counted = _tokens(table)
     return {
         "rows": table.num_rows,

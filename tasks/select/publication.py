@@ -1,4 +1,4 @@
-"""What a selection publishes beside its rows.
+"""The files that a selection publishes next to its rows.
 
 OUT/pools/<pool>/part-00000-1a2b3c4d.parquet    the list of each pool's rows, or copies of them; no folder for an empty pool
 OUT/pools.json                                  predicate, rows and tokens of each pool, and the rows that any two share

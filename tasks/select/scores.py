@@ -7,7 +7,7 @@ rows already have; a name that several folders share gets the folder's name as a
 
 A row without a score has null there. The join keeps rows and their order and takes 0.8 microseconds per row.
 
-A table of scores belongs to one file of rows, whose name ends in the first digits of its shard's key: the shard of rows, or an
+A score table belongs to one row file, whose name ends in the first digits of its shard's key: the row shard, or an
 earlier selection for scores of candidates. So new scores affect only the shards they belong to. A choice of rows may belong to
 any file. Each table is hashed once, at disk speed.
 """
@@ -74,7 +74,7 @@ def _read(place: str, content: str, columns: Sequence[Column]) -> pa.Table:
 
 
 def with_scores(table: pa.Table, sides: Iterable[pa.Table]) -> pa.Table:
-    """`table` with the columns of all `sides`, joined by `row_id`; null where a row has no score.
+    """Return `table` with the columns of all `sides`, joined by `row_id`; null for a row without a score.
 
     The `sides` must pass `require_joinable`. Raises InputError for a table without `row_id` and for two columns of one
     name.
@@ -129,7 +129,7 @@ ANY = "any"
 
 @dataclass(frozen=True, slots=True)
 class ScoreFile:
-    """A published table of scores, and the file of rows it belongs to; None if it may belong to any file."""
+    """A published score table, and the row file it belongs to; None if it may belong to any file."""
 
     place: str
     scored: str | None
@@ -145,7 +145,7 @@ class ScoreFile:
 
 @dataclass(frozen=True, slots=True)
 class ScoreFolder:
-    """A published folder of scores: its place, one of TYPES, and its tables."""
+    """A published score folder: its place, one of TYPES, and its tables."""
 
     place: str
     type: str
@@ -158,7 +158,7 @@ class ScoreFolder:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of its tables. Raises InputError if there are no tables."""
+        """Return the columns of its tables. Raises InputError without tables."""
         if not self.files:
             raise InputError(f"{self.place}: this folder doesn't have scores; run `tokenmill score` first")
         system, path = filesystem(self.files[0].place)
@@ -178,7 +178,7 @@ class FoundScores:
 
 
 def score_folder(place: str) -> ScoreFolder:
-    """Read a folder of scores. Raises InputError for any other folder."""
+    """Read a score folder. Raises InputError for other folders."""
     place = absolute(place)
     manifest = read_manifest(place)
     if manifest is None:
@@ -217,13 +217,13 @@ def score_columns(folders: Sequence[ScoreFolder]) -> Sequence[Sequence[Column]]:
 
 
 def _joinable(schema: pa.Schema) -> dict[str, str]:
-    """The columns of a table of scores that predicates can name, and the types they get."""
+    """Return the columns of a score table that predicates can name, and the types they get."""
     types = {field.name: _type(field.type) for field in schema if field.name not in ROWS.names}
     return {name: kind for name, kind in types.items() if kind is not None}
 
 
 def _type(kept: pa.DataType) -> str | None:
-    """One type per kind of values; None for types that cannot be compared."""
+    """Return one type for comparable values; None for types that cannot be compared."""
     if pa.types.is_boolean(kept):
         return "bool"
     if pa.types.is_integer(kept) and not pa.types.is_uint64(kept):
@@ -235,7 +235,7 @@ def _type(kept: pa.DataType) -> str | None:
 
 
 def find_scores(places: Sequence[str], final: Sequence[Finished], store: Store) -> FoundScores:
-    """The tables of scores of each shard of rows in `final`. Raises InputError for a folder without any."""
+    """Return the score tables of each row shard in `final`. Raises InputError for a folder without any."""
     folders = [score_folder(place) for place in places]
     keys = _keys_by_digits(folders, [item.key for item in final], store)
     files: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)

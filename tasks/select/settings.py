@@ -1,4 +1,4 @@
-"""Settings of pools and candidates, and the recipe they become."""
+"""Settings of pools and candidates, and their recipe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

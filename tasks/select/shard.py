@@ -1,4 +1,4 @@
-"""Build one shard of a selection: the rows of one final shard, in their pools, and as candidates.
+"""Build one shard of a selection: the rows in one final shard, in their pools, and as candidates.
 
     pool-000.parquet …     the list of each pool's rows, or the rows themselves; no file for an empty pool
     candidates.parquet     a text per row to embed, and columns for interpreting the result
@@ -43,7 +43,7 @@ SURVEY = "survey.json"
 
 
 def pool_part(number: int) -> str:
-    """The name of a pool's file in a shard; names of pools may hold dots."""
+    """Return the name of a pool's file in a shard; pool names may contain dots."""
     return f"pool-{number:03d}"
 
 

@@ -2,7 +2,7 @@
 
     TOOL_SEQ: get_order -> refund          tools called, in order, or none
     CALLS: 2
-    ARGS: get_order[id] | refund[id,sum]   names of arguments, never values
+    ARGS: get_order[id] | refund[id,sum]   argument names, never values
     RETURNS: ok | error                    ok, error, empty or missing, per call
     RET_KEYS: state,sum | nonjson          keys of results; dict_empty, list, nonjson, large or missing
     RET_ROLES: functions.get_order | functions.refund
@@ -11,7 +11,7 @@
     PLAN_EXCERPT: Look it up first.
 
 The tool of a call is its recipient; values of payloads are never read as names. A result answers the earliest open call
-of its tool, so parallel calls find their own results; a user message closes all calls. Results without a call come
+of its tool, so parallel calls find their own results; a user message closes all calls. Results without a call are
 last. Keys that are not identifiers show as `*`, because some objects are keyed by data. At most 16 calls, results and
 keys are shown, then `…`.
 
@@ -109,7 +109,7 @@ MISSING = Result("missing", Payload("missing"), "missing")
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What a conversation does. `results` has one entry per call, in order, then those without a call."""
+    """The actions in a conversation. `results` has one entry per call, in order, then results without a call."""
 
     calls: tuple[Call, ...]
     results: tuple[Result, ...]
@@ -325,7 +325,7 @@ def view_of(messages: Sequence[HarmonyMessage], view: View) -> str:
 
 
 def _reasoning(messages: Sequence[HarmonyMessage]) -> str:
-    """The text of the first kind of message that is present."""
+    """Return the text of the first message type that is present."""
     spoken = [message for message in messages if message.author == "assistant" and not is_call(message)]
     thoughts = _stripped(message.body for message in spoken if message.channel == "analysis")
     answers = _stripped(message.body for message in spoken if message.channel in {"final", None})

@@ -1,6 +1,6 @@
 """Added tokens, and the texts around them that engines and the reference may match differently.
 
-Hugging Face `tokenizers` finds added tokens in three steps: those that are not `normalized`, in the text as it is; then, in what is
+Hugging Face `tokenizers` finds added tokens in three steps: tokens that aren't `normalized`, in the unchanged text; then, in the
 left, the others, in normalized text; each step takes the leftmost token, of those the longest. A token that strips takes the
 whitespace beside it. A match that is rejected (a special token where control strings are text, or a `single_word` within a word)
 still hides the tokens that overlap it. Engines take fewer steps. Their ids equal the reference's unless two tokens compete
@@ -72,7 +72,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class AddedTokens:
-    """The added tokens of a tokenizer; `normalizes` says whether it changes text before it looks for normalized ones, `composes`
+    """The added tokens of a tokenizer; `normalizes` is whether it changes text before it looks for normalized ones, `composes`
     whether it brings text into NFC or NFKC then.
     """
 
@@ -136,7 +136,7 @@ class AddedTokens:
                 yield text, (one, other)
 
     def stripping(self) -> list[str]:
-        """A token of each kind that looks at the characters beside it, of those that are no tangles."""
+        """Return a token of each type that looks at the characters next to it, without tangles."""
         spaced = any(token.is_spaced for token in self.tokens)
         looking: dict[tuple[bool, ...], str] = {}
         for token in reversed(self.tokens):
@@ -148,7 +148,7 @@ class AddedTokens:
     def neighbors(self) -> list[str]:
         """Texts for the gate: a few tokens of each kind beside whitespace, beside each other, and overlapping.
 
-        Between them stand letters of no added token: a text with a tangle would be the reference's, and show nothing.
+        Between them are letters that aren't in added tokens: a text with a tangle would be the reference's, and prove nothing.
         """
         kinds: dict[tuple[bool, ...], list[Added]] = {}
         for token in self.tokens:

@@ -33,7 +33,7 @@ HEADER = struct.Struct("<9sQBQQ")
 
 
 class BinIdxError(ValueError):
-    """An index that is damaged or from another writer; names the field, the expected value, and the value found."""
+    """An index that is damaged or from a different writer; names the field, the expected value, and the value found."""
 
     def __init__(self, field: str, expected: object, found: object) -> None:
         super().__init__(
@@ -71,7 +71,7 @@ class BinIdxWriter:
     def append(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
         """Add consecutive documents: their ids end to end ([tokens], of the writer's dtype) and their lengths ([documents], integers).
 
-        Raises ValueError, before writing, for ids of another dtype (a cast would wrap large ids silently), for lengths
+        Raises ValueError, before writing, for ids with a different dtype (a cast would wrap large ids silently), for lengths
         that do not add up, and for a document of more than 2**31 - 1 tokens.
         """
         if tokens.dtype != self._dtype or tokens.ndim != 1:
@@ -106,9 +106,9 @@ def write_index(
     dtype: np.dtype[np.integer],
     start: int = 0,
 ) -> None:
-    """Write the `.idx` of documents whose lengths ([…], int32, tokens) come in pieces; one is in memory at a time.
+    """Write the `.idx` of documents whose lengths ([…], int32, tokens) arrive in pieces; one is in memory at a time.
 
-    The first document begins at token `start` of the `.bin`. `pieces` is called twice, because lengths and offsets stand one after the other.
+    The first document begins at token `start` of the `.bin`. `pieces` is called twice, because lengths and offsets are in separate arrays.
     """
     stream.write(memoryview(HEADER.pack(MAGIC, VERSION, _dtype_code(dtype), documents, documents + 1)))
     for lengths in pieces():
@@ -142,7 +142,7 @@ class Index:
 def read_index(content: bytes, bin_size: int) -> Index:
     """The index in `content`, the whole of an `.idx` whose `.bin` has `bin_size` bytes.
 
-    Raises BinIdxError for any changed byte, except int32 in place of uint16 when there are no tokens at all.
+    Raises BinIdxError for any changed byte, except int32 in place of uint16 for zero tokens.
     """
     dtype, documents = _read_header(content)
     lengths = np.frombuffer(content, "<i4", documents, HEADER.size)

@@ -1,10 +1,10 @@
-"""The document map: which source row every document of a shard came from.
+"""The document map: the source row of every document in a shard.
 
 A shard stores the outcome of each row in 2 bits, four rows to a byte, the first row in the lowest bits:
 
     0  dropped      1  train, or the whole shard      2  valid      3  test
 
-Documents keep the order of their rows, so document 17 of `valid` came from the 18th row with outcome 2. Loading the map of a
+Documents keep the order of their rows, so document 17 of `valid` is the 18th row with outcome 2. Loading the map of a
 million rows and finding a row takes 4 ms. A list of row numbers would need 4 bytes per document.
 """
 
@@ -62,7 +62,7 @@ class DocumentMap:
         return part, int(np.count_nonzero(self.outcomes[:row] == outcome))
 
     def rows(self, part: str) -> np.ndarray:
-        """The row (int64 [documents]), from 0, that each document of a part came from."""
+        """Return the row (int64 [documents]), from 0, of each document in a part."""
         return np.flatnonzero(self.outcomes == OUTCOMES[part])
 
 

@@ -60,7 +60,7 @@ def _added(recipe: PretrainRecipe) -> int:
 
 
 def most_ids(recipe: PretrainRecipe) -> int | None:
-    """The most ids of a text in a document, without BOS and EOS; None if there is no limit."""
+    """Return the most ids of a text in a document, without BOS and EOS; None without a limit."""
     return None if recipe.max_doc_tokens is None else recipe.max_doc_tokens - _added(recipe)
 
 

@@ -115,7 +115,7 @@ class RenewedEncoder:
     """An encoder that is loaded again whenever the process has grown by `most_growth` bytes since it was loaded.
 
     gigatoken remembers every pre-token that it has ever seen: 350 MB of random words take 2.6 GB. Ordinary text takes 0.1 to
-    0.2 bytes per byte, so a new start, which costs a second, comes after gigabytes. Threads share it: one loads, and the
+    0.2 bytes per byte, so a new start, which costs a second, is needed only after gigabytes. Threads share it: one loads, and the
     others continue with the old one.
     """
 
@@ -145,13 +145,13 @@ class RenewedEncoder:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system, which glibc would keep for what is allocated next."""
+    """Return freed memory to the system, which glibc would keep for later allocations."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
 
 
 def _private_bytes() -> int:
-    """The memory of this process, without the pages of mapped files where the system tells them apart."""
+    """Return this process's memory, without pages of mapped files if the system separates them."""
     memory = psutil.Process().memory_info()
     return memory.rss - getattr(memory, "shared", 0)
 

@@ -1,6 +1,6 @@
 """The exact encoder: an engine for most documents, the reference for documents on which the two may differ.
 
-A document goes to the reference if it contains a suspect, a character that the two libraries treat differently (`sweep`;
+A document is encoded by the reference if it contains a suspect, a character that the two libraries treat differently (`sweep`;
 between gigatoken 0.10 and tokenizers 0.23 up to 4,826, nearly all new in Unicode 17; none for fastokens 0.3), a character that was
 never compared, from unassigned planes or the last two private ones, or a tangle of added tokens (`added`).
 
@@ -124,7 +124,7 @@ def _joined(one: Tokens, other: Tokens) -> Tokens:
 
 
 def replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:
-    """`tokens` with the ids of the texts numbered `rows` (ascending) replaced by those of `better`, in order."""
+    """Return `tokens` with the ids of the texts numbered `rows` (ascending) replaced by `better`'s, in order."""
     lengths = tokens.lengths
     lengths[rows] = better.lengths
     pieces: list[np.ndarray] = []

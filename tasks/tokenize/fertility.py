@@ -1,8 +1,8 @@
 """How well a vocabulary fits texts: fertility, byte fallback, long tokens, control strings in text, speed.
 
-Fertility is the number of tokens per byte, character or word; words are what white space separates, so that of languages
-without spaces says little. A token that is no whole character on its own means that the vocabulary does not know how its text is
-spelled: a `<0x..>` piece of SentencePiece, or bytes of a byte-level BPE that are no UTF-8. Which ids these are, and which stand
+Fertility is the number of tokens per byte, character or word; words are separated by whitespace, so the number for languages
+without spaces means little. A token that isn't a whole character means that the vocabulary doesn't know how its text is
+spelled: a `<0x..>` piece of SentencePiece, or bytes of a byte-level BPE that aren't UTF-8. Which ids these are, and which represent
 for at least LONG_BYTES bytes, is found out once per vocabulary; then a text costs two look-ups per token, which is little beside
 encoding it. Texts are encoded as in a preparation: by the engine that the gate chose, and control strings in them as text.
 """
@@ -51,9 +51,9 @@ class TextCounts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """What a vocabulary made of some texts.
+    """The counts of a vocabulary for some texts.
 
-    `fallback` counts tokens that are no whole characters, `long` those of at least LONG_BYTES bytes, `controls` the control
+    `fallback` counts tokens that aren't whole characters, `long` tokens of at least LONG_BYTES bytes, `controls` the control
     strings that the texts contain. `seconds` is the CPU time of encoding.
     """
 
@@ -105,7 +105,7 @@ def count_texts(texts: pa.LargeStringArray) -> TextCounts:
 
 
 def count_tokens(texts: pa.LargeStringArray, encoder: Encoder, kinds: TokenKinds) -> TokenCounts:
-    """What a vocabulary makes of a batch of texts."""
+    """Count a batch of texts with a vocabulary."""
     started = time.process_time()
     ids = encoder.encode(texts).ids
     seconds = time.process_time() - started

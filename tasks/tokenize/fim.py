@@ -1,12 +1,12 @@
-"""Fill in the middle: documents rearranged so that a model learns to write what is missing between two texts.
+"""Fill in the middle: documents rearranged so that a model learns to write the missing text between two others.
 
     PSM  [prefix token] prefix [suffix token] suffix [middle token] middle
     SPM  [prefix token] [suffix token] suffix [middle token] prefix middle
 
-Bavarian et al. 2022 (arXiv:2207.14255). Layouts and choices are those of Megatron's `GPTFIMDataset`: the two cuts fall between
-any two characters (code points), because that is where a cursor may be, so each piece is tokenized by itself and no token spans a
+Bavarian et al. 2022 (arXiv:2207.14255). Layouts and choices match Megatron's `GPTFIMDataset`: the two cuts are between
+any two characters (code points), because a cursor may be there, so each piece is tokenized separately and tokens don't span a
 cut. Megatron cuts when it reads a sample, so it must decode the sample and truncate or pad the result. Here the text is at
-hand, documents stay whole, and the order of a training can be planned.
+hand, documents remain whole, and the order of a training run can be planned.
 
 The xxh3_64 of a document's text decides whether it is rearranged, how, and where it is cut. Neither worker nor batch matters.
 The pieces of a batch are one Arrow array over the batch's own text, encoded in one call; NumPy puts their ids in order. At a
@@ -78,7 +78,7 @@ class FimRecipe:
     suffix: int
 
     def strings(self, vocabulary: Vocabulary) -> frozenset[str]:
-        """The control strings that stand for the three tokens."""
+        """Return the control strings for the three tokens."""
         ids = {self.prefix, self.middle, self.suffix}
         return frozenset(string for string, number in vocabulary.controls.items() if number in ids)
 
@@ -179,8 +179,8 @@ class _Fragments(NamedTuple):
 class FimEncoder:
     """Encodes documents, some of them rearranged.
 
-    `reserved` are control strings that text may turn into; documents that hold one stay as they are, because their pieces could
-    not be told apart. `most` is the most tokens of a document; longer ones, which are cut, stay as they are.
+    `reserved` are control strings that text may turn into; documents that contain one remain unchanged, because their pieces could
+    not be told apart. `most` is the most tokens of a document; longer ones, which are cut, remain unchanged.
     """
 
     encoder: Encoder
@@ -235,7 +235,7 @@ class FimEncoder:
     def _arranged(
         self, content: np.ndarray, bounds: np.ndarray, edges: np.ndarray, fragments: _Fragments, spm: np.ndarray
     ) -> Tokens:
-        """Encode all pieces, and put those of each fragment into the order of its layout."""
+        """Encode all pieces, and put each fragment's pieces into the order of its layout."""
         owners = fragments.owners
         ends = np.insert(bounds, np.repeat(owners + 1, EDGES), edges.ravel())
         texts = pa.LargeStringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(content))
@@ -283,7 +283,7 @@ def _edges(content: np.ndarray, fragments: _Fragments, draws: np.ndarray) -> np.
 
 
 def _order(pieces: int, prefixes: np.ndarray, spm: np.ndarray) -> np.ndarray:
-    """The numbers of `pieces` in the order in which they are stored; `prefixes` are those of the fragments' prefixes.
+    """Return the numbers of `pieces` in storage order; `prefixes` are the numbers of the fragments' prefixes.
 
     Middle and suffix follow their prefix. The control tokens have the numbers behind the last piece.
     """

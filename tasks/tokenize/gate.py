@@ -2,7 +2,7 @@
 
 Before a dataset is tokenized, an engine's exact encoder (`exact`) and the reference encode the same texts: strings that break
 tokenizers (every control string of the vocabulary, runs of one character, combining marks, new emoji, rare scripts, all
-kinds of white space), and documents from the beginning, middle and end of the dataset. The first engine that passes is used.
+whitespace), and documents from the beginning, middle and end of the dataset. The first engine that passes is used.
 
 The exact encoder already sends documents with suspect characters to the reference. Any remaining difference has an unknown
 cause, which may affect any document. If no engine passes, the reference encodes the whole dataset, a hundred times slower.
@@ -64,7 +64,7 @@ BATCH = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The backend, and why engines that come before it in ENGINES were refused."""
+    """The backend, and why engines before it in ENGINES were rejected."""
 
     backend: Backend
     refused: Mapping[Engine, str]
@@ -142,7 +142,7 @@ class Gate:
 
 @cache
 def _announce(engine: Engine) -> None:
-    """Say once per process why the first run on a dataset takes longer."""
+    """Explain once per process why the first run on a dataset takes longer."""
     explain_wait(f"check tokenizer: comparing {engine} with the reference, once for each dataset in a store")
 
 
@@ -244,7 +244,7 @@ def _course(gate: Gate) -> Iterator[list[str]]:
 def nasty_strings(vocabulary: Vocabulary) -> list[str]:
     """Strings that break tokenizers, with the control strings and other added tokens of this vocabulary.
 
-    Tokenizers differ in whether they match added tokens within words or in another normal form, and in how they strip.
+    Tokenizers differ in whether they match added tokens within words or in a different normal form, and in how they strip.
     """
     added = list(dict.fromkeys([*vocabulary.special_tokens, *vocabulary.controls]))[:ADDED_TOKENS_TRIED]
     forms = dict.fromkeys(form for token in added for form in (token, normalize("NFC", token), normalize("NFD", token)))

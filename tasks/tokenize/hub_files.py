@@ -1,7 +1,7 @@
 """Models on the Hugging Face hub: what names one, which commit it is at, and its files in the hub's cache on this machine.
 
-A branch is resolved to its commit once, and all files are taken from that commit, so that a commit that lands meanwhile mixes
-nothing. What a commit holds never changes, so it is asked for once per machine; with a commit given, files that are here are
+A branch is resolved to its commit once, and all files are taken from that commit, so that files from two commits are never
+mixed. A commit never changes, so it is asked for once per machine; with a commit given, files that are here are
 used without a request. If the hub can't be reached, the cache is used as it is.
 """
 
@@ -74,7 +74,7 @@ class HubModel:
 
 
 def named_model(name: str, revision: str | None, setting: str) -> HubModel:
-    """The model that `name` means, which is no path that exists: an id, `id@revision`, hf://, or a page of the hub.
+    """Return the model that `name` means, if it isn't an existing path: an id, `id@revision`, hf://, or a page of the Hub.
 
     Raises InputError, beginning with the setting, for a missing path, a dataset, a revision that conflicts with `revision`,
     and anything that can't be an id.
@@ -134,10 +134,10 @@ def _require_model(kind: str, name: str, setting: str) -> None:
 
 
 def fetched(model: HubModel, choose: Choice, setting: str) -> Path:
-    """The local folder of one commit of a model, with the files that `choose` picks; its name is the commit.
+    """Return the local folder with one commit of a model, with the files that `choose` picks; its name is the commit.
 
     If the hub can't be reached or is busy, the folder as it is in the cache. Raises InputError if that isn't there, if the hub
-    refuses, if nothing is chosen, or if the cache can't be written.
+    rejects, if every file is excluded, or if the cache can't be written.
     """
     where = f"{setting}: {model.name!r}" + (f" (revision {model.revision})" if model.revision else "")
     cached = _cached(model)
@@ -193,7 +193,7 @@ def _downloaded(model: HubModel, choose: Choice, where: str, waits: Sequence[flo
 
 
 def _download(model: HubModel, commit: str, name: str) -> None:
-    """Download a file into the cache. Raises HfHubHTTPError also where the hub's client says that the file isn't in its cache."""
+    """Download a file into the cache. Raises HfHubHTTPError also if the Hub's client reports that the file isn't in its cache."""
     wait_here()
     try:
         hf_hub_download(model.repository, name, revision=commit, endpoint=endpoint())

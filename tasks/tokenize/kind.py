@@ -76,7 +76,7 @@ PretrainPlan = Planned[PretrainSettings, PretrainFound]
 
 
 def _fim_of(source: DataSource, split: str, settings: PretrainSettings) -> Fim | None:
-    """What a dataset says, or the setting, which is for training data."""
+    """Return the dataset's key, or the setting, which is for training data."""
     return source.fim or (None if split in ("valid", "test") else settings.fim)
 
 
@@ -166,7 +166,7 @@ class PairLayout:
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
-        """The pairs in the folders of the splits, and what lies beside the blend."""
+        """Return the pairs in the folders of the splits, and the files next to the blend."""
         return {"": re.compile(f"{re.escape(FULL_VALIDATION)}|{re.escape(SEQUENCES)}"), **dict.fromkeys(SPLITS, PAIR)}
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:

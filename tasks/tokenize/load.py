@@ -1,6 +1,6 @@
 """Loading a tokenizer by encoding name, file, folder, or hub id.
 
-A path that exists comes first, then tiktoken's names, then ids of the hub (`hub_files`). The default, `o200k_harmony`, needs no
+An existing path has priority, then tiktoken's names, then Hub ids (`hub_files`). The default, `o200k_harmony`, doesn't need
 network: the `bpe-openai` package ships the ranks of o200k and cl100k, which are unpacked once into tiktoken's own cache (tiktoken
 checks their SHA-256). tiktoken downloads other encodings. Code from a repository is never run.
 """
@@ -162,7 +162,7 @@ def recorded_vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
 
 @lru_cache(maxsize=4)
 def load_named(model: str, revision: str | None, _: Stamps) -> Vocabulary:
-    """The vocabulary that a name means, kept while its files stay as they are."""
+    """Return the vocabulary for a name, kept while its files are unchanged."""
     path = _path(model)
     if path:
         return _from_folder(path) if path.is_dir() else _from_file(path)
@@ -270,7 +270,7 @@ def _from_json(path: Path) -> Vocabulary:
 
 
 def _not_a_tokenizer(path: Path, content: bytes, otherwise: str) -> InputError:
-    """The error for a file of another kind, with its remedy; `otherwise` describes one of no known kind."""
+    """Return the error for a different file type, with its remedy; `otherwise` describes an unknown one."""
     if found := known_kind(content, path.name):
         kind, remedy = found
         otherwise = f"holds {kind}; {'unpack it' if remedy.startswith('name it') else remedy}"
@@ -337,7 +337,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _slow_config(folder: Path) -> dict[str, Any]:
     """The configuration of a folder without a tokenizer.json, as transformers reads it: unless tokenizer_config.json lists the added
-    tokens, special_tokens_map.json comes first, and added_tokens.json lists them.
+    tokens, special_tokens_map.json has priority, and added_tokens.json lists them.
     """
     config = _config(folder)
     if config.get("added_tokens_decoder"):
@@ -389,7 +389,7 @@ def load_commit(folder: Path, inside: str) -> Vocabulary:
 def _hub_names(inside: str, names: Sequence[str]) -> list[str]:
     """The names in a repository that a tokenizer is made of: `inside`, a file or a folder ("": the root), and those beside it.
 
-    With a tokenizer.json, those of other formats are left out: they are large, and not read.
+    With a tokenizer.json, files of other formats are omitted: they are large, and not read.
     """
     folder = inside.rpartition("/")[0] if inside in names else inside
     prefix = f"{folder}/" if folder else ""

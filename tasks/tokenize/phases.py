@@ -3,13 +3,13 @@
     OUT/phases/main.json                         Megatron's blend of a phase
     OUT/phases/main/data_00000_1a2b3c4d.bin/.idx   a range of the documents of a prefix
 
-The documents of a dataset stand in a line, prefix after prefix. If the phases together read less than there is, they divide the
+The documents of a dataset are in a line, prefix after prefix. If the phases together read less than the line, they divide the
 line in proportion, and each draws from its own part at random. Otherwise phase after phase takes its tokens from the line, so
-that no document comes twice before all have come once; then the line starts again. A phase that needs a dataset several times
+that a document occurs twice only after all have occurred once; then the line starts again. A phase that needs a dataset several times
 over reads whole prefixes that often, and the rest from the line.
 
-A range of a prefix is an index of its own over the same tokens: its `.idx` lists these documents only, 20 bytes each, and its
-`.bin` is a link to the prefix's (a copy on an object store). So a changed budget tokenizes nothing. Ranges end between
+A range of a prefix is a separate index over the same tokens: its `.idx` lists only these documents, 20 bytes each, and its
+`.bin` is a link to the prefix's (a copy on an object store). So a changed budget doesn't tokenize again. Ranges end between
 documents, half a document from where they should at most. If a dataset is sorted, so are its phases: shuffle its rows before.
 
 A single phase takes whole prefixes, and the trainer draws from all of them at random.
@@ -108,7 +108,7 @@ def _often(pairs: Sequence[Pair], times: float) -> list[Range]:
 def _taken(pairs: Sequence[Pair], phase: PhaseMix, at: float, spare: float) -> tuple[list[Range], float]:
     """The ranges of a dataset for a phase, taken from token `at` of its line on, and where the next phase begins.
 
-    Ranges hold `spare` times what the phase draws from them.
+    Ranges contain `spare` times the phase's draws from them.
     """
     held, drawn = sum(pair.tokens for pair in pairs), phase.drawn.get(pairs[0].dataset, 0.0)
     times, rest = divmod(drawn * spare, held)

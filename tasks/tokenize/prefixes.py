@@ -5,9 +5,9 @@ Megatron repeats each prefix until it fills whole samples, and drops its last pa
 order in a time that grows with prefixes x samples. So the shards of a dataset in a split are published as one prefix, or as several of about
 `prefix_size` bytes of `.bin`, in plan order.
 
-A prefix is a shard of its own kind, `STORE/prefix/<key>/`, and its key is the hash of its members: blends that share a dataset
+A prefix is its own kind of shard, `STORE/prefix/<key>/`, and its key is the hash of its members: blends that share a dataset
 share its prefixes, and a dataset that grows rewrites only the last one. The `.bin` is joined by the storage, the `.idx`
-computed from those of the members, one at a time. Then the members' own `.bin` files are removed: their bytes are in the prefix,
+computed from the members' hashes, one at a time. Then the members' own `.bin` files are removed: their bytes are in the prefix,
 which every later run finds through its receipt (see `shards.store`). A shard that is built again, after damage, has its own
 `.bin` again, and so its prefix is joined again from that and from its other extents.
 """
@@ -40,7 +40,7 @@ MOST_PREFIXES = 32_766
 
 @dataclass(frozen=True, slots=True)
 class PrefixRecipe:
-    """`shards` is the kind of the members, `dtype` that of the token ids."""
+    """`shards` is the kind of the members, `dtype` the type of the token ids."""
 
     shards: str
     dtype: str
@@ -72,7 +72,7 @@ class Member:
 def plan_prefixes(finished: Sequence[Finished], shards: Store, prefix_size: int, dtype: np.dtype[np.integer]) -> Plan:
     """The prefixes of finished shards, in the order of the plan, and the receipts of those that are whole.
 
-    A prefix is whole if it is proven and no member has a `.bin` of its own. Raises InputError if a split has more prefixes than
+    A prefix is whole if it is verified and its members don't have their own `.bin`. Raises InputError if a split has more prefixes than
     Megatron can open.
     """
     recipe = PrefixRecipe(shards.kind, dtype.name)
@@ -114,7 +114,7 @@ def _planned(split: str, dataset: str, name: str, members: Sequence[Member], rec
 def build_prefix(shard: PlannedShard, store: Store) -> Receipt:
     """Join one planned prefix in this process, unless it is whole; then remove the members' own `.bin` files.
 
-    Memory is that of one member's `.idx`. Raises RunError if the tokens of a member are gone.
+    Memory is one member's `.idx`. Raises RunError if the tokens of a member are gone.
     """
     recipe = PrefixRecipe(**shard.identity["recipe"])
     shards = Store(store.place, recipe.shards)
@@ -149,13 +149,13 @@ def _names(shard: PlannedShard) -> list[str]:
 
 
 def _apart(shards: Store, shard: PlannedShard) -> bool:
-    """Whether a member of a prefix has a `.bin` of its own, because it was built again, or was to be removed."""
+    """Whether a member of a prefix has its own `.bin`, because it was built again, or was to be removed."""
     places = (join(shards.place, shards.kind, name) for name in _names(shard))
     return any(size is not None for size in in_threads(size_of, list(places), THREADS))
 
 
 def _join(shards: Store, members: Sequence[Member], place: str) -> None:
-    """Join the members. Another run may have just joined one into another prefix; each attempt finds one more there.
+    """Join the members. A different run may have just joined one into its prefix; each attempt finds one more there.
 
     Raises RunError if the tokens of a member are nowhere, as after a removal by `prune`.
     """
@@ -189,7 +189,7 @@ def _lengths(members: Sequence[Member], read: Callable[[Receipt, str], bytes]) -
 
 
 class _Hashing:
-    """A stream that hashes what is written to it."""
+    """A stream that hashes the written bytes."""
 
     def __init__(self) -> None:
         self.hasher = xxh3_128()

@@ -1,7 +1,7 @@
-"""Files of mergeable ranks: tiktoken's (Llama 3 and 4, Kimi, Qwen) and Mistral's tekken.json.
+"""Files with mergeable ranks: tiktoken's (Llama 3 and 4, Kimi, Qwen) and Mistral's tekken.json.
 
 tiktoken's file has a line per token: its bytes in base64, and its rank. How text is cut and which control strings there are is in the
-code of each model, so families are known here, by the content of the file or by what its tokenizer_config.json names:
+code of each model, so families are known here, by the content of the file or by the names in its tokenizer_config.json:
 
     Llama 3   llama_models/llama3/tokenizer.py (llama-models 0.3)
     Llama 4   llama_models/llama4/tokenizer.py (llama-models 0.3)
@@ -9,7 +9,7 @@ code of each model, so families are known here, by the content of the file or by
     Qwen      tokenization_qwen.py beside Qwen-7B's qwen.tiktoken; text is brought into NFC first
 
 For other files, tokenizer_config.json has to give `pat_str`, tiktoken's name for the expression, and `added_tokens_decoder`. A tekken.json
-holds all of this itself; its control strings come first and never match text (mistral_common/tokens/tokenizers/tekken.py).
+holds all of this itself; its control strings precede others and never match text (mistral_common/tokens/tokenizers/tekken.py).
 """
 
 import base64
@@ -51,14 +51,14 @@ TEKKEN_CONTROLS = [
     "[/SYSTEM_PROMPT]",
     "[TOOL_CONTENT]",
 ]
-"""Those of a tekken.json that lists none."""
+"""The control strings of a tekken.json that doesn't list any."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankFile:
     """A byte-level BPE by ranks.
 
-    `content` is the file, `special` maps control strings to ids, `matched` says whether they are matched in text, `nfc` whether
+    `content` is the file, `special` maps control strings to ids, `matched` is whether they are matched in text, `nfc` whether
     text is brought into that normal form first.
     """
 
@@ -74,9 +74,9 @@ class RankFile:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models whose files of ranks are read alike.
+    """Models whose rank files are read alike.
 
-    `digest` is the SHA-256 of the file, `signs` are names in its configuration, either of which tells the family; `special(first)`
+    `digest` is the SHA-256 of the file, `signs` are names in its configuration, either of which identifies the family; `special(first)`
     lists control strings from the id `first` on.
     """
 
@@ -131,9 +131,9 @@ FAMILIES = {
 
 
 def tiktoken_file(content: bytes, config: Mapping[str, Any]) -> RankFile | None:
-    """The ranks in a file of tiktoken's with the configuration beside it; None if it is no such file.
+    """Return the ranks in a tiktoken file with the configuration next to it; None if it isn't such a file.
 
-    Raises ValueError if nothing says how it cuts text.
+    Raises ValueError if its way to cut text isn't known.
     """
     ranks = tiktoken_ranks(content)
     if ranks is None:

@@ -1,6 +1,6 @@
 """Build a pretraining shard: `.bin/.idx` pairs, a document map, quarantined rows and a receipt from a slice of source rows.
 
-Batches of about a megabyte stay in the processor's cache from parser to encoder to writer. Memory does not grow with the
+Batches of about a megabyte remain in the processor's cache from parser to encoder to writer. Memory does not grow with the
 shard, beyond 4 bytes of `.idx` per document and 1 byte of the map per row.
 """
 

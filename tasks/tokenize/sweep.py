@@ -14,7 +14,7 @@ neighbors merge depends on the vocabulary, so the sweep compares the pieces:
 *   Both libraries cut every code point in use in the contexts that were kept. Where all pieces agree, both put the
     character into the same class, and so treat it alike in any context. The characters of the previous step check that
     both read the expressions alike.
-*   Normal forms are compared as text: of each character alone, doubled and among marks, and of letters and marks together
+*   Normal forms are compared as text: each character on its own, doubled and among marks, and letters and marks together
     with their block and with every mark that combines with some letter.
 
 A tokenizer that does not split by expressions, such as SentencePiece's, is compared by its ids in a few contexts. So are all

@@ -1,7 +1,7 @@
 """Vocabularies: the content of a tokenizer, independent of the library that runs it.
 
 There are three kinds: Hugging Face, tiktoken and SentencePiece. Each has a fingerprint (the hash of its content, part of every
-shard's identity), a size, control strings, BOS and EOS ids, and encoders: those of the engines, and the reference. With `literal`,
+shard's identity), a size, control strings, BOS and EOS ids, and encoders: the engines' and the reference. With `literal`,
 an encoder treats control strings in text as ordinary text, so that `<|endoftext|>` in a web page does not end a document.
 Control strings are those flagged as special by the tokenizer.
 
@@ -49,10 +49,10 @@ class Vocabulary:
     encoder that defines this vocabulary, once.
 
     `controls` maps control strings and other added tokens to ids; `literal` treats `special_tokens` as ordinary text.
-    `guarding(tokens)` is the same vocabulary with more added tokens among these. `splitting(engine)` says how text is cut
+    `guarding(tokens)` is the same vocabulary with more added tokens among these. `splitting(engine)` is how text is cut
     into pieces; None if not by regular expressions. `decode` writes ids as text, with control strings. `definition` is the
     vocabulary as a tokenizer.json, `added` its added tokens where they are matched in text with flags, `chat_template` the model's
-    own template, if any; `commit` that of the hub's repository that it was loaded from.
+    own template, if any; `commit` the commit of the Hub repository that it was loaded from.
     """
 
     fingerprint: str
@@ -82,7 +82,7 @@ def _digest(*parts: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What only the model of a tokenizer.json tells: its type, BPE dropout, the size of the vocabulary, and the ids of BOS and EOS."""
+    """Facts that only the model of a tokenizer.json has: its type, BPE dropout, the size of the vocabulary, and the ids of BOS and EOS."""
 
     model: str
     dropout: float
@@ -170,7 +170,7 @@ def huggingface_vocabulary(
     """The vocabulary of a tokenizer.json.
 
     `config` is the content of the tokenizer_config.json or special_tokens_map.json beside it, which name BOS and EOS;
-    `facts` and `fingerprint` are those of the definition.
+    `facts` and `fingerprint` belong to the definition.
     """
 
     def guarding(tokens: frozenset[str]) -> Vocabulary:
@@ -337,7 +337,7 @@ def tiktoken_vocabulary(
 
 
 def ranks_vocabulary(file: RankFile, config: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary of a file of ranks; `config` is that of its folder."""
+    """Return the vocabulary of a rank file; `config` is its folder's."""
     normal = partial(unicodedata.normalize, "NFC") if file.nfc else str
 
     @cache
@@ -394,10 +394,10 @@ def sentencepiece_vocabulary(
 ) -> Vocabulary:
     """The vocabulary of a SentencePiece model.
 
-    `config` is that of its folder (see `folder_tokens`): its tokens are matched in text, special ones only without `literal`. The
+    `config` is its folder's (see `folder_tokens`): its tokens are matched in text, special ones only without `literal`. The
     model's own control pieces never match text. `guarded` tokens of the folder count as special.
 
-    Raises ValueError for what is no model.
+    Raises ValueError for a file that isn't a model.
     """
     own = _processor(model)
     pieces = {own.IdToPiece(number): number for number in range(own.GetPieceSize())}
@@ -406,7 +406,7 @@ def sentencepiece_vocabulary(
     special = {token["content"] for token in matched if token["special"] or token["content"] in guarded}
 
     def guarding(more: frozenset[str]) -> Vocabulary:
-        """A model that the folder doesn't change stays as it is: its data keep their keys."""
+        """Keep a model that the folder doesn't change unchanged: its data keep their keys."""
         unguarded = more.intersection(token["content"] for token in matched) - special
         return sentencepiece_vocabulary(model, config, more) if unguarded and variant(False) != model else vocabulary
 
@@ -479,7 +479,7 @@ def _spelled(processor: Any, controls: Mapping[str, int], ids: Sequence[int]) ->
 def with_pieces(model: bytes, kinds: Mapping[str, int], added: Sequence[tuple[str, int]]) -> bytes:
     """The model whose pieces named in `kinds` have these types, with more pieces of the types in `added` at the end.
 
-    Raises ValueError for what is no model.
+    Raises ValueError for a file that isn't a model.
     """
     parts: list[bytes] = []
     for field, start, content, end in _fields(model):

@@ -1,4 +1,4 @@
-"""Targets: the programs that read prepared rows, and what each requires of a row.
+"""Targets: the programs that read prepared rows, and their requirements for a row.
 
 A module in this folder declares its targets as `TARGETS`; adding a file adds a target. Trainers check little: an invalid row
 crashes a run hours later, or the model learns from the wrong field. So rows are checked here, at 0.5 to 2 µs per row and 0.4 µs

@@ -1,7 +1,7 @@
 """NeMo-Gym: rows with a request, which its servers validate with a pydantic model of OpenAI's types.
 
 `nemo_gym_request.json` is that model as a schema of pydantic-core, generated from the `openai` package by
-`tests/peers/nemo_gym_request.py`; a test keeps the two equal. A request of plain messages takes 2 µs, another valid one 15 µs, a faulty one 0.2 ms.
+`tests/peers/nemo_gym_request.py`; a test keeps the two equal. A request with plain messages takes 2 µs, other valid ones 15 µs, a faulty one 0.2 ms.
 """
 
 from collections.abc import Mapping
@@ -140,12 +140,12 @@ TARGETS = [RowTarget("nemo_gym", _check, _texts, _unread)]
 
 
 def request_fault(params: Mapping[str, Any]) -> Rejected | None:
-    """Why NeMo-Gym refuses the parameters of a request, or None."""
+    """Return why NeMo-Gym rejects the parameters of a request, or None."""
     return None if _is_plain(params) else _schema_fault(params)
 
 
 def _is_plain(params: Mapping[str, Any]) -> bool:
-    """Whether a request has only messages of text, and beside them what was accepted beside another such message.
+    """Whether a request has only text messages, and other keys only as accepted with such messages before.
 
     A message of text has a known role and a text, and nothing else; any text is accepted.
     """
@@ -252,7 +252,7 @@ def _inner(value: object, key: int | str) -> object:
 
 
 def _place(params: Mapping[str, Any], error: ErrorDetails) -> str:
-    """The path to the faulty value, without names of forms."""
+    """Return the path to the faulty value, without form names."""
     place, value = PARAMS, cast("object", params)
     for number, key in enumerate(error["loc"], 1):
         if isinstance(key, int):
