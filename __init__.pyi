@@ -38,7 +38,7 @@ class Blend(TypedDict, total=False):
     phases: Sequence[Phase] | None
 
 class C4Quality(TypedDict, total=False):
-    """The rules of C4 (arXiv 1910.10683, section 2.2). Lines that fail a rule do not count as sentences."""
+    """C4's rules (arXiv 1910.10683, section 2.2). Lines that fail a rule do not count as sentences."""
 
     remove_lines: bool
     remove_citations: bool
@@ -118,7 +118,7 @@ class Fields(TypedDict, total=False):
     tools: str | None
 
 class Fim(TypedDict, total=False):
-    """Fill in the middle: which documents are rearranged, and how. Names and defaults are those of Megatron's `--fim-*`."""
+    """Fill in the middle: which documents are rearranged, and how. Names and defaults match Megatron's `--fim-*`."""
 
     rate: float
     spm_rate: float
@@ -131,7 +131,7 @@ class Fim(TypedDict, total=False):
     seed: int
 
 class FineWebQuality(TypedDict, total=False):
-    """The rules of FineWeb (arXiv 2406.17557, section 3.6)."""
+    """FineWeb's rules (arXiv 2406.17557, section 3.6)."""
 
     line_punct_thr: float | None
     line_punct_exclude_zero: bool
@@ -142,7 +142,7 @@ class FineWebQuality(TypedDict, total=False):
     new_line_ratio: float | None
 
 class GopherQuality(TypedDict, total=False):
-    """The quality rules of Gopher (arXiv 2112.11446, appendix A.1.1)."""
+    """Gopher's quality rules (arXiv 2112.11446, appendix A.1.1)."""
 
     min_doc_words: int | None
     max_doc_words: int | None
@@ -156,7 +156,7 @@ class GopherQuality(TypedDict, total=False):
     stop_words: Sequence[str]
 
 class GopherRepetition(TypedDict, total=False):
-    """The repetition rules of Gopher (arXiv 2112.11446, table A1)."""
+    """Gopher's repetition rules (arXiv 2112.11446, table A1)."""
 
     dup_line_frac: float | None
     dup_para_frac: float | None
