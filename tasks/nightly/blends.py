@@ -1,11 +1,11 @@
-"""Nightly blends: a folder per kind of preparation, with each blend's settings beside it.
+"""Nightly blends: a folder per preparation kind, with each blend's settings next to it.
 
     BLENDS/pretrain/web.json        the blend pretrain/web
     BLENDS/pretrain/web.yaml        its settings, as for `tokenmill pretrain --config`; optional
-    BLENDS/pretrain/defaults.yaml   settings of every blend in this folder; optional
+    BLENDS/pretrain/defaults.yaml   settings for every blend in this folder; optional
     BLENDS/sft/chat.json            …
 
-The folder names the kind of preparation, so blend files are the same as elsewhere. JSON or YAML files that do not fit this
+The folder names the preparation kind, so blend files are the same as elsewhere. JSON or YAML files that do not fit this
 layout fail by name: a misspelt folder must not leave a blend unprepared, and settings in `web.yml` must not be ignored.
 """
 
@@ -54,7 +54,7 @@ class NightlyBlend:
 def find_blends(prefix: str) -> list[NightlyBlend]:
     """Every blend below a folder or URI, by name. Settings without a blend count as one whose blend is missing.
 
-    Raises InputError if there are no blends.
+    Raises InputError without blends.
     """
     prefix = absolute(prefix)
     found = _listed(prefix)
@@ -87,7 +87,7 @@ def _misnamed(prefix: str, name: str, found: Collection[str]) -> str | None:
 def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> PreparationSettings:
     """The settings of a blend: its own override its folder's defaults, which override `under`.
 
-    Raises InputError for a folder that is not a kind of preparation, and for invalid settings.
+    Raises InputError for a folder that isn't a preparation kind, and for invalid settings.
     """
     if blend.kind not in KINDS:
         where = f"{blend.kind!r}, which" if blend.kind else f"{blend.prefix} itself, which"

@@ -1,9 +1,9 @@
 """`tokenmill diff A B`: two outputs or versions, document by document, from manifests, receipts and document maps.
 
-Every document of A is kept, changed, moved to another split or gone; every document of B is one of the first three or new. The
+Every document of A is kept, changed, moved to a different split or gone; every document of B is one of the first three or new. The
 counts add up to both totals, which is checked. Slices of equal content have equal rows, so their maps are compared row by row; of
-shards with one key nothing is read. Other rows are aligned by a hash of what is published of each, first by equal hashes, then by
-their place between equal neighbors in the file: that tells a changed row from one removed and one added. Nothing is tokenized.
+shards with one key aren't read. Other rows are aligned by a hash of their published form, first by equal hashes, then by
+their place between equal neighbors in the file: that separates a changed row from one removed and one added. Text isn't tokenized.
 
 Files that changed are read whole into memory, one at a time.
 """
@@ -81,7 +81,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class SliceUnit:
-    """The rows of one source slice: `rows` rows of shard number `shard`, from row `first` on."""
+    """The rows in one source slice: `rows` rows of shard number `shard`, from row `first` on."""
 
     shard: int
     file: str
@@ -119,7 +119,7 @@ class Snapshot:
         return found
 
     def identity(self, shard: int) -> Mapping[str, Any]:
-        """What a shard was made with, without its source and its place."""
+        """Return the recipe of a shard, without its source and its place."""
         entry = self.prepared.entries[shard]
         recipe = self.prepared.manifest["recipes"][entry["recipe"]]
         choices = {name: value for name, value in recipe["recipe"].items() if name not in PLACE}
@@ -166,7 +166,7 @@ def diff(before: str, after: str) -> Difference:
 
 
 def _data_sets(a: Snapshot, b: Snapshot) -> list[tuple[str, str]]:
-    """The datasets in both: those of the same name, then renamed ones, which share content."""
+    """Return the datasets in both: first with the same name, then renamed ones, which share content."""
     same = [(name, name) for name in a.units if name in b.units]
     old = [name for name in a.units if name not in b.units]
     new = [name for name in b.units if name not in a.units]
@@ -182,7 +182,7 @@ def _data_sets(a: Snapshot, b: Snapshot) -> list[tuple[str, str]]:
 
 
 def _rows(units: Sequence[SliceUnit]) -> np.ndarray:
-    """The rows of units: their shard and their number in it (int64 [rows, 2])."""
+    """Return the rows in units: their shard and their number in it (int64 [rows, 2])."""
     parts = [
         np.stack([np.full(unit.rows, unit.shard), np.arange(unit.first, unit.first + unit.rows)], axis=1)
         for unit in units
@@ -220,7 +220,7 @@ class DiffCounter:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was counted, by dataset, in the order of the classes, the most frequent reasons first."""
+        """Return the counts, by dataset, in the order of the classes, the most frequent reasons first."""
         order = {what: number for number, what in enumerate(CLASSES)}
         return sorted(self._found.values(), key=lambda each: (each.dataset, order[each.what], -each.documents))
 
@@ -246,7 +246,7 @@ class DiffCounter:
         self._add(dataset, what, reason, side, rows[splits > 0])
 
     def _align(self, dataset: str, old: Sequence[SliceUnit], new: Sequence[SliceUnit]) -> None:
-        """Pair the rows of slices whose content differs."""
+        """Pair the rows in slices whose content differs."""
         a, b = _rows(old), _rows(new)
         hashes = [_each(side.digests, rows) for side, rows in ((self._a, a), (self._b, b))]
         known = [np.flatnonzero(each) for each in hashes]
@@ -274,7 +274,7 @@ class DiffCounter:
         self.count_unmatched(dataset, b[added[~again]], "new", "the row was added to the source")
 
     def _pair(self, dataset: str, a: np.ndarray, b: np.ndarray) -> None:
-        """Count rows of A that became rows of B, shard by shard."""
+        """Count the rows in A that became rows in B, shard by shard."""
         _, groups = np.unique(np.concatenate([a[:, :1], b[:, :1]], axis=1), axis=0, return_inverse=True)
         groups = groups.ravel()
         order = np.argsort(groups, kind="stable")
@@ -336,7 +336,7 @@ class DiffCounter:
 
 
 def _each(read: Callable[[int], np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """The value of each row; `read` returns those of all rows of a shard."""
+    """Return the value of each row; `read` returns the values for all rows in a shard."""
     found = np.zeros(len(rows), np.uint64)
     for shard in np.unique(rows[:, 0]).tolist():
         mask = rows[:, 0] == shard
@@ -345,14 +345,14 @@ def _each(read: Callable[[int], np.ndarray], rows: np.ndarray) -> np.ndarray:
 
 
 def _file(unit: SliceUnit, both: Collection[str]) -> str:
-    """The file of a slice; its name alone if only one side has it, because a version may lie in a folder of its own."""
+    """Return the file of a slice; only its name if just one side has it, because a version may have its own folder."""
     return unit.file if unit.file in both else unit.file.rpartition("/")[2]
 
 
 def _gaps(count: int, own: np.ndarray, partner: np.ndarray, files: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The rows without a partner, and the key of each: its file, and the partner of the last matched row before it there.
 
-    `own` are the matched rows and `partner` their numbers in B. The rows of a file stand together.
+    `own` are the matched rows and `partner` their numbers in B. The rows of a file are consecutive.
     """
     last = np.full(count, -1, np.int64)
     last[own] = own

@@ -24,7 +24,7 @@ STORE = "shards"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A blend, its latest version, the reasons for another (none if it is up to date), and the next version.
+    """A blend, its latest version, the reasons for a new one (none if it is up to date), and the next version.
 
     `before` is the latest version, None before the first; `previous` is its folder if that exists; `named_files` are digests of
     the files that settings name.
@@ -45,7 +45,7 @@ class Comparison:
 
     @property
     def diff(self) -> str | None:
-        """The command that compares the next version with its latest, document by document; None if there is nothing to compare."""
+        """Return the command that compares the next version with its latest, document by document; None for a first version."""
         comparable = self.previous and self.blend.kind in FOLLOWED
         return f"tokenmill diff {self.previous} {self.path}" if comparable else None
 

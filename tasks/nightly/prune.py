@@ -1,15 +1,15 @@
 """Remove unreferenced shards from a store that preparations share.
 
 A shard is referenced if a kept manifest names it, or names a shard made from it by a later decision. Other shards of the same
-kinds are removed once they are older than a grace period. Kinds that no kept manifest names are left alone. Among them are the
+kinds are removed once they are older than a grace period. Kinds that aren't in kept manifests are ignored. Among them are the
 rounds of deduplication: without them the next deduplication would compare every document again.
 
 Three things protect a preparation in progress. Nightly runs and `prune` both hold the store's lock, so they take turns. A manual
 preparation does not hold it. Its new shards are in no manifest yet, but they are younger than the grace period of two days,
 which must exceed the longest run. The only shards it can lose are old, unreferenced ones that it reuses. Publication then fails
 before it replaces anything, because it checks every receipt again; the same command then rebuilds the shards. On a local disk
-no shard is removed between that check and the manifest (`shards.store.unpruned`). On an object store, which has no locks, such a
-removal is noticed only by `verify`: run nothing else there while you prune, or keep what it publishes.
+shards aren't removed between that check and the manifest (`shards.store.unpruned`). On an object store, which lacks locks, such a
+removal is noticed only by `verify`: don't run other commands there while you prune, or keep their output.
 
 Only `STORE/<kind>/<key>/<file>` is ever removed, and links are not followed. This costs a listing per kind, and a request per
 unreferenced file for its age.
@@ -63,7 +63,7 @@ class Leftovers:
 
     @property
     def size(self) -> int:
-        """Bytes that can be removed; a local file with another published link stays on disk."""
+        """Return the bytes that can be removed; a local file with a second published link remains on disk."""
         return sum(shard.size for shard in self.removable)
 
 
@@ -80,7 +80,7 @@ def alone_with(store: str) -> Generator[None]:
 
 
 def prune(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECONDS) -> Leftovers:
-    """Remove the shards that the manifests of the output folders `keep` do not refer to; return what was removed.
+    """Remove the shards that the manifests of the output folders `keep` do not refer to; return the removed ones.
 
     Raises InputError as `leftovers` does, before anything is removed.
     """
@@ -101,7 +101,7 @@ def remove_leftovers(store: str, keep: Iterable[str], grace_seconds: float) -> L
 def leftovers(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECONDS) -> Leftovers:
     """What `prune` would remove.
 
-    Raises InputError for a missing store, for nothing to keep, and for an output without a manifest or of another store.
+    Raises InputError for a missing store, for an empty `keep`, and for an output without a manifest or with a different store.
     """
     store = absolute(store)
     _require_store(store)
@@ -147,7 +147,7 @@ def references(store: str, keep: Iterable[str]) -> References:
 
 
 def remove(store: str, found: Leftovers) -> None:
-    """Remove shards, each receipt first, so that an interrupted removal leaves no proven shard."""
+    """Remove shards, each receipt first, so that an interrupted removal never leaves a verified shard."""
     for shard in found.removable:
         place = Store(store, shard.kind)
         place.withdraw(shard.key)

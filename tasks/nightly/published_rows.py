@@ -1,7 +1,7 @@
-"""What became of every row of a shard, and a hash of what is published of it, as arrays.
+"""The outcome of every row in a shard, and a hash of its published form, as arrays.
 
 Both are read from the store: the document map, or for conversations the index of their sequences; and the stored documents.
-Normalized rows hold both. Their hash leaves out the columns that say where a row stands, which every row inserted before it
+Normalized rows have both. Their hash omits the columns with a row's position, which every row inserted before it
 changes.
 """
 
@@ -59,7 +59,7 @@ def outcomes(prepared: ShardIndex, shard: int) -> np.ndarray:
 
 
 def digests(prepared: ShardIndex, shard: int) -> np.ndarray:
-    """A hash of what is published of every row of a shard (uint64 [rows]); 0 for dropped rows."""
+    """Return a hash of the published form of every row in a shard (uint64 [rows]); 0 for dropped rows."""
     entry, receipt = prepared.entries[shard], prepared.receipt(shard)
     found = np.zeros(entry["rows"], np.uint64)
     if prepared.manifest["type"] == "sft":

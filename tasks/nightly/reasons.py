@@ -70,7 +70,7 @@ def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str
 
 
 def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any], renamed: Mapping[str, str]) -> list[str]:
-    """What changed from one publication to another in settings, datasets, files and tokenizer.
+    """Changes from one publication to the next in settings, datasets, files and tokenizer.
 
     `renamed` has the new name of each dataset (`split/name`) that both have.
     """
@@ -109,7 +109,7 @@ def _sources(blend: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _budget(blend: Mapping[str, Any]) -> dict[str, Any]:
-    """What a blend says of all datasets together."""
+    """Return the keys of a blend that apply to all datasets together."""
     return {name: value for name, value in blend.items() if name not in ("datasets", *SPLITS)}
 
 
@@ -138,7 +138,7 @@ def _published_files(manifest: Mapping[str, Any]) -> Files:
 
 
 def _files(slices: Iterable[tuple[str, str, int, int, str, str]]) -> Files:
-    """The files of slices, given as dataset, URI, start, stop, format and content."""
+    """Return the files of slices, given as dataset, URI, start, stop, format and content."""
     found: defaultdict[str, dict[str, _File]] = defaultdict(dict)
     for dataset, uri, start, stop, kind, content in slices:
         file = found[dataset].setdefault(uri, _File(row_groups=FORMATS[kind].columnar))

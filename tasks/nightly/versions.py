@@ -5,12 +5,12 @@
     OUT/2026-11-22.2/   the second of that day
     OUT/latest.json     {"pretrain": {"path": "OUT/2026-11-22.2", "version": …, "reasons": […], "made_from": […], …}}
 
-On object stores, which have no locks, a version also holds `claim`, which names its run. Two overlapping runs each make their
+On object stores, which lack locks, a version also has `claim`, which names its run. Two overlapping runs each make their
 own version, and `latest.json` names the later one.
 
 `latest.json` is the artifact record of the preparation, so that it can be piped into the next command. It is replaced last and
 atomically: a reader finds the latest version or the one before, never a part. Dates are UTC. Versions only increase: if a clock
-goes back, the day of the last version continues. Versions share shards, so each costs its new shards and some links; RL also
+is set back, the day of the last version continues. Versions share shards, so each costs its new shards and some links; RL also
 writes one joined file per split.
 """
 
@@ -128,7 +128,7 @@ def prune_versions(output_dir: str, keep: int, pinned: Collection[str] = (), you
 
     Keeps the latest version, the `keep` newest complete versions up to it, the newest later one (its run may be in progress, or
     failed after publishing), the `pinned` folders, and versions claimed since `young_from`, a Unix time. Only folders named like
-    versions are removed, never shards. Each loses its blend.json first, so that an interrupted removal leaves no version.
+    versions are removed, never shards. Each loses its blend.json first, so that an interrupted removal doesn't leave a version.
     """
     newest = latest(output_dir)
     if newest is None:
@@ -166,7 +166,7 @@ def _version_folders(output_dir: str) -> list[str]:
 
 
 def folders_in(place: str) -> list[str]:
-    """The names of folders, and of links to folders, in a folder; empty if it does not exist."""
+    """Return the names of folders, and of links to folders, in a folder; empty if it does not exist."""
     system, path = filesystem(place)
     system.invalidate_cache()
     try:
@@ -182,5 +182,5 @@ def folders_in(place: str) -> list[str]:
 
 
 def is_link(place: str) -> bool:
-    """Whether a folder is a link to another; its content is never removed."""
+    """Whether a folder is a link to a different one; its content is never removed."""
     return is_local(place) and Path(place).is_symlink()

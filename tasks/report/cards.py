@@ -1,18 +1,18 @@
 """Cards of a published preparation, in the forms that others read.
 
     README.md              a dataset card as the Hugging Face hub reads it
-    croissant.json         Croissant 1.1 (JSON-LD): files, columns, license, and what the data were derived from
+    croissant.json         Croissant 1.1 (JSON-LD): files, columns, license, and the sources of the data
     training-summary.md    on request: the public summary of training content that the European Commission's template asks for
 
-Every figure comes from the manifest and the published files, and `verify` makes the cards again and compares. What only the
-publisher of the data or the provider of a model knows is left blank, and says so. A local source is named without its folder.
+Every number comes from the manifest and the published files, and `verify` makes the cards again and compares. Facts that only the
+publisher of the data or the provider of a model knows are left blank, and marked so. A local source is named without its folder.
 A kind that publishes its own README.md (Harmony) keeps it. Croissant names the sources of sources too, as far as their
 preparations are still here; `verify` does not need those.
 
 The summary has the headings and items of the form in the Commission's Explanatory Notice and Template for the Public Summary of
 Training Content for general-purpose AI models (24 July 2025; adopted as C(2025) 8311, 5 December 2025):
 https://digital-strategy.ec.europa.eu/en/library/explanatory-notice-and-template-public-summary-training-content-general-purpose-ai-models
-They were checked against what the published summaries of Apertus, Bielik v3 and Gemini 3 have in common. Optional comments, and
+They were checked against the common parts of the published summaries of Apertus, Bielik v3 and Gemini 3. Optional comments, and
 modalities other than text, are left out.
 """
 
@@ -86,7 +86,7 @@ def licence_rows(manifest: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def stated_rows(manifest: Mapping[str, Any], field: str) -> list[tuple[str, int]]:
-    """The documents of datasets by what the blend states in a field; several values count as one."""
+    """Count documents by a field of their dataset in the blend; several values count as one."""
     found: Counter[str] = Counter()
     sources = sources_of(manifest)
     for name, counts in manifest["totals"]["datasets"].items():
@@ -101,7 +101,7 @@ def languages(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def origins(manifest: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """What the data were made from: name, place, license, and a digest of the content, of every dataset."""
+    """Return the sources of the data: name, place, license, and a digest of the content, of every dataset."""
     contents: dict[str, list[str]] = {}
     for entry in manifest["shards"]:
         slices = [f"{each['start']}-{each['stop']}:{each['content']}" for each in entry_files(entry)]
@@ -179,7 +179,7 @@ def card(run: Measured) -> str:
 
 
 def description(run: Measured) -> str:
-    """What the data are: their form, size and languages."""
+    """Describe the data: their form, size and languages."""
     spoken = languages(run.manifest)
     named = f", in {', '.join(spoken)}" if spoken else ""
     return f"{KINDS[run.manifest['type']].contents}: {amount(run.manifest['totals'])}{named}."
@@ -196,7 +196,7 @@ def _relative(run: Measured, file: Part) -> str | None:
 
 
 def _folders(run: Measured) -> list[tuple[str, list[str]]]:
-    """The globs of each split that a table of rows can be loaded from."""
+    """Return the globs for loading each split as a table."""
     found: dict[str, dict[str, None]] = {}
     for file in run.files_of_rows:
         folder = _relative(run, file)
@@ -206,7 +206,7 @@ def _folders(run: Measured) -> list[tuple[str, list[str]]]:
 
 
 def croissant(run: Measured) -> dict[str, Any]:
-    """The data as Croissant 1.1. Local sources have no address, so a source's identity is the hash of its content."""
+    """Return the data as Croissant 1.1. Local sources lack an address, so a source's identity is the hash of its content."""
     manifest = run.manifest
     licences = [name for name, _ in licence_rows(manifest)]
     return {
@@ -231,7 +231,7 @@ def croissant(run: Measured) -> dict[str, Any]:
 
 
 def _entities(manifest: Mapping[str, Any], deeper: int) -> list[dict[str, Any]]:
-    """What data were derived from, each with what it was derived from itself, if another preparation published it."""
+    """Return the provenance tree of a dataset."""
     found: list[dict[str, Any]] = []
     sources = sources_of(manifest)
     for name, place, licence, content in origins(manifest):
@@ -268,7 +268,7 @@ def _file_sets(run: Measured) -> Iterator[dict[str, Any]]:
 
 
 def _record_sets(run: Measured) -> Iterator[dict[str, Any]]:
-    """The columns of Parquet files and of JSON Lines; a `.bin` has no columns."""
+    """Return the columns of Parquet files and of JSON Lines; a `.bin` doesn't have columns."""
     for ending, file in _endings(run).items():
         fields = list(_columns(file, ending))
         if fields:
@@ -310,7 +310,7 @@ JSON_TYPES = {bool: "sc:Boolean", int: "sc:Integer", float: "sc:Float"}
 
 
 def training_summary(run: Measured) -> str:
-    """The public summary of training content: the Commission's form, answered where the data tell, and measured tables."""
+    """Return the public summary of training content: the Commission's form, answered from the data, and measured tables."""
     manifest = run.manifest
     totals = manifest["totals"]
     kept, removed = totals["documents"], sum(totals["dropped"].values())
@@ -333,7 +333,7 @@ def training_summary(run: Measured) -> str:
 
 
 def _measured_tables(manifest: Mapping[str, Any]) -> dict[str, Table]:
-    """Tables of figures, by the section they stand in: sizes, datasets of a public hub and others, removed rows."""
+    """Return tables with numbers, by their section: sizes, datasets on a public hub and others, removed rows."""
     totals = manifest["totals"]
     counts = {dataset_name(*name.split("/", 1)): found for name, found in totals["datasets"].items()}
     columns = ("dataset", "source", "license", "documents", "tokens")
@@ -371,7 +371,7 @@ def publish_cards(output_dir: str, *, summary: bool = False) -> list[str]:
 
 
 def card_problems(output_dir: str) -> list[str]:
-    """The written cards that differ from what the published files say."""
+    """Return the written cards that differ from the published files."""
     run = measured(output_dir)
     places = {join(run.path, name): content for name, content in cards(run).items()}
     return [

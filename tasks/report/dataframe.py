@@ -1,4 +1,4 @@
-"""What a preparation made, as a pandas DataFrame: its documents, its packs, or its shards.
+"""A preparation's output as a pandas DataFrame: its documents, its packs, or its shards.
 
 All of it is in memory: 8 bytes a token and more. Of large outputs read the files themselves, or look at some rows with `view`.
 """
@@ -26,7 +26,7 @@ def dataframe(output_dir: str | PathLike[str], rows: Rows = "documents") -> "Dat
 
     Documents: dataset, split, id (as in `view`), file, line, input_ids, text, and for packs also trained (bool): the tokens that
     the loss is computed on. Packs: dataset, split, input_ids, trained, and the starts and ids of their documents. Raises
-    InputError for anything else, without pandas, and where there is nothing to show; RunError for a damaged file.
+    InputError for anything else, without pandas, and for an empty output; RunError for a damaged file.
     """
     if rows not in get_args(Rows):
         raise InputError(f"rows: {rows!r} isn't known; {nearest(str(rows), get_args(Rows))}")

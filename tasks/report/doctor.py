@@ -1,6 +1,6 @@
-"""`tokenmill doctor`: what this environment has, what is missing or optional, and what needs it.
+"""`tokenmill doctor`: the state of this environment, missing or optional parts, and the commands that need them.
 
-Nothing is changed, and only the configured Prefect server is asked. A check never fails the command: what a user does not need
+It doesn't change anything, and asks only the configured Prefect server. A check never fails the command: parts that a user doesn't need
 may be missing. CUDA is found by `nvidia-smi`, because importing torch takes seconds.
 """
 
@@ -51,7 +51,7 @@ PACKAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing: whether it is there, what was found, what needs it, and the remedy if it is not ok."""
+    """One part: its state, the findings, the commands that need it, and the remedy if it isn't ok."""
 
     name: str
     state: State

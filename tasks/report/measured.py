@@ -1,4 +1,4 @@
-"""What a report measures in published files: lengths, tokens per byte, masks by role, samples.
+"""The measurements of a report in published files: lengths, tokens per byte, masks by role, samples.
 
 Counts of documents and tokens are exact, from the manifest. Distributions are of the first documents of every dataset and
 split, at most MOST_DOCUMENTS or MOST_PACKS, so that a report on terabytes takes seconds. Nothing here depends on when or
@@ -90,7 +90,7 @@ class Sample:
 
 
 class Measured(Dataset):
-    """A published output, and what was measured in its files so far."""
+    """A published output, and the measurements in its files so far."""
 
     @cached_property
     def accounts(self) -> list[Mapping[str, Any]]:
@@ -169,7 +169,7 @@ class Measured(Dataset):
 
     @cached_property
     def named(self) -> dict[str, Counter[str]]:
-        """Rows by what they state in NAMED, of the first of each dataset and split; fields that no row has are left out."""
+        """Count rows by their values in NAMED, in the first rows of each dataset and split; absent fields are omitted."""
         found: dict[str, Counter[str]] = {}
         read = {"parquet": _stated, "lines": _stated_in_lines}.get(self.format)
         if read is None:
@@ -340,7 +340,7 @@ def _line_lengths(file: Part) -> Iterator[np.ndarray]:
 
 
 def _stated(file: Part) -> dict[str, Counter[str]]:
-    """What the rows of a Parquet file state in text columns called as NAMED says, without those that state nothing."""
+    """Return the values of a Parquet file's text columns that NAMED lists, without empty ones."""
     names = [field.name for field in _schema(file) if field.name in NAMED and pa.types.is_string(field.type)]
     found = {name: Counter[str | None]() for name in names}
     for batch in _batches(file.place, names, 65_536) if names else ():
@@ -355,7 +355,7 @@ def _without_none(counts: Mapping[str | None, int]) -> Counter[str]:
 
 
 def _stated_in_lines(file: Part) -> dict[str, Counter[str]]:
-    """The same of the first rows of JSON Lines."""
+    """Return the same for the first rows of JSON Lines."""
     found: dict[str, Counter[str]] = {}
     for row in map(orjson.loads, lines_of(file)):
         for name in NAMED:

@@ -1,4 +1,4 @@
-"""Show a solved budget: what there is of each dataset, what is read of it, how often, and which limit binds."""
+"""Show a solved budget: the available and read tokens of each dataset, how often it is read, and which limit binds."""
 
 from collections.abc import Collection, Sequence
 from itertools import accumulate
@@ -66,7 +66,7 @@ def megatron_flags(steps: Sequence[int]) -> str:
 def write_mix(planned: Planned[Any, Any], kind: Kind[Any, Any], folder: str) -> None:
     """Write the prefixes and Megatron's blends of a built preparation into a folder.
 
-    Raises InputError for another kind than pretraining, and for shards that are not built.
+    Raises InputError for kinds other than pretraining, and for unbuilt shards.
     """
     if kind.name != "pretrain" or planned.plan.pending:
         raise InputError(

@@ -1,6 +1,6 @@
-"""Tell OpenLineage collectors of a preparation if OPENLINEAGE_URL or another of the client's variables is set.
+"""Report preparations to OpenLineage collectors if OPENLINEAGE_URL or a different client variable is set.
 
-A START and a COMPLETE event say which datasets came in, what came out, how much, and when. The client sends them to an HTTP end
+A START and a COMPLETE event have the input and output datasets, their sizes, and the times. The client sends them to an HTTP end
 point (OPENLINEAGE_URL) or writes them to a file (OPENLINEAGE__TRANSPORT__TYPE=file and OPENLINEAGE__TRANSPORT__LOG_FILE_PATH).
 Names follow OpenLineage's naming: `file` and the path, or the bucket and the key.
 """
@@ -19,7 +19,7 @@ NAMESPACE, PRODUCER = "tokenmill", "https://pypi.org/project/tokenmill"
 
 
 def tell_if_asked(manifest: Mapping[str, Any], output_dir: str, warn: Callable[[str], object]) -> None:
-    """Send the events if the client is configured; `warn` is told why they cannot be sent, which undoes no publication."""
+    """Send the events if the client is configured; failures are passed to `warn`, and never roll back a publication."""
     if not any(name.startswith("OPENLINEAGE_") for name in os.environ):
         return
     try:

@@ -1,6 +1,6 @@
 """The page of a run: one static HTML file, derived from its manifest, receipts and published files.
 
-It leads with what to act on, then shows samples, then figures. A section is a row of `SECTIONS`: its title, what it needs, and the
+It leads with warnings, then shows samples, then numbers. A section is a row of `SECTIONS`: its title, its requirements, and the
 function that makes its tables and charts. A kind has the sections whose needs it meets, so a new kind has a page. Every section
 but the last is the same for the same data, wherever and whenever they were prepared; `verify` makes them again and compares. The
 last one, `This run`, has times. The tiny blend's page takes 0.3 s and 25 kB.
@@ -62,7 +62,7 @@ def to_act_on(run: Measured) -> list[Block]:
 
 
 def overview(run: Measured) -> list[Block]:
-    """What came in and went out."""
+    """Show inputs and outputs."""
     totals = run.manifest["totals"]
     dropped, datasets = sum(totals["dropped"].values()), counted(len(totals["datasets"]), "dataset")
     found: list[Block] = [
@@ -90,7 +90,7 @@ def overview(run: Measured) -> list[Block]:
 
 
 def planned_and_realised(run: Measured) -> list[Block]:
-    """The weights of the blend, and the share of each dataset in what was published, by split."""
+    """Show the weights of the blend, and the published share of each dataset, by split."""
     unit, applied = "tokens" if run.manifest["totals"]["tokens"] else "documents", follows_weights(run.manifest)
     found: list[Block] = []
     for split in in_order({end for _, end in run.tokens}):
@@ -120,7 +120,7 @@ def planned_and_realised(run: Measured) -> list[Block]:
 
 
 def _repeated(run: Measured, split: str) -> dict[str, int]:
-    """What is published of each dataset (tokens, or rows if nothing is tokenized) if data are left out or repeated."""
+    """Return the published amount of each dataset (tokens, or rows without tokens) if data are omitted or repeated."""
     if split == "train" and "batches" in run.manifest:
         return {name: each["read"] for name, each in run.manifest["batches"]["datasets"].items()}
     sampled = run.manifest.get("sampling", {}).get("splits", {})
@@ -136,7 +136,7 @@ def _weights(run: Measured, split: str, names: Iterable[str]) -> dict[str, float
 
 
 def phases_of_training(run: Measured) -> list[Block]:
-    """What the budget reads in each phase, and what the phase's files give to read."""
+    """Show the tokens that the budget reads in each phase, and the tokens in the phase's files."""
     phases = [phase for phase in run.manifest.get("phases", []) if "pairs" in phase]
     held: Counter[str] = Counter()
     for (name, split), count in run.tokens.items():
@@ -241,7 +241,7 @@ def masks(run: Measured) -> list[Block]:
 
 
 def contents(run: Measured) -> list[Block]:
-    """What blend and rows say about themselves: licenses, languages, domains; and pools. Nothing is guessed."""
+    """Show stated facts of blend and rows: licenses, languages, domains; and pools. It doesn't guess."""
     found: list[Block] = [Table("Licenses", ("license", "documents"), licence_rows(run.manifest))]
     for field in ("languages", "domain"):
         rows = stated_rows(run.manifest, field)
@@ -361,7 +361,7 @@ THIS_RUN = "This run"
 
 
 def this_run(run: Measured) -> list[Block]:
-    """Times, versions and the work of every shard. Another run of the same preparation has others."""
+    """Show times, versions and the work of every shard. A different run of the same preparation has others."""
     volatile = run.manifest["volatile"]
     shards = volatile["shards"]
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(volatile["created_at"]))
@@ -429,7 +429,7 @@ def sections(run: Measured) -> dict[str, html.Rendered]:
 
 
 def _parts(section: Section, run: Measured) -> Sequence[Block]:
-    """A section's parts; the reason instead, if what it needs cannot be read here."""
+    """Return a section's parts; the reason instead, if its requirements cannot be read here."""
     try:
         return section.parts(run)
     except (InputError, RunError, FileNotFoundError) as error:
@@ -477,8 +477,8 @@ def leave_report(output_dir: str, warn: Callable[[str], object]) -> None:
 def report_problems(output_dir: str) -> tuple[list[str], list[str]]:
     """The figures of a written page and of cards that the published files do not give, and those that can't be compared.
 
-    What needs a tokenizer can't be compared where that is not found, nor where it was not when the page was written. Other code
-    writes other pages, so a difference from its page says nothing.
+    Parts that need a tokenizer can't be compared if it isn't found, or wasn't when the page was written. Other code
+    writes other pages, so a difference from its page isn't evidence.
     """
     place = join(output_dir, PAGE)
     content = read_bytes(place)

@@ -57,7 +57,7 @@ def plan_record(
     outlook: Sequence[str] = (),
     first_rows: Mapping[str, FirstRows] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The plan as a JSON line for the next command; `outlook` says what is built after it."""
+    """Return the plan as a JSON line for the next command; `outlook` describes later builds."""
     plan = planned.plan
     return {
         "plan": {
@@ -134,7 +134,7 @@ def print_plan(
     *,
     tables: bool = True,
 ) -> None:
-    """Print the plan: a row for each dataset, as a table or as lines; then what is pending, the `outlook`, and what becomes of
+    """Print the plan: a row for each dataset, as a table or as lines; then pending shards, the `outlook`, and the fate of
     first rows.
     """
     print_table(console, Table("plan", COLUMNS, _rows(planned)), tables=tables)

@@ -2,23 +2,23 @@
 
 The repository is looked up or created first, and its visibility is checked, so that private data never becomes public. All
 files go in one commit if the hub's limits allow it (1,000 files, and 100 MB of files kept in git). Otherwise the last commit
-adds blend.json, manifest.json and README.md, and removes files of earlier pushes that are not in this one. Files of finished
-pushes are listed in the repository's manifest. Files of unfinished ones are recognized by their folder and by names that differ
-from this push's only in numbers and keys. If new files come before the last commit, the first commit removes the old blend.json
+adds blend.json, manifest.json and README.md, and removes files from earlier pushes that are not in this one. Files of finished
+pushes are listed in the repository's manifest. Files from unfinished ones are recognized by their folder and by names that differ
+from this push's only in numbers and keys. If new files precede the last commit, the first commit removes the old blend.json
 and README.md. So a reader who starts from those two always reads one finished push. A dataset card that no push brought, such
-as one that a person wrote, stays, and the generated one is left out. To finish an interrupted push, run it
-again: only missing files are sent, and without changes there is no commit.
+as one that a person wrote, remains, and the generated one is omitted. To finish an interrupted push, run it
+again: only missing files are sent, and without changes it doesn't commit.
 
-The token comes from HF_TOKEN or the saved login, the hub's address from HF_ENDPOINT.
+The token is HF_TOKEN or the saved login, the Hub's address HF_ENDPOINT.
 
 What is uploaded are the files that a preparation's manifest lists, without any local paths:
 
     data/… splits/… train/…   the shards under their published names, and files beside them (tools/…)
-    README.md …               the cards of the run (`cards`), made again from what is published
+    README.md …               the cards of the run (`cards`), made again from the published files
     blend.json                the published one, with paths relative to itself
     manifest.json             the published one without its volatile part, plus the size and hash of every pushed file
 
-Everything else in the output folder stays here: receipts, temporary files, and the quarantine, which holds rejected rows with
+Everything else in the output folder remains here: receipts, temporary files, and the quarantine, which has rejected rows with
 their local paths. The manifest names local files without their folders. Every push of the same preparation uploads the same
 bytes, but for the day in croissant.json.
 """
@@ -64,7 +64,7 @@ from .measured import Measured, measured
 MOST_FILES = 1_000
 MOST_BYTES = 100_000_000
 LARGE = 10_000_000
-"""Files of at least this size are never kept in git, so their content is not part of a commit."""
+"""Files of at least this size are never kept in git, so their content isn't part of a commit."""
 
 LAST = (CARD,)
 """Files that describe the others; they go in the last commit, with the documents of the parcel."""
@@ -90,7 +90,7 @@ PASSING = {
 
 
 RELATIVE = re.compile(r"\.{1,2}/.+|(?:[\w.-]+/){2,}[\w.-]*")
-"""What can only be a path: relative to here, or with several slashes."""
+"""Return text that can only be a path: relative to here, or with several slashes."""
 
 AGAIN = "run the preparation again to repair it, then push"
 
@@ -106,7 +106,7 @@ class Parcel:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size in bytes of everything to push, by path. Documents come last."""
+        """Return the size in bytes of all pushed files, by path. Documents are last."""
         files = {file.recorded.path: file.recorded.size for file in self.files}
         return files | {name: len(content) for name, content in self.documents.items()}
 
@@ -114,7 +114,7 @@ class Parcel:
 def parcel_of(output_dir: str) -> Parcel:
     """Collect the files of a published preparation, and check that each has its recorded size.
 
-    Raises InputError unless the folder holds a complete preparation, and RunError when a file is missing or has another size.
+    Raises InputError unless the folder has a complete preparation, and RunError when a file is missing or has the wrong size.
     """
     output_dir = absolute(output_dir)
     if not is_local(output_dir):
@@ -202,13 +202,13 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 -
 
 
 def _without_folders(text: str, folders: re.Pattern[str]) -> str:
-    """Strip the folders of local files from a text."""
+    """Strip the folders from local files in a text."""
     text = folders.sub("", text)
     return _name(text) if text.startswith(("/", "~/", "file://")) else text
 
 
 def _without_path(text: str) -> str:
-    """The name of a file or folder instead of its relative path; a hub id has one slash and names nothing here."""
+    """Return the name of a file or folder instead of its relative path; a Hub id has one slash and doesn't exist here."""
     return _name(text) if RELATIVE.fullmatch(text) or os.path.exists(text) else text  # noqa: PTH110 - often too long for a path
 
 
@@ -218,7 +218,7 @@ def _name(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A repository to push to: `head` is its latest commit (None if there is no repository), `names` its files."""
+    """A repository to push to: `head` is its latest commit (None for a new repository), `names` its files."""
 
     api: HfApi
     repository: str
@@ -234,7 +234,7 @@ class Target:
 def target_of(repository: str, *, public: bool) -> Target:
     """Look up the repository, and check that it has the requested visibility.
 
-    Raises InputError for a repository of the other visibility and for a missing or refused token, and RunError when the hub
+    Raises InputError for a repository with the wrong visibility and for a missing or rejected token, and RunError when the Hub
     does not answer.
     """
     if repository.count("/") != 1 or repository.startswith("/") or repository.endswith("/"):
@@ -285,7 +285,7 @@ def fitted(parcel: Parcel, target: Target) -> Parcel:
 
 
 def stale_names(parcel: Parcel, target: Target) -> list[str]:
-    """Files of earlier pushes to remove: those in the repository's manifest, and those named like this push's."""
+    """Return files from earlier pushes to remove: files in the repository's manifest, and files named like this push's."""
     shapes = {_shape(name) for name in parcel.sizes}
     alike = {name for name in target.names if _shape(name) in shapes}
     return sorted((_names_in_manifest(target) & target.names | alike) - parcel.sizes.keys())
@@ -311,7 +311,7 @@ def _names_in_manifest(target: Target) -> set[str]:
 def push(parcel: Parcel, target: Target) -> str:
     """Upload the files that the repository lacks, and return the commit that holds everything.
 
-    Raises RunError when a file changed since publication or the hub fails, InputError when the hub refuses.
+    Raises RunError when a file changed since publication or the Hub fails, InputError when the Hub rejects the push.
     """
     _require(parcel.output_dir, parcel.files, content_problem)
     stale = stale_names(parcel, target)
@@ -332,9 +332,9 @@ def push(parcel: Parcel, target: Target) -> str:
 
 
 def _hidden(target: Target, first: Sequence[Sequence[str]], ours: Collection[str]) -> list[str]:
-    """Files of the previous push to remove in the first commit, if new files come before the last commit.
+    """Return files of the previous push to remove in the first commit, if new files precede the last commit.
 
-    Only files in `ours` are removed: a README.md that no push added stays.
+    Only files in `ours` are removed: a README.md that wasn't pushed remains.
     """
     if not any(name not in target.names for names in first for name in names):
         return []
@@ -437,7 +437,7 @@ def push_record(parcel: Parcel, target: Target, commit: str | None) -> dict[str,
 
 
 def print_plan(parcel: Parcel, target: Target, stale: Sequence[str], console: Console) -> None:
-    """Print what a push would do: every file with its size, and the repository."""
+    """Print the files of a push, with their sizes, and the repository."""
     for name, size in parcel.sizes.items():
         console.print(f"{size:>15,}  {name}", markup=False, highlight=False, soft_wrap=True)
     for name in stale:
@@ -453,7 +453,7 @@ def print_plan(parcel: Parcel, target: Target, stale: Sequence[str], console: Co
 
 
 def print_pushed(parcel: Parcel, target: Target, commit: str, console: Console) -> None:
-    """Print what was pushed, and where."""
+    """Print the pushed files, and the repository."""
     console.print(
         f"✓ {len(parcel.sizes):,} files, {sum(parcel.sizes.values()) / 1e6:,.1f} MB, "
         f"{'private' if target.private else 'public'}: {target.uri}@{commit}",

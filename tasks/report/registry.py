@@ -3,9 +3,9 @@
     ROOT/NAME/v1.json, v2.json …   one record per version, never overwritten; the highest number is the latest
 
 Nothing is copied: a record points at a folder, and `art://NAME:v2` works wherever a folder does. A record also holds a digest
-of the folder's content. So another preparation in the same folder is a new version, and lineage shows which content has been
+of the folder's content. So a new preparation in the same folder is a new version, and lineage shows which content has been
 replaced. ROOT is TOKENMILL_ARTIFACTS, on a disk or object store that all users of the names can reach. Lineage follows inputs
-through other names, from a model back to its datasets, and through preparations that published the files of another.
+through other names, from a model back to its datasets, and through preparations that published the inputs of others.
 """
 
 import re
@@ -192,7 +192,7 @@ def publisher(place: str) -> str | None:
 
 
 def _published(folder: str) -> Iterator[str]:
-    """The names of the files that a preparation published in a folder; none if there is no preparation."""
+    """Return the names of the files that a preparation published in a folder; none without a preparation."""
     try:
         manifest = read_manifest(folder)
     except (InputError, RunError, OSError):

@@ -46,7 +46,7 @@ Sections = dict[str, Sequence[Block]]
 
 @dataclass(frozen=True, slots=True)
 class RowsFolder:
-    """A published folder of Harmony rows: its path, its row files, and the files of each pool, in order of pools."""
+    """A published folder of Harmony rows: its path, its row files, and the files for each pool, in order of pools."""
 
     place: str
     files: Sequence[str]
@@ -54,9 +54,9 @@ class RowsFolder:
 
 
 def report_page(places: Sequence[str]) -> Sections:
-    """The page for published folders of rows, NLL and embeddings.
+    """Return the page for published row, NLL and embedding folders.
 
-    Raises InputError for any other folder, and for more than one folder of rows.
+    Raises InputError for other folders, and for more than one row folder.
     """
     rows, scores = _folders(places)
     found = _pools(rows) if rows is not None and rows.pools else {}

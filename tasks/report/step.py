@@ -1,7 +1,7 @@
-"""What a training step reads: its samples as text, each document with the source row that it came from; and back, the steps
+"""The reads of a training step: its samples as text, each document with its source row; and back, the steps
 that read a row.
 
-The pieces of samples are those of megatron-core's own indices, so they are exactly what the trainer reads; a sample of packs is
+The pieces of samples are from megatron-core's own indices, so they are exactly the trainer's reads; a sample of packs is
 a pack. Opening the indices takes some seconds, mostly to import torch. After that a step of a hundred samples takes less than a
 second.
 """
@@ -138,7 +138,7 @@ class Reading:
         return replace(pack, sample=sample, sequences=sequences)
 
     def _origin(self, sequence: SubSequence) -> str | None:
-        """The original file and line of a document, if another preparation published the file."""
+        """Return the original file and line of a document, if an earlier preparation published the file."""
         if sequence.line is None:
             return None
         file, line = self._follower.origin(sequence.file, sequence.line)
@@ -190,7 +190,7 @@ class Reading:
         return int(self._ends[file - 1]) if file else 0
 
     def find(self, wanted: str) -> list[Found]:
-        """The documents to train on that were made of the row FILE:LINE; if the data have no such file, the first MOST_FOUND
+        """Return the training documents made from the row FILE:LINE; if the data lack such a file, the first MOST_FOUND
         that hold this text, which every document is searched for.
 
         Raises InputError if there are none, and as `why_row` does.

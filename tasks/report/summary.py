@@ -122,7 +122,7 @@ def _weights(manifest: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _epochs(manifest: Mapping[str, Any]) -> dict[str, float]:
-    """How often each dataset is read, by `split/name`: as the budget says, or in a run over as many tokens as there are."""
+    """Return how often each dataset is read, by `split/name`: as in the budget, or in a run over as many tokens as there are."""
     weights = _weights(manifest)
     tokens = dict.fromkeys(manifest["totals"]["datasets"], 0)
     if "phases" in manifest:
@@ -219,7 +219,7 @@ def _repeated(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _empty_splits(manifest: Mapping[str, Any]) -> list[str]:
-    """A line about the splits that were asked for and have no documents."""
+    """Return a line about requested splits without documents."""
     held_out: Mapping[str, float] = manifest["settings"].get("holdout") or {}
     if "datasets" not in manifest["blend"] or "holdout" in preparation(manifest["type"]).hidden:
         return []
@@ -240,11 +240,11 @@ INPUT_SENTENCES = {
     "unread_subset": "{datasets}: not read: {files} ({size}): {what}; name the subset, a folder or a glob to read them",
     "read_twice": "{datasets}: the same content is read {times} times{epochs} ({files}, {size}): {what}",
 }
-"""The sentence for each kind of input warning."""
+"""The sentence for each type of input warning."""
 
 
 def input_lines(found: Iterable[Mapping[str, Any]], epochs: Mapping[str, float]) -> Iterator[str]:
-    """Sentences about warnings of inputs, as a manifest has them; `epochs` are those of each dataset in a run."""
+    """Yield sentences for a manifest's input warnings; `epochs` are each dataset's in a run."""
     for warning in found:
         reads: Mapping[str, int] = warning["reads"]
         together = len({name.partition("/")[0] for name in reads}) == 1

@@ -51,7 +51,7 @@ SLICE_BYTES = 256_000_000
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The first rows of a dataset: their sizes, and what each tokenizer made of them.
+    """The first rows in a dataset: their sizes, and each tokenizer's counts.
 
     `unread` counts rows that are blank or cannot be read, `filtered` those that the blend leaves out. `languages` are those that the blend states, joined.
     """

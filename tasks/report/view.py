@@ -1,6 +1,6 @@
 """Decode published rows: text from the stored shards, with loss mask, roles and source.
 
-This is the last check before training, so nothing is read from the sources. Ids come from the packed file (or the `.bin`) and
+This is the last check before training, so the sources aren't read. Ids are from the packed file (or the `.bin`) and
 are decoded with the manifest's tokenizer, whose content must be unchanged. The result is a neutral model (packs of
 sub-sequences of passages) that `view_terminal` and `view_html` render and `view_record` turns into JSON. A pack of 4,096 tokens
 takes 2 to 40 ms: the later it is in its row group of 500, the longer.
@@ -41,7 +41,7 @@ class SubSequence:
 
     `line` is None after a gap in the shards, and for bin/idx in shards without a document map. `file`, `start` and `stop` are
     the shard's slice. `offset` counts the tokens of the document before these. `origin` is the original file and line
-    if another preparation published `file`, as far as that was looked up.
+    if an earlier preparation published `file`, as far as that was looked up.
     """
 
     document: str
@@ -151,7 +151,7 @@ def decoded(
     documents: Collection[int] | None = None,
     tokens: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Pack:
-    """Decode a row: all of it, or only some documents. `tokens` are those of `read_pack`."""
+    """Decode a row: all of it, or only some documents. `tokens` are the result of `read_pack`."""
     row = part.row(number, tokens)
     borders = itertools.pairwise([*row.starts.tolist(), len(row.ids)])
     sequences = [

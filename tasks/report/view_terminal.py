@@ -44,7 +44,7 @@ def print_view(view: View, console: Console) -> None:
 
 
 def print_documents(view: View, console: Console) -> None:
-    """Print a table of the documents: where each comes from, and its tokens, all and trained on."""
+    """Print a table of the documents: their source, and their tokens, all and trained on."""
     rows = [
         (
             each.document, pack.dataset, f"{each.file}:{each.line or f'{each.start}-{each.stop}'}", each.tokens,

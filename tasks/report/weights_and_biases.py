@@ -22,7 +22,7 @@ LONGEST = 128
 
 
 def log_if_asked(manifest: Mapping[str, Any], output_dir: str, warn: Callable[[str], object]) -> None:
-    """Log a preparation if WANDB_PROJECT is set; `warn` is told why it cannot be logged, which undoes no publication."""
+    """Log a preparation if WANDB_PROJECT is set; failures are passed to `warn`, and never roll back a publication."""
     if not os.environ.get(PROJECT):
         return
     try:
@@ -103,7 +103,7 @@ def progress_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def stage_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Timing of the run, in one row: all stages of a shard are one task, so there are no queues between them.
+    """Timing of the run, in one row: all stages of a shard are one task, so it doesn't wait in queues between them.
 
     `seconds` is the duration of the whole run, `speed` the shards built per second of it.
     """

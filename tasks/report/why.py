@@ -1,7 +1,7 @@
-"""The story of a source row: what each preparation, from the original file to an output folder, made of it.
+"""The story of a source row: the result of each preparation, from the original file to an output folder.
 
 A row is named by its file and line (the row for Parquet and JSON arrays), or by the id of a document made of it. If files of
-the blend were published by another preparation, such as `tokenmill dedup` or `harmony`, the row is followed through that as
+the blend were published by an earlier preparation, such as `tokenmill dedup` or `harmony`, the row is followed through that as
 well, in both directions.
 """
 

@@ -60,9 +60,9 @@ class ChoiceSettings(Strict, frozen=True):
 
 
 def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> dict[str, Any]:
-    """Choose rows of a published folder of embeddings, publish the choice under `output_dir`, and return its manifest.
+    """Choose rows from a published embedding folder, publish the choice under `output_dir`, and return its manifest.
 
-    Raises InputError for another kind of folder, settings out of range or a missing GPU, RunError for non-finite vectors.
+    Raises InputError for a different type of folder, settings out of range or a missing GPU, RunError for non-finite vectors.
     """
     started, output_dir = time.time(), absolute(output_dir)
     _require_own(output_dir)
@@ -86,7 +86,7 @@ def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> d
 
 
 def _require_own(output_dir: str) -> None:
-    """Raise InputError if the folder holds another kind of output."""
+    """Raise InputError if the folder has a different type of output."""
     manifest = published_manifest(output_dir)
     if manifest is not None and manifest["type"] != CHOICE:
         raise InputError(
@@ -139,7 +139,7 @@ def _manifest(
     files: Sequence[Output],
     volatile: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The manifest of a choice, which has no shards."""
+    """Return the manifest of a choice, which doesn't have shards."""
     return {
         "type": CHOICE, "settings": settings.model_dump(),
         "inputs": [file_hash(file.place) for file in folder.files],

@@ -5,11 +5,11 @@
 
 Even quotas make the choice diverse: a cluster of a million similar rows gets no more than one of a thousand. A row is a
 near-duplicate if its cosine with a chosen row, its witness, reaches the threshold. This holds across clusters: no two chosen
-rows are so similar. If a cluster runs out of rows, its share goes to the others, up to the quota of each.
+rows are so similar. If a cluster runs out of rows, its share is given to the others, up to the quota of each.
 
 k-means takes rows * clusters * dimensions multiplications per round: 6 s on two cores for a million vectors of 256 in 1,000
 clusters. Near-duplicates take budget^2 * dimensions / 2: 2 s for 20,000 rows. Memory is the vectors and some 300 MB. A seed
-gives the same choice on every run on the same kind of machine; other processors round the seventh digit of a cosine
+gives the same choice on every run on machines of the same type; other processors round the seventh digit of a cosine
 differently, which can move a row between two clusters.
 """
 
@@ -66,7 +66,7 @@ class Clusters:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen `rows` (int64, ascending), the clusters, and the near-duplicates, `removed` (a table of REMOVED)."""
+    """The chosen `rows` (int64, ascending), the clusters, and the near-duplicates, `removed` (a table with REMOVED)."""
 
     rows: np.ndarray
     clusters: Clusters
@@ -142,7 +142,7 @@ def nearest_centres(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarra
 def nearest_with_torch(device: str = "cuda") -> Nearest:
     """`nearest_centres` with torch, in float32, some thousand rows at a time. Ties go to the first center in both.
 
-    Raises InputError if torch is not installed, or this machine has no GPU.
+    Raises InputError if torch isn't installed, or this machine lacks a GPU.
     """
     torch: Any = required("torch")
     if device == "cuda" and not torch.cuda.is_available():
@@ -180,7 +180,7 @@ def quotas(taken: np.ndarray, left: np.ndarray, budget: int) -> np.ndarray:
     """The number of rows to add from each cluster, int64 [clusters], for `budget` rows in total, or all there are.
 
     `taken` are the rows already taken from each, `left` its remaining rows. The quotas make the totals as even as possible; a
-    remainder goes to the first clusters.
+    remainder is given to the first clusters.
     """
     budget = min(budget, int((taken + left).sum()))
     low, high = 0, budget

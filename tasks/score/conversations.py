@@ -1,9 +1,9 @@
 """Turn rows into the token sequences to score, with the loss mask of training.
 
 Harmony text is parsed by its grammar and encoded message by message (`tasks.harmony.sequences`), so every token is known to
-belong to the analysis, a tool call or the answer. Under another model's template, rows become sequences as for SFT
+belong to the analysis, a tool call or the answer. Under a different model's template, rows become sequences as for SFT
 (`tasks.pack.formats`), and parts are not distinguished. A template that drops earlier reasoning gives one sequence per turn,
-and the row's score is that of all its sequences.
+and the row's score covers all its sequences.
 
 For such templates Harmony messages become a chat (`chat_of`): analysis becomes reasoning, calls become tool calls, commentary
 and answer the content. The system message is Harmony's own (identity, effort, channels) and is dropped. The developer message
@@ -45,7 +45,7 @@ class Sequenced:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyTexts:
-    """Rows of Harmony text."""
+    """Rows with Harmony text."""
 
     text_field: str
     policy: LossPolicy
@@ -69,7 +69,7 @@ class HarmonyTexts:
 
 @dataclass(frozen=True, slots=True)
 class TemplatedChats:
-    """Rows of chats, or of Harmony text, under the template of another model."""
+    """Rows with chats, or with Harmony text, under the template of a different model."""
 
     text_field: str
     rows: Rows[Any]
@@ -132,7 +132,7 @@ def _said(author: str, messages: list[HarmonyMessage]) -> Iterable[dict[str, Any
 
 
 def _turns(messages: Iterable[HarmonyMessage]) -> Iterable[list[HarmonyMessage]]:
-    """One turn for each run of messages up to an answer; consecutive calls stay together."""
+    """Return one turn for each run of messages up to an answer; consecutive calls are kept together."""
     turn: list[HarmonyMessage] = []
     for message in messages:
         turn.append(message)

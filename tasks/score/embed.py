@@ -54,7 +54,7 @@ class Embedder(Protocol):
 
 
 class HashEmbedder:
-    """Hashes words and pairs of words into `dimensions` numbers; needs no model and no network.
+    """Hashes words and pairs of words into `dimensions` numbers, without a model or a network.
 
     Every word and every pair of neighbors adds 1 or -1 to the number that its hash selects; in scripts without blanks,
     characters and letters count as words (`units`). Texts that share words are similar, whatever they mean. Results are the
@@ -145,7 +145,7 @@ class Embedded:
 
 
 def embeddings_folder(place: str) -> ScoreFolder:
-    """A published folder of embeddings. Raises InputError for any other folder."""
+    """A published embedding folder. Raises InputError for other folders."""
     folder = score_folder(place)
     if folder.type != "embeddings":
         raise InputError(f"{folder.place}: holds {folder.type}, not embeddings; make them with `tokenmill score embed`")
@@ -153,7 +153,7 @@ def embeddings_folder(place: str) -> ScoreFolder:
 
 
 def read_embeddings(folder: ScoreFolder) -> Embedded:
-    """All rows of a folder of embeddings, in its order.
+    """Return all rows in an embedding folder, in its order.
 
     Raises InputError for a row without a vector, RunError for a row embedded twice or a non-finite vector.
     """

@@ -116,7 +116,7 @@ def precision_of(settings: ScoreSettings, engine: NllEngine | EmbedEngine, devic
 def device_for_worker(device: Device, worker: int | None) -> str:
     """The device of the worker with this number: workers take the GPUs in turn.
 
-    Raises RunError if there is no GPU, or if there are several and the worker has no number.
+    Raises RunError without a GPU, or with several and a worker without a number.
     """
     if device == "cpu":
         return "cpu"

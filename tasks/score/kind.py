@@ -139,7 +139,7 @@ def read_score_shard(
     on_bad_row: OnBadRow,
     threads: int | None = None,  # noqa: ARG001 - for engines
 ) -> Receipt:
-    """Build a shard that counts the rows to score; needs no model. Raises as `build_score_shard` does."""
+    """Build a shard that counts the rows to score, without a model. Raises as `build_score_shard` does."""
     given: dict[str, Any] = shard.identity["recipe"]
     inputs = (
         _conversations(NllRecipe(**given), ModelLocation(**where))
@@ -185,7 +185,7 @@ class Score(Kind[AnyScore, ModelLocation]):
         return needs_of(planned)
 
     def release(self, planned: ScorePlan, finished: Sequence[Finished]) -> Release:
-        """One folder of tables; NLL with percentiles. Raises RunError for a row scored twice."""
+        """Return one folder with tables; NLL with percentiles. Raises RunError for a row scored twice."""
         store = planned.plan.store
         require_unique(finished, store)
         final = ranked(finished, store, rebuild=planned.settings.force) if store.kind == NLL_KIND else finished

@@ -7,17 +7,17 @@ budget, which then holds for the rest of the process.
 Weights and hidden states are bfloat16 on CUDA and float32 on a CPU; log-probabilities and pooling are always float32. In
 float32, NLL depends on batches by less than 1e-5, but its last bits do, so the token budget is part of a shard's identity.
 
-**NLL.** In a causal model no token sees later ones, so padding needs no attention mask (which would disable the fast path of
+**NLL.** In a causal model tokens don't see later ones, so padding doesn't need an attention mask (which would disable the fast path of
 attention), and a sequence is read only up to its last scored token. Only the hidden states that predict a scored token go
 through the output layer, one chunk at a time: with a vocabulary of 200,000, a row of logits takes 800 kB in float32, the logits
 of a batch of 16,384 tokens 13 GB, and a chunk with all intermediate results 0.7 GB. Both shortcuts are checked on 32 tokens when
 the model is loaded. A model whose logits depend on later tokens isn't causal and is rejected. If the output layer applied to
-hidden states differs from what the model returns (some models scale or cap their logits), the whole model is run, with smaller
+hidden states differs from the model's output (some models scale or cap their logits), the whole model is run, with smaller
 batches.
 
 **Embeddings.** `last` takes the hidden state of the last token, the only one that sees the whole text in a causal model. Such
 models are trained with an end token there, so one is appended unless the tokenizer adds it. `mean` averages the hidden states of
-all tokens, as encoders are trained. The model card says which one applies.
+all tokens, as encoders are trained. The model card states which one applies.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ class TokenBatches:
     def run(self, lengths: np.ndarray, compute: Callable[[np.ndarray], None]) -> None:
         """Compute all sequences but empty ones; `compute` gets the indices (int64) of a batch, longest first.
 
-        A sequence longer than the budget is a batch of its own. Raises RunError if memory runs out on one sequence.
+        A sequence longer than the budget is a separate batch. Raises RunError if memory runs out on one sequence.
         """
         left = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
         while len(left):
@@ -256,7 +256,7 @@ def load_embedder(
 class PoolingEmbedder:
     """Embeds with a loaded model and tokenizer.
 
-    Raises InputError for more dimensions than the model has, and for `last` with a tokenizer that has no end token.
+    Raises InputError for more dimensions than the model has, and for `last` with a tokenizer that lacks an end token.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ Token t of a sequence is scored from all tokens before it: its NLL is -ln p(t | 
 training selects the tokens. Each row gets the sum, the mean per token, and the perplexity, which is e to the mean (a mean above
 30 counts as 30), for all scored tokens and for the analysis, the tool calls and the answers.
 
-The first token of a sequence has no context and is never scored. A sequence longer than the model's limit is truncated at its
+The first token of a sequence lacks context and is never scored. A sequence longer than the model's limit is truncated at its
 end and flagged, and its unscored tokens are counted.
 
 Engines return the NLL of single tokens (float32); this module sums them in float64, so that all engines count alike. It costs
@@ -110,7 +110,7 @@ def require_known(sequences: Completions, vocabulary_size: int) -> None:
 def score_table(
     sequences: Completions, targets: Targets, nll: np.ndarray, limit: int | None, place: Place = ROW
 ) -> pa.Table:
-    """The rows of SCHEMA, given the NLL of each target (float32 [targets]). Raises NonFiniteError, naming the row."""
+    """Return SCHEMA's rows, given the NLL of each target (float32 [targets]). Raises NonFiniteError, naming the row."""
     require_finite(nll, targets.rows, "NLL of a token", place)
     rows = len(sequences.lengths)
     shape = (rows, len(PARTS) + 1)
@@ -123,7 +123,7 @@ def score_table(
 
 
 def summed(scores: pa.Table, owners: np.ndarray, rows: int) -> pa.Table:
-    """Aggregate scores of sequences (rows of SCHEMA) to rows: `owners` (int64, ascending) are indices of `rows`."""
+    """Aggregate scores of sequences (SCHEMA's rows) to rows: `owners` (int64, ascending) are indices into `rows`."""
     if np.array_equal(owners, np.arange(rows)):
         return scores
 
@@ -142,7 +142,7 @@ def _table(
     total: np.ndarray, scored: np.ndarray, part_sums: np.ndarray, part_counts: np.ndarray, lengths: np.ndarray,
     wanted: np.ndarray, truncated: np.ndarray,
 ) -> pa.Table:  # fmt: skip
-    """The rows of SCHEMA from sums and counts, in total [rows] and by part [rows, PARTS]."""
+    """Return SCHEMA's rows from sums and counts, in total [rows] and by part [rows, PARTS]."""
 
     def mean(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
         return sums / np.maximum(counts, 1)

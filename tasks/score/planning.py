@@ -93,7 +93,7 @@ def require_model(settings: AnyScore) -> None:
 
 
 def kind_of(settings: NllSettings | EmbedSettings) -> str:
-    """The kind of shards of these settings."""
+    """Return the shard kind for these settings."""
     return NLL_KIND if isinstance(settings, NllSettings) else EMBEDDINGS_KIND
 
 

@@ -1,7 +1,7 @@
 """Percentiles of NLL within each dataset and split, once every slice is scored.
 
-A ranked shard is a scored shard with its percentile column filled in. Its identity is that of the scored shard and a digest of
-the percentiles, so rows of other splits rebuild nothing. Ranking reads three columns of every shard, takes 2.5 microseconds and
+A ranked shard is a scored shard with its percentile column filled in. Its identity is the scored shard's and a digest of
+the percentiles, so rows in other splits don't rebuild it. Ranking reads three columns of every shard, takes 2.5 microseconds and
 some 100 bytes per row, and rewrites the shards whose percentiles changed.
 """
 

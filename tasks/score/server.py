@@ -1,6 +1,6 @@
 """NLL and embeddings from a running server: vLLM or SGLang.
 
-Both serve the OpenAI API and `/tokenize`. Embeddings come from `/v1/embeddings`. NLL needs the log-probability of every token
+Both serve the OpenAI API and `/tokenize`. Embeddings are from `/v1/embeddings`. NLL needs the log-probability of every token
 of a prompt: vLLM returns them from `/v1/completions` (`prompt_logprobs`), SGLang from its own `/generate` (`return_logprob`).
 `/v1/models` identifies the server (`owned_by`) and its context length (`max_model_len`). Formats:
 docs.vllm.ai/en/stable/serving/openai_compatible_server, docs.sglang.io/basic_usage/native_api.
@@ -233,7 +233,7 @@ class ServerEmbedder:
         return np.array([len(ids) for ids in self._tokens(texts)], np.int32)
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of texts; those of the last texts are cached, because they are counted before they are embedded."""
+        """Return the ids of texts; the last texts are cached, because they are counted before they are embedded."""
         if self._last[0] != texts:
             self._last = (list(texts), self._server.map(self._server.tokens, texts))
         return self._last[1]

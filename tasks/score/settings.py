@@ -104,7 +104,7 @@ class NllSettings(ScoreSettings, LossSettings, frozen=True):
 
 
 class EmbedSettings(ScoreSettings, frozen=True):
-    """The settings of embeddings."""
+    """The embedding settings."""
 
     model: str | None = Field(
         default=None,
@@ -194,7 +194,7 @@ class EmbedRecipe:
 
 @dataclass(frozen=True)
 class ModelLocation:
-    """Where to find what a recipe identifies by content: model, tokenizer and template (plain JSON), or the server."""
+    """The location of inputs that a recipe identifies by content: model, tokenizer and template (plain JSON), or the server."""
 
     model: str | None = None
     model_revision: str | None = None

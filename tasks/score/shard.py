@@ -77,7 +77,7 @@ class NllScoring:
     def scored(self, read: Sequence[Any], place: Place) -> Scored:
         """The scores of these inputs. Raises NonFiniteError, naming the place of the row.
 
-        Rows without tokens to score have no score; rows truncated before the first one have nulls.
+        Rows without tokens to score don't get a score; rows truncated before the first one have nulls.
         """
         found = self.conversations.sequenced(read)
         table = self.scorer.score(found.completions, lambda number: place(int(found.owners[number])))
@@ -131,7 +131,7 @@ class EmbedScoring:
 
 Scoring = NllScoring | EmbedScoring
 Inputs = Conversations | Scoring
-"""What is scored of a row: `fields` to read of a record, and `read`, which gives the input or the reason why there is none."""
+"""The scored part of a row: `fields` to read from a record, and `read`, which gives the input or the reason for a rejection."""
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirector
 
 
 def may_pass(error: object) -> bool:
-    """Whether to retry after an error: those of storage and network may pass, others do not."""
+    """Whether to retry after an error: storage and network errors may pass, others do not."""
     return isinstance(error, OSError) and not isinstance(error, PERMANENT)
 
 
@@ -103,7 +103,7 @@ File = TypeVar("File", bound=OutputFile)
 
 @dataclass
 class ShardBuilder:
-    """Counts and files of one shard; made by `building`, which sets `receipt` when the shard is complete."""
+    """Counts and files for one shard; made by `building`, which sets `receipt` when the shard is complete."""
 
     shard: PlannedShard
     store: Store
@@ -230,7 +230,7 @@ def building(shard: PlannedShard, store: Store, on_bad_row: OnBadRow = "fail") -
     """Build a shard: when the block ends without an error, publish its files, then its receipt.
 
     Raises InvalidReceiptError unless every row is counted as a document or a drop, and the errors of `publish`. After an
-    error there is no receipt, and the next attempt starts over.
+    error it doesn't get a receipt, and the next attempt starts over.
     """
     started, cpu = time.time(), time.thread_time()
     with _rare_collections(), ExitStack() as stack:

@@ -1,7 +1,7 @@
 """Bundle small files: consecutive files of a dataset share a shard, so that thousands of small files become few shards.
 
-A file smaller than half of `shard_size` is small. Small files that follow one another share a bundle if format, compression
-and recipe are equal; any other file is cut into shards of its own, as if there were no bundles.
+A file smaller than half of `shard_size` is small. Consecutive small files share a bundle if format, compression
+and recipe are equal; any other file is cut into its own shards, as without bundles.
 
 Boundaries depend on content, as in content-defined chunking: a hash of a file's content decides whether the file ends its
 bundle, with a probability in proportion to its size, so that bundles average a quarter of `shard_size`. No bundle exceeds
@@ -9,7 +9,7 @@ bundle, with a probability in proportion to its size, so that bundles average a 
 ends a bundle. About 2 % of the boundaries are due to the limits; these move with every change before them, up to the next
 boundary by content.
 
-No file that the store has built as a shard of its own is built again: if a bundle is not proven, such files stay shards of
+Files that the store has built as separate shards aren't built again: if a bundle isn't verified, such files remain separate shards
 their own, and only the runs of other files between them are bundled.
 """
 
@@ -54,14 +54,14 @@ def bundled(shards: Sequence[PlannedShard], store: Store, shard_size: int, *, re
 
 
 def _around(group: Sequence[PlannedShard], built: Collection[str]) -> Iterator[PlannedShard]:
-    """The shards with keys in `built` by themselves, and the runs of other shards bundled."""
+    """Return the shards with keys in `built` separately, and the runs of other shards bundled."""
     for alone, run in groupby(group, lambda shard: shard.key in built):
         some = list(run)
         yield from some if alone else [bundle(some)]
 
 
 def groups_by_content(shards: Sequence[PlannedShard], shard_size: int) -> Iterator[list[PlannedShard]]:
-    """Group the shards that belong in one bundle; the shard of a large file or of a sample is alone."""
+    """Group the shards that belong in one bundle; the shard of a large file or of a sample is separate."""
     group: list[PlannedShard] = []
     size = 0.0
     for shard in shards:
@@ -87,7 +87,7 @@ def _fits(before: PlannedShard, shard: PlannedShard, shard_size: int) -> bool:
 
 
 def bundle(shards: Sequence[PlannedShard]) -> PlannedShard:
-    """One shard of the rows of all shards, in order; a single shard stays as it is."""
+    """Return one shard with the rows of all shards, in order; a single shard remains unchanged."""
     first = shards[0]
     if len(shards) == 1:
         return first

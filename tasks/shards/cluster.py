@@ -1,8 +1,8 @@
-"""Local clusters of Dask workers, and what a run asks of the workers of any cluster.
+"""Local clusters of Dask workers, and a run's requirements for the workers of any cluster.
 
 A local cluster has single-threaded processes, one per core by default, and serves one run. TLS, timeouts and all other
-options come from Dask's own configuration (DASK_DISTRIBUTED__…). Dask gives up on a worker whose network is cut after `distributed.comm.timeouts.tcp` (30 s), and a worker that hangs with open connections after one to two
-times `distributed.scheduler.worker-ttl` (5 minutes); another worker then builds its shards. Healthy workers on busy machines
+options are in Dask's own configuration (DASK_DISTRIBUTED__…). Dask gives up on a worker whose network is cut after `distributed.comm.timeouts.tcp` (30 s), and a worker that hangs with open connections after one to two
+times `distributed.scheduler.worker-ttl` (5 minutes); a different worker then builds its shards. Healthy workers on busy machines
 can be silent for seconds, and four lost workers fail a batch, so keep both above 15 s.
 """
 
@@ -228,7 +228,7 @@ def require_tokenmill(client: Client) -> None:
 
 
 def workers_built_with(client: Client, module: str, libraries: Iterable[str]) -> dict[str, object]:
-    """What each worker builds a step of the `module` with (see `built_with`), by address, or the exception that it raised."""
+    """Return each worker's code for a step of the `module` (see `built_with`), by address, or the exception that it raised."""
     if client.status != "running":
         return {}
     return cast("dict[str, object]", client.run(code.built_with, module, tuple(libraries), on_error="return"))

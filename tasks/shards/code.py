@@ -1,7 +1,7 @@
 """The code that builds shards: a client and its workers must have the same.
 
 A key names the format of the client's code. A worker with older code would build other bytes under it, and no check of a finished
-shard could tell. So both compare a digest of the packages that a step imports, and the versions of the libraries of its kind.
+shard would show it. So both compare a digest of the packages that a step imports, and the versions of its kind's libraries.
 
 A digest is taken when a process imports this module: that code it runs, whatever is on its disk later. It takes 50 ms.
 """
@@ -23,7 +23,7 @@ CODE = (".py", ".jinja")
 
 
 def _loaded() -> tuple[dict[str, str], dict[str, frozenset[str]]]:
-    """The digest of every package (and of the modules beside them), and what each imports."""
+    """Return the digest of every package (and of the modules next to them), and its imports."""
     contents: dict[str, list[bytes]] = {}
     for path in sorted(path for path in TASKS.rglob("*") if path.suffix in CODE):
         place = path.relative_to(TASKS)
@@ -52,7 +52,7 @@ def code_of(module: str) -> str:
 
 @cache
 def built_with(module: str, libraries: tuple[str, ...]) -> dict[str, str]:
-    """What builds a step here, by name: the versions of libraries, and that of tokenmill with the digest of its code."""
+    """Return the code that builds a step here, by name: library versions, and tokenmill's with the digest of its code."""
     found = {name: _version(name) for name in libraries}
     return {**found, "tokenmill": f"{_version('tokenmill')}+{code_of(module)}"}
 
@@ -71,7 +71,7 @@ REMEDY = (
 
 
 def require_same_here(module: str, planned: Mapping[str, str]) -> None:
-    """Raises RunError unless this process builds a step with what the run was `planned` with."""
+    """Raise RunError unless this process has the code that the run was `planned` with."""
     found = differences(planned, built_with(module, tuple(planned)), "in the run")
     if found:
         raise RunError(f"this worker would build other data: {found}; {REMEDY}")
@@ -88,7 +88,7 @@ def require_same_there(here: Mapping[str, str], answers: Mapping[str, object]) -
 
 
 def _fault(here: Mapping[str, str], answer: object) -> str:
-    """Why a worker can't build what this process would; empty if it can, or is gone."""
+    """Return why a worker can't build the same shards as this process; empty if it can, or is gone."""
     if isinstance(answer, ModuleNotFoundError) and not str(answer.name).startswith("tokenmill."):
         return f"have no {answer.name}, which the run has as {here['tokenmill']}"
     if isinstance(answer, OSError):
@@ -100,7 +100,7 @@ def _fault(here: Mapping[str, str], answer: object) -> str:
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str], where: str) -> str:
-    """`tokenizers 0.22.1, here 0.23.3`: what is different there; empty if nothing is."""
+    """Return `tokenizers 0.22.1, here 0.23.3`: the differences there; empty for none."""
     return ", ".join(
         f"{name} {there.get(name, 'none')} ({where} {found})"
         for name, found in here.items()

@@ -1,6 +1,6 @@
 """Find content that a blend reads more than once, whatever its paths and datasets are called.
 
-A copy of a file, or one file in two datasets, is trained on as often as all of them together say. Megatron-LM also shuffles files
+A copy of a file, or one file in two datasets, is trained on as often as all of them together ask for. Megatron-LM also shuffles files
 of the same size alike, so that the copies follow each other at the same distance.
 """
 

@@ -1,6 +1,6 @@
 """Look at the first rows of each dataset as a run would: its own code builds a shard of them, in a temporary folder.
 
-So a plan can't disagree with the run that follows it. Only the first file of a dataset is opened, and what is built needs no
+So a plan can't disagree with the run that follows it. Only the first file of a dataset is opened, and built shards don't need
 look: its receipts have the counts.
 """
 
@@ -32,7 +32,7 @@ class FirstRows:
     """What becomes of the first rows of a dataset.
 
     `dropped` counts them by reason, `not_read` by what of them isn't read; `bad` is the first bad row, with file, line and reason.
-    `shape` names the shape of the first row, if it has a name. `every`: the dataset has no other rows.
+    `shape` names the shape of the first row, if known. `every`: the dataset doesn't have other rows.
     """
 
     rows: int
@@ -73,7 +73,7 @@ def look(kind: Kind[Any, Any], planned: Planned[Any, Any]) -> tuple[dict[str, Fi
 
 
 def _first_rows(plan: Plan) -> Iterator[PlannedShard]:
-    """The first pending shard of each dataset, cut to its first rows; of a bundle, those of its first file."""
+    """Return the first pending shard of each dataset, cut to its first rows; for a bundle, the rows of its first file."""
     for shard in {(shard.split, shard.dataset): shard for shard in reversed(plan.pending)}.values():
         part = next(iter(shard.part.members), shard.part)
         rows = min(part.rows or MOST_ROWS, MOST_ROWS)
@@ -101,7 +101,7 @@ def _require_publishable(
     found: Mapping[str, FirstRows],
     store: Store,
 ) -> None:
-    """Raises RunError as publication does, for what is certain: of datasets without a good first row, or without other rows."""
+    """Raise RunError as publication does, for certain failures: datasets without a good first row, or without other rows."""
     settings, plan = planned.settings, planned.plan
     tolerate = settings.on_bad_row == "quarantine"
     looks = [(item, found["/".join(item.dataset)]) for item in built]

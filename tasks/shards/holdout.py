@@ -1,6 +1,6 @@
 """Assign documents to train, valid and test by a hash of their content, never by position.
 
-So every source contributes the chosen share, equal documents stay together, and added data moves no document to another split.
+So every source contributes the chosen share, equal documents are kept together, and added data doesn't move documents between splits.
 A hash is read as a fraction of 2**64: the lowest go to test, the next to valid.
 """
 

@@ -2,7 +2,7 @@
 
 An identity is a small JSON object of `recipe` (every choice that changes bytes) and `source` (the content of the slice). If
 other shards decide about its rows, a third part, `decided`, names the decision. Weights, worker counts, paths, times and output
-locations are never part of it. When a key changes, the identities are compared field by field, so that the plan can say why
+locations are never part of it. When a key changes, the identities are compared field by field, so that the plan can explain why
 work is repeated.
 """
 

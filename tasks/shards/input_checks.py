@@ -1,4 +1,4 @@
-"""Input checks that need no worker: sources exist, outputs are writable, and inputs and outputs do not overlap."""
+"""Input checks that don't need a worker: sources exist, outputs are writable, and inputs and outputs do not overlap."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A kind of preparation is one class, which flows, commands, verification, nightly runs, viewing and training use.
+"""A preparation kind is one class, which flows, commands, verification, nightly runs, viewing and training use.
 
 Every kind runs the same way:
 
@@ -86,7 +86,7 @@ class Stage:
 
     `build(shard, store, **arguments)` is a module-level function, because workers import it by name; `arguments` are JSON. `plan`
     lists the shards, given the finished ones of the previous stage. `in_threads`: most of its work is outside Python, so threads of
-    one process can build shards side by side. `mends`: also build pending shards with a receipt. `read`: like `build`, for a
+    one process can build shards side by side. `mends`: also build pending shards that have a receipt. `read`: like `build`, for a
     plan, without an engine or model.
     """
 
@@ -165,11 +165,11 @@ class Kind(ABC, Generic[Settings, Found]):
         libraries: Packages whose versions can change bytes; the manifest records them.
         stages: How its shards are built; the first reads the rows.
         next_steps: Commands to run next, one line each; `{0}` is the output folder, `{manifest}` its manifest.
-        formats: The format versions whose files have the form that `inspect` knows, by kind of shard; empty for all.
-        tokens: How tokens are stored in the published files, for `view` and training; None if there are no tokens.
+        formats: The format versions whose files have the form that `inspect` knows, by shard kind; empty for all.
+        tokens: How tokens are stored in the published files, for `view` and training; None without tokens.
         training_advice: Advice to show instead of training on the output; `{path}` is its folder.
-        hidden: Settings that the flow does not offer, because the kind refuses them.
-        records_failure: Whether a failed run leaves a manifest that says so if nothing was published before.
+        hidden: Settings that the flow does not offer, because the kind rejects them.
+        records_failure: Whether a failed run leaves a manifest about it if nothing was published before.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Every kind of preparation, with what a command line needs before it imports anything.
+"""Every preparation kind, with the facts that a command line needs before it imports anything.
 
 Each row names its record by import path, so that `tokenmill --help` and `tokenmill verify` load no kind that they do not need.
 """
@@ -19,7 +19,7 @@ class Registered:
     """A row of the registry: facts about a kind that are known before its record is imported.
 
     `command` follows `tokenmill`, `flow` names the flow and its deployment, `summary` describes both in one sentence, `contents`
-    names the published data, `record` locates the record (`module:NAME`), and `nightly` says whether nightly runs prepare blends of this kind.
+    names the published data, `record` locates the record (`module:NAME`), and `nightly` is whether nightly runs prepare blends of this kind.
     """
 
     command: str

@@ -1,6 +1,6 @@
 """Lock a folder: one run at a time, one publication, and no publication while its store is pruned.
 
-The lock is the kernel's (`flock` on the folder itself). It leaves no file, and is released when its holder ends, even if
+The lock is the kernel's (`flock` on the folder itself). It doesn't leave a file, and is released when its holder ends, even if
 killed. On file systems without locks (some network mounts) publication proceeds unlocked; every file is still replaced
 atomically. For a folder of an object store, runs of one user on one machine lock a folder in the user's cache.
 """

@@ -62,7 +62,7 @@ def read_manifest(output_dir: str) -> dict[str, Any] | None:
 def open_manifest(output_dir: str) -> dict[str, Any]:
     """The manifest of the published output in a folder.
 
-    Raises InputError when there is none, or it is damaged or names no store, and RunError when the run failed.
+    Raises InputError when it's missing, damaged or doesn't name a store, and RunError when the run failed.
     """
     manifest = read_manifest(output_dir)
     if manifest is None:

@@ -1,6 +1,6 @@
 """Lead from a row of a shard to its file and line.
 
-A shard numbers its rows from 0. They come from one slice of a file, or in a bundle from several files, one after the other. A
+A shard numbers its rows from 0. They are from one slice of a file, or in a bundle from several files, one by one. A
 line of a file also counts the rows of the slices before, whose number their receipts hold, so no source is read again.
 """
 

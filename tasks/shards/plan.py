@@ -147,7 +147,7 @@ class Plan:
 
 
 def consecutive(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
-    """Groups of consecutive items of at most `most` in size together, or one that is larger; what is added changes only the last."""
+    """Group consecutive items of at most `most` in size together, or one that is larger; added items change only the last group."""
     group: list[Item] = []
     total = 0
     for item in items:
@@ -164,7 +164,7 @@ def reasons(plan: Plan, previous: Mapping[str, Mapping[str, Any]]) -> Counter[st
     """Count the reasons why shards are pending; `previous` is the identity of each shard of the last plan by its place.
 
     A shard at a known place is pending because of the fields that changed, or because its receipt or an output is gone;
-    a shard at another place is new.
+    a shard at a different place is new.
     """
     return Counter(_reason(shard, previous.get(shard.place)) for shard in plan.pending)
 

@@ -117,7 +117,7 @@ def plan_shards(
 
 
 def _sample(source: DataSource, slices: Sequence[Slice], store: Store) -> Sample:
-    """What the filter of a dataset keeps, cached in the store. Raises InputError as `survey` does."""
+    """Return the rows that a dataset's filter keeps, cached in the store. Raises InputError as `survey` does."""
     some = spread(slices)
     key = orjson.dumps(
         [[part.content, part.rows, part.filters, part.where, *([part.keys] if part.keys else [])] for part in some]
@@ -127,7 +127,7 @@ def _sample(source: DataSource, slices: Sequence[Slice], store: Store) -> Sample
 
 
 def _require_form(blend: Blend, form: Form | None, plan: Plan) -> None:
-    """Check the first pending rows of each dataset; what is built needs no reading."""
+    """Check the first pending rows of each dataset; built shards aren't read."""
     first = {(shard.split, shard.dataset): shard.part for shard in reversed(plan.pending)}
     for split, sources in blend.parts().items():
         for source in sources:
@@ -164,7 +164,7 @@ def holdout_of(settings: PreparationSettings, split: str) -> Holdout | None:
 
 
 def require_no(source: DataSource, keys: Sequence[str], kind: str) -> None:
-    """Raises InputError if a dataset has one of `keys`, which this kind of preparation ignores."""
+    """Raise InputError if a dataset has one of `keys`, which this preparation kind ignores."""
     for key in keys:
         if getattr(source, key):
             instead = f", or prepare the blend with {TAKING[key]}" if key in TAKING else ""

@@ -8,7 +8,7 @@
 A kind's `Layout` names its shards. A name carries the first eight digits of the shard's key: trainers cache by path, so the
 data at a path must never change. This also makes replacement safe: old and new names coexist until blend.json is replaced, then
 the old ones are removed. A planned shard without a receipt stops publication, unless partial output is allowed; then the
-manifest says so. Two publications of one local folder take turns, and the last one replaces everything. Object stores have no
+manifest records it. Two publications of one local folder take turns, and the last one replaces everything. Object stores lack
 locks, so there the caller must prevent overlap.
 """
 
@@ -73,7 +73,7 @@ class Published:
 
 
 class Layout(Protocol):
-    """The layout of one kind of shard in the output folder."""
+    """The layout of one shard kind in the output folder."""
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
@@ -248,7 +248,7 @@ def publish_preparation(
 
 @contextmanager
 def failure_recorded(output_dir: str, header: Mapping[str, Any], store: str) -> Generator[None]:
-    """If the block fails and nothing was published in `output_dir` before, write a manifest that says so."""
+    """If the block fails and nothing was published in `output_dir` before, write a manifest that records it."""
     started = time.time()
     try:
         yield
@@ -261,7 +261,7 @@ def failure_recorded(output_dir: str, header: Mapping[str, Any], store: str) -> 
 
 
 def _with_replaced(output_dir: str, own: Mapping[str, re.Pattern[str]]) -> dict[str, re.Pattern[str]]:
-    """`own`, and the names of earlier publications of other kinds. The manifest that lists these is kept until they are removed."""
+    """Return `own`, and the names from earlier publications of other kinds. The manifest that lists these is kept until they are removed."""
     kept = join(output_dir, REPLACED)
     names = _published_before(output_dir, own)
     if names:
@@ -290,7 +290,7 @@ def _published_before(place: str, own: Mapping[str, re.Pattern[str]]) -> dict[st
 
 
 def _sweep(output_dir: str, own: Iterable[str], store: Store) -> None:
-    """Remove temporaries of killed runs, except in the folders of shards, which building a shard sweeps."""
+    """Remove temporaries of killed runs, except in shard folders, which building a shard sweeps."""
     folders = [output_dir, *(join(output_dir, name) for name in own if name), store.place, join(store.place, "gates")]
     for folder in folders:
         if is_local(folder):
@@ -336,7 +336,7 @@ def blend_json(listed: Sequence[Listed], weights: Weights) -> bytes:
 def _publish_quarantine(output_dir: str, store: Store, finished: Sequence[Finished]) -> list[Output]:
     """Write one file of bad rows per dataset, with file and line; return them with paths relative to the output folder.
 
-    A shard numbers rows within its slice. Its line in the file also counts the rows of earlier slices.
+    A shard numbers rows within its slice. Its line in the file also counts the rows in earlier slices.
     """
     groups: defaultdict[str, list[tuple[Finished, Sequence[Origin]]]] = defaultdict(list)
     for item, origins in zip(finished, origins_of(finished), strict=True):

@@ -6,7 +6,7 @@ the directory is synced. On S3 and GCS one PUT or one completed multipart upload
 a virtual SSD a small file takes 0.75 ms instead of 0.25 ms, 256 MB take 0.16 s instead of 0.06 s. Bytes are hashed (xxh3_128,
 28 GB/s) as they pass, so no file is read again for its hash; a write of 2 kB costs 1.3 µs.
 
-A killed writer leaves its temporary. Writers lock theirs, and `sweep` removes unlocked ones. A multipart upload stays pending,
+A killed writer leaves its temporary. Writers lock theirs, and `sweep` removes unlocked ones. A multipart upload is pending,
 invisible to readers, if its writer is killed or the store's answer to its start is lost; the bucket's lifecycle rule removes
 it.
 """
