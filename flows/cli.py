@@ -82,7 +82,7 @@ def nightly(
     ] = None,
     workers: Annotated[int | None, Parameter(help="Worker processes.")] = None,
 ) -> dict[str, Any]:
-    """Prepare a new version of every blend that changed, say why, and remove outdated versions."""
+    """Prepare a new version of every blend that changed, explain why, and remove outdated versions."""
     from tokenmill.tasks.nightly.blends import find_blends
     from tokenmill.tasks.sources.discovery import require_no_overlap
 
@@ -103,7 +103,7 @@ def doctor(
     ] = None,
     format: Format = "table",  # noqa: A002 - the name of the option
 ) -> None:
-    """Check what this environment has for tokenmill, and say what is missing, what needs it, and what to do."""
+    """Check your environment and suggest fixes."""
     from tokenmill.tasks.report.doctor import doctor_record, examine, print_checks
 
     from .direct import server_address

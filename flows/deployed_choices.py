@@ -2,9 +2,9 @@
 
 Prefect resets a deployment to prefect.yaml every time: it resumes paused deployments, switches off schedules declared
 with `active: false`, and resets parameters. This module applies only what changed in prefect.yaml since the last
-deployment. Pauses and existing schedules stay. It also closes the schema of parameters of tokenmill's flows.
+deployment. Pauses and existing schedules are kept. It also closes the parameter schema of tokenmill's flows.
 
-A Prefect variable per deployment stores digests of what was applied.
+A Prefect variable per deployment stores digests of the applied choices.
 """
 
 import json
@@ -75,7 +75,7 @@ def keeping(update: Update) -> Update:
 
 
 def closed(schema: Mapping[str, Any] | None, entrypoint: str | None) -> dict[str, Any] | None:
-    """The schema of parameters so that a server refuses a misspelt one, which would crash the run. Other flows may take any."""
+    """Return the parameter schema so that a server rejects a misspelt one, which would crash the run. Other flows may take any."""
     if not schema or not str(entrypoint).startswith("tokenmill."):
         return dict(schema) if schema else None
     return {**schema, "additionalProperties": False}

@@ -36,7 +36,7 @@ PACKAGE = Path(__file__).parents[1]
 def write_project(folder: Path) -> list[str]:
     """Write prefect.yaml, prefect.toml and blends into a folder without prefect.yaml; returns the written names.
 
-    Existing files stay. prefect.yaml is written last, so that the next call completes an interrupted one.
+    Existing files are kept. prefect.yaml is written last, so that the next call completes an interrupted one.
     """
     if (folder / DECLARED).exists():
         return []
@@ -61,7 +61,7 @@ def require_server() -> None:
 def deploy(folder: Path) -> dict[str, DeploymentResponse]:
     """Create missing work pools and apply the prefect.yaml of a folder; returns the deployments by full name.
 
-    Changes made on the server stay (see `flows.deployed_choices`). Raises InputError when no server answers or
+    Changes made on the server are kept (see `flows.deployed_choices`). Raises InputError when no server answers or
     prefect.yaml lists no deployments, and RunError when Prefect fails.
     """
     declared = _declared(folder)

@@ -2,8 +2,8 @@
 
 Prefect requires FLOW/DEPLOYMENT, and a bare name gives a traceback. This Prefect plugin, switched on in
 prefect.toml, extends one public method of Prefect's client, and only in `prefect deployment …` commands. It imports
-nothing that `import prefect` has not loaded already. If a later Prefect looks deployments up in another way,
-this has no effect, and FLOW/DEPLOYMENT still works. For `prefect deploy` see `flows.deployed_choices`.
+only modules that `import prefect` has already loaded. If a later Prefect looks deployments up differently,
+it isn't used, and FLOW/DEPLOYMENT still works. For `prefect deploy` see `flows.deployed_choices`.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Run a preparation for a command or a Python program: as a flow if Prefect can show it, and directly otherwise.
 
 Prefect shows a run as long as its server is there, and a temporary server would end with the run. Such a server, and Prefect
-in every process, take 9 CPU-seconds. So if no server is configured, the same steps run directly, on the same kind of local
+in every process, take 9 CPU-seconds. So without a configured server, the same steps run directly, on the same type of local
 Dask cluster or the one at an address, and publish the same bytes.
 """
 

@@ -3,8 +3,8 @@
 compare ─► prepare ─► latest.json    for each blend, one after the other
 prune ─► summary
 
-Overlapping runs take turns: the later one waits for the store, then finds the work done. Object stores have no locks, so
-there each makes its own version. A failed blend stops no other; the run fails at the end and names it, and `latest.json`
+Overlapping runs take turns: the later one waits for the store, then finds the work done. Object stores lack locks, so
+there each makes its own version. A failed blend doesn't stop others; the run fails at the end and names it, and `latest.json`
 still points to the previous version.
 """
 

@@ -61,7 +61,7 @@ def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequenc
 def choices_of(
     kind: type[Choices], overrides: Sequence[str], under: Mapping[str, Any] | None = None, where: str = GIVEN
 ) -> Choices:
-    """Settings of any model: overrides over those written `under` them. Raises InputError as `settings_of` does."""
+    """Return settings for any model: overrides over settings written `under` them. Raises InputError as `settings_of` does."""
     merged = dict(under or {})
     for override in overrides:
         merged = _merge(merged, _override(override, kind))
@@ -85,7 +85,7 @@ def _print_differences(kind: type[Strict], written: Mapping[str, Any], merged: M
 
 
 def _leaves(written: Mapping[str, Any], known: Collection[str], group: str = "") -> Iterator[tuple[str, str]]:
-    """Settings with their value as text, those of groups by their path: `tokenizer.model`."""
+    """Yield settings with their value as text, with the path of groups: `tokenizer.model`."""
     for name, value in written.items():
         if isinstance(value, Mapping) and f"{group}{name}" not in known:
             yield from _leaves(cast("Mapping[str, Any]", value), known, f"{group}{name}.")
@@ -94,14 +94,14 @@ def _leaves(written: Mapping[str, Any], known: Collection[str], group: str = "")
 
 
 def source_keys(kind: type[Strict], names: Iterable[str]) -> list[str]:
-    """Those of `names` that are keys of a dataset, and no settings: `text_field` and others."""
+    """Return the `names` that are keys of a dataset, not settings: `text_field` and others."""
     return [
         name for name in names if name in DataSource.model_fields and name not in {*kind.model_fields, "name", "path"}
     ]
 
 
 def sorted_overrides(kind: type[Strict], overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """The overrides of settings, and what others say of the dataset that a file of rows is."""
+    """Return the overrides of settings, and the keys for the dataset of a data file."""
     keys = {text: source_keys(kind, [re.split("[.=]", text, maxsplit=1)[0]]) for text in overrides}
     of_rows: dict[str, Any] = {}
     for text in overrides:

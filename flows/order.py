@@ -1,6 +1,6 @@
 """Plan the order of a training on documents.
 
-build indices (mapped over Dask, by prefix) ─► blend ─► digest steps, count what is read (mapped) ─► order.json
+build indices (mapped over Dask, by prefix) ─► blend ─► digest steps, count reads (mapped) ─► order.json
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The commands that read, check, explain, publish and prune what others have written.
+"""The commands that read, check, explain, publish and prune outputs.
 
 Most of them read their folder from a pipe: `tokenmill pretrain … | tokenmill verify`.
 """
@@ -99,7 +99,7 @@ def why(
     doc: Annotated[str | None, Parameter(help="A document made of the row, by the id that `view` prints.")] = None,
     format: TextFormat = "text",  # noqa: A002 - the name of the option
 ) -> None:
-    """Tell the story of a source row: why it was dropped, or where its tokens are and which steps train on them."""
+    """Trace a source row: why it was dropped, or where its tokens are and which steps train on them."""
     from tokenmill.tasks.report.step import data_in, with_steps
     from tokenmill.tasks.report.why import print_why, why_document, why_record, why_row
 
@@ -223,7 +223,7 @@ def lineage(
         str | None, Parameter(help="Output folder or art:// name; read from stdin when a command is piped in.")
     ] = None,
 ) -> dict[str, Any]:
-    """Show what an output was made from, down to its datasets."""
+    """Show the sources of an output, down to its datasets."""
     from tokenmill.tasks.report.registry import lineage as trace
     from tokenmill.tasks.report.registry import print_lineage
 

@@ -1,6 +1,6 @@
 """Flows that publish in an output folder: one run at a time, killed runs reported, errors as one sentence.
 
-    OUT/flow_run.json    the run in progress, sealed; removed when that run ends by itself
+    OUT/flow_run.json    the run in progress, sealed; removed when that run ends
 
 A killed process reports no end, so Prefect would show its run as Running forever. The next run in the folder finds the
 file and reports the killed run, its tasks and its subflows as crashed. The folder's lock proves that the run is dead: the
@@ -63,7 +63,7 @@ def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, A
 
 
 def _finished(record: dict[str, Any]) -> dict[str, Any]:
-    """The record; that of a preparation in a final state that says what came out."""
+    """Return the record; for a preparation in a final state, the one with its outputs."""
     made = next(iter(record.values())) if len(record) == 1 else None
     if not isinstance(made, dict) or not {"documents", "tokens", "shards"} <= made.keys():
         return record
@@ -77,7 +77,7 @@ def _finished(record: dict[str, Any]) -> dict[str, Any]:
 def _recorded_in(output_dir: str) -> Generator[None]:
     """Record this flow run in its output folder, and report a run that was killed there.
 
-    The folder's lock must be held. Object stores have no locks, so nothing is recorded there.
+    The folder's lock must be held. Object stores lack locks, so runs aren't recorded there.
     """
     folder = absolute(output_dir)
     if not is_local(folder):
@@ -127,7 +127,7 @@ def _unfinished(client: SyncPrefectClient, run: UUID) -> Iterator[UUID]:
 
 
 def _unfinished_tasks(client: SyncPrefectClient, run: UUID) -> Iterator[TaskRun]:
-    """Unfinished task runs of a run. End those of one page before asking for the next."""
+    """Yield unfinished task runs of a run. End all on one page before asking for the next."""
     unfinished = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=UNFINISHED)))
     of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
     while found := client.read_task_runs(flow_run_filter=of_run, task_run_filter=unfinished):

@@ -28,7 +28,7 @@ from .train import evaluate_model, train_model
 @flow(name="pipeline")
 @publishing
 def pipeline(output_dir: Place, settings: PipelineSettings | str = "pipeline-tiny") -> dict[str, Any]:
-    """Run the stages in order, each reusing what an earlier run has finished.
+    """Run the stages in order, each reusing the finished work of earlier runs.
 
     Args:
         output_dir: Each stage gets a folder there.

@@ -32,7 +32,7 @@ class ServedFlow(Flow[P, R]):
     """A flow that provides its own Prefect server when called."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the flow's own parameters and result
-        """Run the flow. Errors as in `prefect_server`, and those of the flow."""
+        """Run the flow. Errors as in `prefect_server`, and the flow's."""
         self._require_new_names(kwargs)
         if FlowRunContext.get() is not None:
             return super().__call__(*args, **kwargs)
@@ -65,7 +65,7 @@ INPUTS = ("blend", "blends", "data", "training")
 
 
 def run_name() -> str:
-    """The name of a run: what it reads (the first dataset of a blend without a file; without either, the flow), and the last
+    """Return the name of a run: its input (the first dataset of a blend without a file; without either, the flow), and the last
     folder of its output.
     """
     given = flow_run.parameters
@@ -81,7 +81,7 @@ def run_name() -> str:
 def prefect_server() -> Generator[None]:
     """A Prefect server for the `with` block.
 
-    Raises InputError when the configured server does not answer or refuses this process, and RunError when none can be
+    Raises InputError when the configured server doesn't answer or rejects this process, and RunError when none can be
     started or the connection is lost.
     """
     address = PREFECT_API_URL.value()

@@ -1,4 +1,4 @@
-"""The flow of any kind of preparation.
+"""The flow of any preparation kind.
 
 A flow's parameters are the blend, the output folder and the settings of its kind, with their types, bounds, defaults and
 descriptions.

@@ -37,7 +37,7 @@ def plan(
     format: Format = "table",  # noqa: A002 - the name of the option
     options: CommonOptions | None = None,
 ) -> None:
-    """Dry run: shards, bytes, estimated tokens and epochs, which shards are cached and why others are not; what a run makes of
+    """Dry run: shards, bytes, estimated tokens and epochs, cached shards and why others aren't, and the result of a run for
     the first rows of each dataset.
     """
     chosen = preparation_called(kind)
@@ -120,7 +120,7 @@ def compare_tokenizers(
 
 
 def preparation_command(name: str) -> Callable[..., dict[str, Any]]:
-    """The command of a kind of preparation."""
+    """Return the command of a preparation kind."""
 
     def command(
         blend: BlendPath,
@@ -153,7 +153,7 @@ def _read(
 def _planned(
     kind: "Kind[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str | None
 ) -> "Planned[Any, Any]":
-    """Check what can be seen at once, and plan."""
+    """Make the immediate checks, and plan."""
     from tokenmill.tasks.shards.input_checks import check_inputs
 
     set_up_arrow()
@@ -178,7 +178,7 @@ def _shown(
 
 
 def _settings_of_kind(name: str) -> "tuple[type[PreparationSettings], frozenset[str]]":
-    """The settings of a kind, and those that it refuses."""
+    """Return the settings of a kind, and those that it rejects."""
     kind = preparation(name)
     return kind.settings, kind.hidden
 

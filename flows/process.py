@@ -1,8 +1,8 @@
 """The process of a command: its standard streams, and how Ctrl-C ends it.
 
-The first Ctrl-C raises KeyboardInterrupt, so that the run can report its end and close what it started. After GRACE
+The first Ctrl-C raises KeyboardInterrupt, so that the run can report its end and close its resources. After GRACE
 seconds, or at the second Ctrl-C, its child processes are killed. Either way the exit code is 130, and the last line shown
-says what to do. A command that a shell starts in the background ignores Ctrl-C.
+prints the next step. A command that a shell starts in the background ignores Ctrl-C.
 
 A standard stream may be closed, full, or a pipe without a reader. Work continues, and output that cannot be written is
 dropped. Results go to stdout, so the exit code reports lost output. Characters that the encoding of a stream lacks are
@@ -125,7 +125,7 @@ def _silence_dask() -> None:
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Show an error that ends the process, unless it is what a library made of Ctrl-C: pydantic, for one, raises its own."""
+    """Show an error that ends the process, unless a library made it from Ctrl-C: pydantic, for one, raises its own."""
     if not _pressed.is_set():
         sys.__excepthook__(kind, error, traceback)
 
@@ -150,7 +150,7 @@ def _leave() -> None:
 
 
 def _end() -> None:
-    """Kill all child processes, and exit without freeing memory, which can take another second.
+    """Kill all child processes, and exit without freeing memory, which can take a second more.
 
     The advice is given here, because every interrupted process ends here: in time, late, or while Python shuts down.
     """

@@ -1,7 +1,7 @@
 """The temporary Prefect server of a run, as a process: it serves on an inherited socket and ends with its parent.
 
-Its stdin is a pipe that stays empty. The pipe closes when the parent ends, even when it is killed, and then the server
-ends too. `python -P server_process.py DESCRIPTOR`; it imports nothing of this project.
+Its stdin is an empty pipe. The pipe closes when the parent ends, even when it is killed, and then the server
+ends too. `python -P server_process.py DESCRIPTOR`; it doesn't import modules from this project.
 """
 
 import os

@@ -35,13 +35,13 @@ Format = Literal[TextFormat, "table"]
 
 
 def be_quiet() -> None:
-    """Keep log streams off the terminal. Variables that are already set stay."""
+    """Keep log streams off the terminal. Variables that are already set are kept."""
     chosen = QUIET | _prefect_home()
     os.environ.update({name: value for name, value in chosen.items() if name not in os.environ})
 
 
 def _prefect_home() -> dict[str, str]:
-    """A temporary home for Prefect if the user's is not writable; its profiles stay in use."""
+    """Return a temporary home for Prefect if the user's isn't writable; its profiles remain in use."""
     home = absolute("~/.prefect")
     if is_writable(home):
         return {}

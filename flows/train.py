@@ -19,7 +19,7 @@ DEFAULT, DEFAULT_EVALUATION = TrainSettings(), EvaluateSettings()
 @flow(name="train-model")
 @publishing
 def train_model(data: Place, output_dir: Place, settings: TrainSettings = DEFAULT) -> dict[str, Any]:
-    """Train a model on a preparation, or hand it to another trainer.
+    """Train a model on a preparation, or hand it to a different trainer.
 
     Args:
         data: The output folder of a preparation for pretraining or SFT, or, for launcher=nemo-rl, for RL.

@@ -56,7 +56,7 @@ def order(
     ] = None,
     *overrides: Annotated[str, settings_parameter(lambda: (OrderSettings, ()))],
 ) -> dict[str, Any]:
-    """Plan which samples each training step reads: build megatron-core's indices ahead, and count what is read."""
+    """Plan which samples each training step reads: build megatron-core's indices ahead, and count reads."""
     from tokenmill.tasks.train.order import print_order, required_order
 
     from .direct import run_order
@@ -87,7 +87,7 @@ def step(
     html: Annotated[str | None, Parameter(help="Write a static page to this path instead.")] = None,
     format: TextFormat = "text",  # noqa: A002 - the name of the option
 ) -> None:
-    """Show what a training step reads, with source rows, loss and gradient norm; or find the steps that read a row."""
+    """Show the reads of a training step, with source rows, loss and gradient norm; or find the steps that read a row."""
     from tokenmill.tasks.report.step import Reading, find_record, print_found
     from tokenmill.tasks.train.job import SkippedStep, extend_skip_list
 

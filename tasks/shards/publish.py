@@ -73,7 +73,7 @@ class Output:
 class Joined(Output):
     """A file joined from other files without being read: `extents` are the size and xxh3_128 of each, in order.
 
-    Its own xxh3_128 is that of the list of extents, as JSON.
+    Its own xxh3_128 is the hash of the list of extents, as JSON.
     """
 
     extents: list[tuple[int, str]]
@@ -154,8 +154,8 @@ class Publication(io.BufferedIOBase):
 def publish(uri: str) -> Generator[Publication]:
     """A stream whose bytes become the file `uri` when the `with` block ends without an error; creates directories as needed.
 
-    After an error nothing appears at `uri`, existing content stays, and the temporary or pending upload is removed. Raises
-    OSError with `uri` as its `filename` if the disk is full, fails or refuses; the file is then unchanged, unless only the last
+    After an error `uri` isn't created, existing content is kept, and the temporary or pending upload is removed. Raises
+    OSError with `uri` as its `filename` if the disk is full, fails or denies it; the file is then unchanged, unless only the last
     directory sync failed. Raises InputError for a store that cannot publish atomically.
     """
     with _sink(uri) as put, Publication(put) as publication:
@@ -200,7 +200,7 @@ def open_log(path: str) -> io.FileIO:
 def link(source: str, target: str) -> None:
     """Atomically link the local file `source` as `target`; copy it if a hard link is impossible.
 
-    Replaces `target`, and does nothing if it already is the same file. Raises OSError with `target` as its `filename`, or
+    Replaces `target`, unless it already is the same file. Raises OSError with `target` as its `filename`, or
     FileNotFoundError if there is no `source`.
     """
     _give_name(source, target)
@@ -263,7 +263,7 @@ def copy(source: str, target: str) -> None:
 def publish_folder(folder: str) -> Generator[str]:
     """A temporary local folder that takes the name `folder` when the `with` block ends without an error.
 
-    For libraries that write their own files (checkpoints, models). Replaces a folder of that name, which does not exist
+    For libraries that write their own files (checkpoints, models). Replaces a folder with that name, which does not exist
     between the two renames. After an error it is unchanged. Raises OSError as `publish` does.
     """
     target = absolute(folder)
@@ -307,7 +307,7 @@ def _sync_tree(directory: str) -> None:
 
 
 def sweep_folders(directory: str) -> list[str]:
-    """Remove the temporary folders of killed writers in a local directory, and return their paths.
+    """Remove the temporary folders left by killed writers in a local directory, and return their paths.
 
     Folders cannot be locked, so the caller must have `directory` to itself.
     """
@@ -326,7 +326,7 @@ def sweep(directory: str) -> list[str]:
     """Remove the temporaries of killed writers in a local directory (not below it), and return their paths.
 
     The lock distinguishes an orphan from a file being written, so sweeping while others publish is safe. Without locks, or if
-    another user's file may not be opened, nothing is removed. A missing directory has no temporaries. Raises OSError.
+    a different user's file may not be opened, it isn't removed. A missing directory is empty. Raises OSError.
     """
     try:
         names = os.listdir(directory)
@@ -462,7 +462,7 @@ def _temporary_name(target: str) -> str:
 
 
 def _lock(descriptor: int, kind: int) -> bool:
-    """Lock the open file; False if it is locked (`LOCK_NB`) or the file system has no locks."""
+    """Lock the open file; False if it is locked (`LOCK_NB`) or the file system lacks locks."""
     try:
         fcntl.flock(descriptor, kind)
     except OSError as error:

@@ -42,7 +42,7 @@ class PublishedFile:
 def published_files(
     output_dir: str, manifest: Mapping[str, Any], outputs: Mapping[str, Sequence[Output] | None]
 ) -> Iterator[PublishedFile]:
-    """Every published file. `outputs` are those of each shard's receipt by key, None for a shard without one."""
+    """Yield every published file. `outputs` belong to each shard's receipt by key, None for a shard without one."""
     for store, entry in stored_entries(manifest):
         for part, names in entry["published"].items():
             recorded = outputs_of(part, outputs[entry["key"]] or []) or outputs_of(WHOLE, outputs[entry["key"]] or [])
@@ -54,7 +54,7 @@ def published_files(
 
 
 def join_published(output_dir: str, name: str) -> str:
-    """The place of a name in a manifest: below the output folder, unless it lies in the store of an object storage."""
+    """Return the place of a name in a manifest: below the output folder, unless it is in the store of an object storage."""
     return name if name.startswith("/") or "://" in name else join(output_dir, name)
 
 
@@ -74,7 +74,7 @@ def _files(output_dir: str, store: Store, key: str, name: str, outputs: Sequence
 
 
 def recorded_outputs(manifest: Mapping[str, Any]) -> dict[str, Sequence[Output] | None]:
-    """The outputs in the receipt of each published shard, by key; None where it has no valid receipt."""
+    """Return the outputs in the receipt of each published shard, by key; None without a valid receipt."""
     unique = {entry["key"]: store for store, entry in stored_entries(manifest)}
     receipts = in_threads(lambda item: item[1].read_receipt(item[0]), list(unique.items()), THREADS)
     return {key: receipt and receipt.outputs for key, receipt in zip(unique, receipts, strict=True)}

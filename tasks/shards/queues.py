@@ -1,8 +1,8 @@
-"""Why no worker comes, in the words of the job queue or of Kubernetes.
+"""Explain why no worker has started, quoting the job queue or Kubernetes.
 
-A cluster started for a run asks another system for machines, and Dask does not say what became of the request. So a run
-without workers asks itself, by `waiting_for`. The answer is a line for the user, or an error if no worker will ever come:
-the queue refuses the jobs, holds them for a reason that no wait cures, or jobs end before their workers join.
+A cluster started for a run asks a different system for machines, and Dask doesn't report the result of the request. So a run
+without workers asks itself, by `waiting_for`. The answer is a line for the user, or an error if workers will never start:
+the queue rejects the jobs, holds them for a reason that waiting won't fix, or jobs end before their workers join.
 """
 
 import getpass
@@ -55,9 +55,9 @@ BROKEN_PODS = {
 
 
 def job_queue(cluster: type[Any]) -> type[Any]:
-    """A cluster class of dask-jobqueue that notes refusals, and scales jobs of several workers.
+    """A cluster class of dask-jobqueue that notes rejections, and scales jobs of several workers.
 
-    Otherwise Dask prints a traceback for a refused job and waits for its workers; and where a job has several workers, it
+    Otherwise Dask prints a traceback for a rejected job and waits for its workers; and if a job has several workers, it
     submits a job per worker, cancels jobs before they start, and never replaces one that has ended
     (dask-jobqueue issues 498 and 611).
     """
@@ -89,7 +89,7 @@ def job_queue(cluster: type[Any]) -> type[Any]:
 
 
 def _complaint(error: Exception) -> str:
-    """What the command printed on stderr, on one line; dask-jobqueue puts it at the end of its error."""
+    """Return the command's stderr, on one line; dask-jobqueue puts it at the end of its error."""
     printed = str(error).rpartition("stderr:\n")[2].strip() or str(error)
     return "; ".join(line.strip() for line in printed.splitlines() if line.strip())
 
@@ -102,7 +102,7 @@ class Queue(Protocol):
         ...
 
     def waiting_for(self) -> str:
-        """Called while there is no worker: what the run waits for. Raises RunError if none will ever come."""
+        """Return the reason for the wait, while there is no worker. Raises RunError if workers will never start."""
         ...
 
 
@@ -116,7 +116,7 @@ def queue_of(cluster: object) -> Queue | None:
 
 
 class JobQueue:
-    """The jobs of a cluster of dask-jobqueue. Slurm is asked for states and reasons, others are only known to refuse jobs."""
+    """The jobs of a cluster of dask-jobqueue. Slurm is asked for states and reasons, others only for rejected jobs."""
 
     def __init__(self, cluster: Any) -> None:  # noqa: ANN401 - dask_jobqueue is not typed, nor always installed
         self._cluster = cluster
@@ -239,7 +239,7 @@ def _end_of(job: str) -> str:
 
 
 def _asked(*command: str) -> subprocess.CompletedProcess[str]:
-    """The result of a command of Slurm. A controller that does not answer is no reason to end a run."""
+    """Return the output of a Slurm command. A controller that doesn't answer isn't a reason to end a run."""
     try:
         return subprocess.run(command, check=False, capture_output=True, text=True, timeout=ANSWER_SECONDS)  # noqa: S603 - ours
     except subprocess.TimeoutExpired:

@@ -2,7 +2,7 @@
 
 It holds the shard's identity (whose hash is the key), every output with size and xxh3_128, and row counts: rows in, documents
 out, drops by reason. `rows_in == documents + sum(drops)` is checked whenever a receipt is made or read, so a receipt that loses
-a row cannot exist. `facts` holds counts specific to a kind of shard. Times, host names and the seal are under `volatile`;
+a row cannot exist. `facts` has counts specific to a shard kind. Times, host names and the seal are under `volatile`;
 everything else is the same on every run.
 """
 
@@ -34,7 +34,7 @@ def unread(counts: Mapping[str, int], documents: int) -> dict[str, int]:
 
 
 class InvalidReceiptError(ValueError):
-    """A receipt that is unreadable, has another key, or does not account for every row."""
+    """A receipt that is unreadable, has the wrong key, or does not account for every row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def _named(path: Path) -> DaskTaskRunner:
 
 
 def _cluster_class(name: str) -> Callable[..., Any]:
-    """The cluster class of that name, made to tell why no worker comes."""
+    """Return the cluster class with that name, which explains why workers don't start."""
     if name == SSH:
         return ssh_cluster
     found = cast("Callable[..., Any]", import_term(name))

@@ -52,7 +52,7 @@ class ClusterSettings(Strict, frozen=True):
 
 
 class PreparationSettings(ClusterSettings, frozen=True):
-    """The settings of every preparation; the defaults suit a laptop-sized blend."""
+    """The settings that every preparation shares; the defaults suit a laptop-sized blend."""
 
     shard_size: Size = Field(default=256_000_000, description="Source bytes per shard, for example 256MB.")
     store: Place | None = Field(default=None, description="Folder or URI of the shards; preparations may share it.")

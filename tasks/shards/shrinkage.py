@@ -1,7 +1,7 @@
-"""Refuse to publish a dataset that shrank.
+"""Prevent the publication of a dataset that shrank.
 
-After a failed mount, a partial copy or a filter that matches nothing, every row read is accounted for, but the result is
-useless for training. So publication fails if there are no documents, or if a dataset lost more than `max_shrink_fraction` of its
+After a failed mount, a partial copy or a filter that never matches, every row read is accounted for, but the result is
+useless for training. So publication fails without documents, or if a dataset lost more than `max_shrink_fraction` of its
 documents since the last version. `allow_shrink` names exceptions.
 
 The last version is the publication in the output folder, or the one that `previous` names. Only equal preparations are
@@ -28,7 +28,7 @@ def check_shrinkage(
 ) -> None:
     """Raises RunError if nothing is left, or a dataset lost too much since the last version.
 
-    `header` and `totals` are those of the new manifest, `bad` is the first bad row, if there is one.
+    `header` and `totals` belong to the new manifest, `bad` is the first bad row, if there is one.
     """
     listed = {
         f"{split}/{each['name']}": each["name"]

@@ -1,7 +1,7 @@
 """Run the steps of a preparation as Prefect tasks: plan, shards mapped over a Dask cluster, publication.
 
 One Prefect task per batch, on Dask. The run asks for the result of every future, because a task whose worker keeps dying
-never reaches a failed state by itself. It lets all batches finish, so that their receipts are kept, and then raises one
+never reaches a failed state. It lets all batches finish, so that their receipts are kept, and then raises one
 error that names every failure.
 """
 
@@ -84,7 +84,7 @@ def materializing(blend: Blend, output_dir: str) -> Callable[[Callable[P, R]], T
 
 
 def asset_of(place: str) -> str:
-    """The key of the asset at a path or URI; `_` stands for what a key may not have, and a long path keeps its start."""
+    """Return the key of the asset at a path or URI; `_` replaces forbidden characters, and a long path keeps its start."""
     uri = absolute(place)
     key = uri if "://" in uri else f"file://{uri}"
     return re.sub(r"[^\w:/@=.+-]", "_", key, flags=re.ASCII)[:MAX_ASSET_KEY_LENGTH]
@@ -213,7 +213,7 @@ def function_workers(settings: ClusterSettings) -> Generator[RunAll]:
 def _one_server() -> Generator[None]:
     """Make all workers report to the Prefect server of this run.
 
-    Without a configured address Prefect would start another server in every worker process (some 5 CPU-seconds each), so the
+    Without a configured address Prefect would start a server in every worker process (about 5 CPU-seconds each), so the
     address travels with the settings of each task.
     """
     if PREFECT_API_URL.value() is not None:

@@ -4,7 +4,7 @@ Any number of preparations and workers may share a store: two that build the sam
 atomically. A shard is proven if its receipt is valid and every output has the recorded size; `verify` also hashes them.
 
 Tokens are not kept twice. Prefixes, in `STORE/prefix/<key>/`, are files joined from outputs of shards, whose own files are then
-removed. The receipt of a prefix lists its members, so it says where their bytes are. All of them are read when an output is not
+removed. The receipt of a prefix lists its members, so it locates their bytes. All of them are read when an output is not
 in its shard's folder: one file per 32 GB of tokens.
 """
 
@@ -134,7 +134,7 @@ class Store:
         return {name: extent for receipt in receipts if receipt for name, extent in prefixes.extents(receipt)}
 
     def extents(self, receipt: Receipt) -> list[tuple[str, Extent]]:
-        """The name (`<key>/<path>`) and place of each member of a prefix; none if its file is missing or has another size."""
+        """Return the name (`<key>/<path>`) and place of each member of a prefix; none if its file is missing or has the wrong size."""
         (file,) = (output for output in receipt.outputs if isinstance(output, Joined))
         place = self.path(receipt.key, file.path)
         if size_of(place) != file.size:
@@ -177,7 +177,7 @@ class Store:
     def read(self, receipt: Receipt, name: str) -> bytes:
         """The content of a file of a shard, checked against its receipt.
 
-        Raises RunError, and withdraws the receipt, if the file has changed; and if its format has no such file.
+        Raises RunError, and withdraws the receipt, if the file has changed; and if its format doesn't have such a file.
         """
         place = self.path(receipt.key, name)
         recorded = next((output for output in receipt.outputs if output.path == name), None)
@@ -205,7 +205,7 @@ class Store:
 def unpruned(store: str, tell: Callable[[str], object], *, pruning: bool = False) -> Generator[None]:
     """Keep pruning away from a local store while its proven shards are being published; or, to prune, keep these publications away.
 
-    Publications share the lock. It is that of the folder of prefixes, because a nightly run holds the store's own all night.
+    Publications share the lock. It is the prefix folder's, because a nightly run holds the store's own all night.
     """
     if not is_local(store):
         yield

@@ -1,7 +1,7 @@
 """Verify a published preparation: hash every file, check the counts of every receipt, and compare both with the manifest.
 
 Hashing (xxh3_128) runs at disk speed. A shard that fails loses its receipt, so the next run of the same preparation rebuilds
-only that shard. The files of other format versions are not inspected: their hashes and counts are compared.
+only that shard. Files in other format versions are not inspected: their hashes and counts are compared.
 
 Workers check batches of shards, and only report: this process withdraws the receipts when all have answered.
 """
@@ -66,7 +66,7 @@ Item = TypeVar("Item")
 class Verification:
     """Numbers of checked files and shards, and every problem found; each problem names a file.
 
-    `unchecked` says what could not be compared here, and why; it is no problem of the data.
+    `unchecked` lists parts that could not be compared here, and why; it isn't a problem of the data.
     """
 
     shards: int
@@ -79,7 +79,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What was found in one shard: `damaged` are the keys of damaged shards, `remove` the files to remove so that the next run
+    """The findings in one shard: `damaged` are the keys of damaged shards, `remove` the files to remove so that the next run
     builds them again; `unjudged` is its format if that wasn't inspected.
     """
 
@@ -96,7 +96,7 @@ class _Checked:
 def verify(output_dir: str, inspect: Inspect, find_workers: FindWorkers = lambda _: None) -> Verification:
     """Verify a published preparation and withdraw the receipts of damaged shards.
 
-    Raises InputError if the manifest is missing or damaged, or names no store, and RunError if the workers fail.
+    Raises InputError if the manifest is missing or damaged, or doesn't name a store, and RunError if the workers fail.
     """
     output_dir = absolute(output_dir)
     manifest = open_manifest(output_dir)
@@ -126,7 +126,7 @@ def verify(output_dir: str, inspect: Inspect, find_workers: FindWorkers = lambda
 
 
 def _shards(manifest: Mapping[str, Any]) -> tuple[list[Shard], list[int]]:
-    """The shards of an output, each once, and what each costs in bytes; outputs in a prefix count with the prefix."""
+    """Return the shards of an output, each once, and the cost of each in bytes; outputs in a prefix count with the prefix."""
     entries = {entry["key"]: (store, entry) for store, entry in stored_entries(manifest)}
     joined: defaultdict[str, set[str]] = defaultdict(set)
     for _, entry in entries.values():
@@ -189,7 +189,7 @@ def _check_shard(
 
 
 def _output_problem(store: Store, key: str, output: Output, joined: FindJoined) -> str | None:
-    """The problem with an output of a shard, in its folder or in a prefix that another preparation published."""
+    """Return the problem with a shard's output, in its folder or in a prefix that a different preparation published."""
     place = store.path(key, output.path)
     extent = joined().get(f"{key}/{output.path}") if size_of(place) is None else None
     if extent is None:
@@ -201,7 +201,7 @@ def _output_problem(store: Store, key: str, output: Output, joined: FindJoined) 
 def _check_prefix(store: Store, entry: Mapping[str, Any], receipt: Receipt, inspect: Inspect) -> _Checked:
     """Check a prefix, and withdraw the receipts of members whose bytes changed.
 
-    A prefix keeps its own receipt, because only that says where the bytes of its other members are. Its other files are removed
+    A prefix keeps its own receipt, because only that locates the bytes of its other members. Its other files are removed
     if they are damaged, so that it is joined again.
     """
     key, place = receipt.key, store.path(receipt.key, RECEIPT)

@@ -1,8 +1,8 @@
 """Wait for batches on Dask until all have ended, or until no worker can build the rest.
 
-A Dask client reports nothing when its own thread ends, when the scheduler hangs with open connections, or when no worker
-is left. So this checks the cluster every CHECK_SECONDS, and fails when it is lost. While there is no worker, it says every
-ASK_SECONDS what the run waits for.
+A Dask client is silent when its own thread ends, when the scheduler hangs with open connections, or when no worker
+is left. So this checks the cluster every CHECK_SECONDS, and fails when it is lost. Without a worker, it reports every
+ASK_SECONDS why the run waits.
 
 The wait ends after the setting `cluster_timeout`. Its default is a minute for a cluster that this run has started here or over
 SSH, ten minutes for one that others have started, and no limit for Slurm or Kubernetes, where jobs may queue for days.
@@ -40,8 +40,8 @@ ALIVE = {Status.undefined, Status.created, Status.init, Status.starting, Status.
 class ClusterWatch:
     """Watches the cluster of a run; an `adaptive` cluster starts and stops workers as needed.
 
-    Calls `tell` with a sentence while the run waits for a worker with the `resources`, for at most `timeout` seconds (None: as
-    the module says).
+    Calls `tell` with a sentence while the run waits for a worker with the `resources`, for at most `timeout` seconds (None: as in
+    the module docstring).
     """
 
     client: Client
@@ -117,7 +117,7 @@ class ClusterWatch:
             )
 
     def _ask(self, *, staffed: bool) -> None:
-        """Tell what the run waits for. Raises RunError if no worker will ever come."""
+        """Report why the run waits. Raises RunError if workers will never start."""
         if staffed and self._queue:
             self._queue.replace_ended()
         elif not staffed:

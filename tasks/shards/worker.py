@@ -23,7 +23,7 @@ def dask_setup(_worker: object) -> None:
 def exit_if_imported() -> None:
     """Exit from a worker that starts a run while it imports the script that started it; the script reports the reason.
 
-    Python marks a process as `_inheriting` while it imports its parent's main module, and refuses to start processes then.
+    Python marks a process as `_inheriting` while it imports its parent's main module, and doesn't start processes then.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         sys.exit(CALLED_WHILE_IMPORTED)
@@ -43,7 +43,7 @@ def worker_number() -> int | None:
 
 
 def announce(topic: str, record: dict[str, Any]) -> None:
-    """Report a finished shard to the run; does nothing outside a Dask worker."""
+    """Report a finished shard to the run; without effect outside a Dask worker."""
     worker = _this_worker()
     if worker is not None:
         worker.log_event(topic, record)

@@ -1,4 +1,4 @@
-"""A pool of Dask workers; those of a run that Prefect does not show are processes of this machine, or of a standing cluster.
+"""A pool of Dask workers; for a run that Prefect does not show, they are processes on this machine, or on a standing cluster.
 
 Such workers import no Prefect. There are no more processes than shards: one takes 1.5 CPU-seconds to start.
 """

@@ -2,7 +2,7 @@
 
     BASELINES/<device>-<configuration>.json     a record, as JSON
 
-Only records of one configuration on one device are compared, so both are in the name of a baseline. The first steps (two by
+Only records with one configuration on one device are compared, so both are in the name of a baseline. The first steps (two by
 default) are warm-up and not measured. Single steps vary, so the median and the 90th percentile are recorded too,
 and a threshold below a few per cent finds noise.
 """
@@ -95,7 +95,7 @@ class BenchmarkRecord(Strict, frozen=True):
 
 
 def summarise(job: Job, started: Started, steps: Sequence[TrainStep], warmup: int = WARMUP) -> BenchmarkRecord:
-    """Summarize a run: `started` is its last start, `steps` are those of all starts.
+    """Summarize a run: `started` is its last start, `steps` are from all starts.
 
     Raises InputError unless more than `warmup` steps followed.
     """
@@ -206,7 +206,7 @@ class BenchmarkComparison(Strict, frozen=True):
 
     @property
     def regressed(self) -> list[str]:
-        """The names of figures worse by the threshold or more."""
+        """Return the names of metrics worse by the threshold or more."""
         return [change.name for change in self.changes if change.regressed]
 
 

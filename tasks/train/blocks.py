@@ -1,9 +1,9 @@
-"""Check what is read against hashes of blocks, so that no step trains on a changed bit.
+"""Check reads against hashes of blocks, so that a step never trains on a changed bit.
 
     OUT/order/blocks/<content>.u64    the xxh3_64 of every block of a .bin or .idx file, uint64
 
 `tokenmill order` with `block_hashes=true` hashes the blocks of each file and, in the same pass, the whole file, which must be as the
-preparation recorded it. A training checks .idx files, which say where documents are, when it starts. A block of a .bin is
+preparation recorded it. A training run checks .idx files, which locate documents, when it starts. A block of a .bin is
 hashed whenever a sample reads from it: some 3 microseconds each.
 """
 
@@ -102,7 +102,7 @@ def _check(name: str, file: memoryview, hashes: np.ndarray, blocks: Iterable[int
 
 
 def check_places_of_documents(data: TrainData) -> None:
-    """Raises InputError for an .idx file that has changed, or without block hashes: it says where the documents are."""
+    """Raise InputError for an .idx file that has changed, or without block hashes: it locates the documents."""
     require_block_hashes(data)
     for place, target in _hashed_files(data):
         if place.endswith(".idx"):
@@ -142,7 +142,7 @@ def _mapped(place: str) -> memoryview:
 
 
 def block_calls(data: TrainData) -> list[Mapping[str, Any]]:
-    """The calls of `hash_blocks` for all files of `data` that have no block hashes yet."""
+    """Return the calls of `hash_blocks` for all files of `data` without block hashes."""
     recorded = recorded_extents(data.path)
     return [
         {"place": place, "target": target, "recorded": recorded.get(place, [])}

@@ -39,7 +39,7 @@ def save(
 ) -> str:
     """Write the checkpoint of a step, remove all but the newest `keep`, and return its folder. Raises OSError.
 
-    `events` are those of the first process since the last checkpoint.
+    `events` are the first process's since the last checkpoint.
     """
     folder = folder_of(output_dir, step)
     with ExitStack() as stack:

@@ -89,7 +89,7 @@ class OpeningSample:
 def evaluate(model: str, data: TrainData, settings: EvaluateSettings) -> Results:
     """Evaluate the model in the folder `model` on the held-out documents of `data`.
 
-    Raises InputError for a folder without a causal language model, and for data without held-out documents or of another
+    Raises InputError for a folder without a causal language model, and for data without held-out documents or from a different
     vocabulary; RunError when the model's outputs are not finite or memory runs out.
     """
     vocabulary = vocabulary_of(data)
@@ -198,7 +198,7 @@ class _OnlyVocabulary(LogitsProcessor):
 
 
 def _text(vocabulary: Vocabulary, ids: np.ndarray) -> str:
-    """Ids as text, or as numbers where an encoding has no such id."""
+    """Return ids as text, or as numbers if an encoding lacks such an id."""
     try:
         return vocabulary.decode(ids.tolist())
     except KeyError:

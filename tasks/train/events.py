@@ -14,7 +14,7 @@ from tokenmill.tasks.strict import Model, Strict, parse
 
 
 class Started(Strict, frozen=True):
-    """Training begins, after `step` steps of earlier runs. `parameters` are those of the whole model."""
+    """Training begins, after `step` steps of earlier runs. `parameters` counts the whole model."""
 
     event: Literal["started"] = "started"
     step: int
@@ -31,7 +31,7 @@ class TrainStep(Strict, frozen=True):
     `loss` is in nats per trained token, over the global batch. `tokens` are all inputs, `loss_tokens` the trained ones,
     `padding` those that fill up rows. `seconds` is wall time with the device synchronized, `waited` the part spent waiting
     for data. `mfu` is the model FLOPs utilization, None if the device's peak is unknown; `memory` is the peak in bytes of
-    the fullest process. `read` is the digest of what the step read (`samples.step_digest`), None if its data have no content
+    the fullest process. `read` is the digest of the step's reads (`samples.step_digest`), None if its data lack a content
     keys.
     """
 

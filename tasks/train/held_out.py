@@ -2,7 +2,7 @@
 
 A document of a .bin/.idx is one sequence, and all of its tokens but the first are scored. Packs are split into their sequences
 without padding, and the tokens that training would learn are scored. So the loss covers the same tokens as in training, but reads each document from its own beginning, which makes runs
-with rows of different lengths comparable.
+with different row lengths comparable.
 
 A million tokens of .bin/.idx or 64 packs are in memory at once, some 20 MB. One core reads 250 million tokens of a .bin or 40
 million of packs per second, hundreds of times faster than a model scores them.

@@ -36,10 +36,10 @@ READ_SPLITS: tuple[ReadSplit, ReadSplit] = ("train", "valid")
 
 
 class TrainSource(Strict, frozen=True):
-    """The files of one split of one dataset, in the order of the blend.
+    """The files for one split of one dataset, in the order of the blend.
 
     `files` are prefixes of .bin/.idx pairs, or packed Parquet files; `weights` are their weights in blend.json. `tokens` are
-    those of the documents, without padding; `rows` are the packs, None for .bin/.idx. `contents` identify the bytes of each
+    the documents' tokens, without padding; `rows` are the packs, None for .bin/.idx. `contents` identify the bytes of each
     file wherever it is: its shard and the part of it; empty in a job of an earlier version, whose reads are not recorded.
     `sizes` are the tokens of each pair, and `phase` is the number of the phase that reads them.
     """
@@ -67,7 +67,7 @@ class TrainData(Strict, frozen=True):
     """A preparation to train on.
 
     `tokenizer` holds the fields of `TokenizerSource`, `fingerprint` identifies the tokenizer's content. `made_from` is a
-    digest of what was published, independent of place and time. `pack_size` and `pad_seq_to_mult` are None for .bin/.idx.
+    digest of the published data, independent of place and time. `pack_size` and `pad_seq_to_mult` are None for .bin/.idx.
     """
 
     path: str
@@ -97,7 +97,7 @@ def contents_of(data: TrainData, split: str) -> list[str]:
 
 
 class SkippedStep(Strict, frozen=True):
-    """A step that updates nothing, counted from 1."""
+    """A step without an update, counted from 1."""
 
     step: int = Field(ge=1)
 

@@ -1,5 +1,5 @@
 """The engine of megatron-core: tensor, pipeline and data parallelism, a distributed optimizer, bfloat16, and checkpoints
-that another number of processes can load.
+that a different number of processes can load.
 
 A CPU runs the same code (see `cuda_on_cpu`). Fusions are off, because they need kernels that are not in torch. Gradients are
 summed and reduced in float32, and divided by the number of trained tokens in the global batch, so that a step does not
@@ -54,7 +54,7 @@ class TorchAttention(MegatronModule):
         attention_bias: torch.Tensor | None = None,  # noqa: ARG002
         packed_seq_params: PackedSeqParams | None = None,  # noqa: ARG002
     ) -> torch.Tensor:
-        """Attend: [length, rows, heads, width] to [length, rows, heads x width]. The mask is that of `engine.attended`."""
+        """Attend: [length, rows, heads, width] to [length, rows, heads x width]. The mask is `engine.attended`."""
         found = torch.nn.functional.scaled_dot_product_attention(
             *(each.permute(1, 2, 0, 3) for each in (query, key, value)),
             attn_mask=attention_mask,
@@ -102,7 +102,7 @@ class MegatronEngine:
     def step(self, batches: Sequence[TrainBatch], learning_rate: float) -> tuple[Losses, float]:
         """Train on this replica's micro-batches; returns the losses before the step, and the gradient's norm.
 
-        The gradient is that of the mean over all trained tokens of the global batch.
+        The gradient is the mean over all trained tokens of the global batch.
         """
         self._model.train()
         self._model.zero_grad_buffer()

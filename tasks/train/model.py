@@ -1,7 +1,7 @@
 """The trained model in Llama's names, shapes and files, and its conversion to and from megatron-core.
 
 Both engines start from the tensors created or read here, by name, and return theirs under the same names. So the initial
-weights depend on neither the number of processes nor the engine, a training can start from another's model, and any
+weights depend on neither the number of processes nor the engine, a training run can start from the model of an earlier one, and any
 reader of Llama's format can load the result.
 
 Initial weights are normal with standard deviation 0.02; those that write into the residual stream are scaled down by the
@@ -116,7 +116,7 @@ def publish_model(
 def stored(folder: Path, model: ModelSettings, vocabulary: int) -> Weights:
     """The weights of a folder in Hugging Face's format, in float32; missing rows of the vocabulary are zeros.
 
-    Raises InputError for tensors that are missing or of other shapes than those of `model`.
+    Raises InputError for tensors that are missing or whose shapes differ from `model`'s.
     """
     places = _places(folder)
     known = shapes(model, vocabulary)

@@ -3,10 +3,10 @@
     OUT/order.json       sealed: settings, a digest per range of steps, how often everything is read
     OUT/order/indices/   megatron-core's index caches, built by its own code
 
-Workers build the indices of prefixes, then one builds those of the blend; workers digest what steps read and count it; then the
+Workers build the indices of prefixes, then one builds the blend's; workers digest the steps' reads and count them; then the
 order is published. The trainer builds no indices when data, seed, sequence length and number of samples match the order.
 Megatron-LM and Megatron-Bridge name their caches after their own tokenizer object, and find none here unless
-`recorder.use_order` names them; they read the same samples. megatron-core needs its caches on a local disk, so those of data on
+`recorder.use_order` names them; they read the same samples. megatron-core needs its caches on a local disk, so caches for data on
 an object store are copied there before training. Nothing but `tokenmill order` writes into the folder of the data.
 
 A budget with phases gives quotas: how many samples a phase reads of each prefix, exactly. megatron-core draws from the prefix
@@ -118,7 +118,7 @@ def publish_order(path: str, order: Order) -> None:
 
 
 def read_order(path: str) -> Order | None:
-    """The order in the folder of data, None without one. Raises InputError when it is damaged."""
+    """Return the order in the folder of data, None without one. Raises InputError when it is damaged."""
     place = join(path, ORDER)
     document = read_sealed(place, "run tokenmill order again")
     known = {name: value for name, value in (document or {}).items() if name not in ("type", "volatile")}
@@ -126,7 +126,7 @@ def read_order(path: str) -> Order | None:
 
 
 def required_order(path: str) -> Order:
-    """The order in the folder of data. Raises InputError without one."""
+    """Return the order in the folder of data. Raises InputError without one."""
     order = read_order(path)
     if order is None:
         raise InputError(f"{join(path, ORDER)}: no order here; plan one with: tokenmill order {path}")
@@ -158,7 +158,7 @@ def followed_order(data: TrainData, settings: TrainSettings) -> Order | None:
 
 
 def keep_order(order: Order | None, output_dir: str) -> None:
-    """Copy an order into the folder of a training run, once: a later order may replace that of the data."""
+    """Copy an order into the folder of a training run, once: a later order may replace the data's."""
     if order is not None and read_bytes(join(output_dir, ORDER)) is None:
         publish_order(output_dir, order)
 
@@ -296,7 +296,7 @@ def _round_robin(items: Sequence[object]) -> list[list[int]]:
 
 
 class Task(Strict, frozen=True):
-    """What a worker needs: the order's data and plan, and local folders for the indices, and for those of remote pairs."""
+    """A worker's input: the order's data and plan, and local folders for the indices, and for remote pairs."""
 
     data: TrainData
     plan: OrderPlan
@@ -428,7 +428,7 @@ def _prefix_reads(part: Any, dataset: str, drawn: int, length: int) -> DatasetRe
 
 
 def merged(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[DatasetReads]:
-    """The figures of datasets, in the order of `names`, from those of their prefixes."""
+    """Return the numbers of datasets, in the order of `names`, from their prefixes."""
     found: dict[str, Any] = {
         name: {"dataset": name, **dict.fromkeys(COUNTED, 0), "documents": dict.fromkeys(TIMES, 0)} for name in names
     }
@@ -445,7 +445,7 @@ def with_quotas(data: TrainData, length: int, global_batch: int) -> TrainData:
     """The data with quotas as weights, for steps of `global_batch` samples of `length` tokens.
 
     Prefixes without a sample are left out. Data without phases are returned as they are. Raises InputError for a phase that
-    fills no step.
+    doesn't fill a step.
     """
     if not data.phases:
         return data
@@ -475,7 +475,7 @@ def require_steps(data: TrainData, plan: OrderPlan | TrainSettings) -> None:
 
 
 def source_name(data: TrainData, source: TrainSource) -> str:
-    """The name of a source for people: with several phases, those of phase and dataset."""
+    """Return a source's name for people: with several phases, phase and dataset."""
     return f"{data.phases[source.phase].name}: {source.dataset}" if len(data.phases) > 1 else source.dataset
 
 
@@ -512,7 +512,7 @@ def artifact_record(order: Order, path: str) -> dict[str, Any]:
 
 
 def print_order(order: Order, console: Console) -> None:
-    """Show people what the training will read: how many documents of each dataset how often, and what is left out."""
+    """Show people the reads of the training run: how many documents of each dataset how often, and the omitted ones."""
     rows = [
         (
             each.dataset, f"{each.drawn / each.tokens if each.tokens else 0:.2f}",

@@ -4,7 +4,7 @@ A killed watcher cannot clean up, and its trainers would hold GPUs for hours. So
 (Linux's `PR_SET_PDEATHSIG`; other systems do nothing). A command gets SIGTERM, because torchrun, srun and scripts have children
 to end; trainers are killed, because torchrun starts them in their own sessions.
 
-The signal comes when the thread that started the process ends, so that thread must wait for it. A command is started through
+The signal is sent when the thread that started the process ends, so that thread must wait for it. A command is started through
 this file, `python -I orphans.py PARENT COMMAND…`, in 20 ms: a function between fork and exec could deadlock in a process with
 threads.
 """

@@ -1,4 +1,4 @@
-"""Start the script of another trainer, unchanged, so that it reads in the planned order and records what it reads.
+"""Start a different trainer's script, unchanged, so that it reads in the planned order and records its reads.
 
     python -m torch.distributed.run … -m tokenmill.tasks.train.peer MODEL/job.json pretrain_gpt.py --num-layers …
 
@@ -18,7 +18,7 @@ from .recorder import ReadRecorder, use_order
 
 
 def follow(job: Job) -> None:
-    """Make what this process trains on follow the order of a job, and record it in the job's folder."""
+    """Make this process's training follow the order of a job, and record it in the job's folder."""
     from megatron.core import num_microbatches_calculator, parallel_state  # noqa: PLC0415 - of the trainer's own folder
     from megatron.core.datasets.blended_megatron_dataset_builder import (  # noqa: PLC0415
         BlendedMegatronDatasetBuilder,
@@ -53,7 +53,7 @@ def follow(job: Job) -> None:
 
 
 def _progress() -> dict[str, Any]:
-    """The step with which Megatron-LM goes on, and those that it leaves out; Megatron-Bridge keeps them to itself."""
+    """Return the step with which Megatron-LM continues, and the skipped ones; Megatron-Bridge keeps them to itself."""
     known = sys.modules.get("megatron.training.global_vars")
     if known is None:
         return {}

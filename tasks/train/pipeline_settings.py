@@ -42,7 +42,7 @@ class SftStage(_Stage, frozen=True):
 
 
 class RlStage(_Stage, frozen=True):
-    """Rows for reinforcement learning by another trainer."""
+    """Rows for reinforcement learning by a different trainer."""
 
     data: RlSettings = Field(default=RlSettings(), description="How to prepare rows.")
 
@@ -57,7 +57,7 @@ class PipelineSettings(Strict, frozen=True):
 
 
 def blend_place(name: str) -> str:
-    """The place of a blend: for a bare name that of the bundled one, else `name` itself."""
+    """Return the place of a blend: for a bare name the bundled one, else `name` itself."""
     return str(BLENDS / name) if "/" not in name and (BLENDS / name).is_file() else name
 
 

@@ -1,7 +1,7 @@
 """Plan a training run and check it before any process starts: a mistake found here costs a second, not a reservation.
 
-Each check raises InputError with what is wrong, which value, where, and the remedy. Nothing is written, torch isn't loaded, and
-of token files at most some packs are read. Only the training machine can tell whether the model fits into its memory.
+Each check raises InputError with the problem, the value, the location, and the remedy. Checks don't write files or load torch, and
+read at most some packs of token files. Only the training machine can check whether the model fits into its memory.
 
 Initial weights of a different shape would fail only on the reserved machines. Weights trained with a different tokenizer would
 not fail at all, although every id would mean a different string. So the tokenizer must be identical, and every field of
@@ -58,7 +58,7 @@ OWN_LAUNCHERS = {"local", "slurm", "kubernetes"}
 def plan_training(path: str, settings: TrainSettings, output_dir: str) -> Job:
     """Make the job of training on the preparation in `path`, with local places made absolute.
 
-    Raises InputError when `path` holds nothing to train on. `check` finds out whether the job can run.
+    Raises InputError when `path` doesn't contain training data. `check` finds out whether the job can run.
     """
     if settings.start_from is not None:
         settings = settings.model_copy(update={"start_from": start_place(settings.start_from)})

@@ -1,10 +1,10 @@
-"""Prepared data as training sees it: the files in blend.json, and what the manifest records of each.
+"""Prepared data as training sees it: the files in blend.json, and the manifest's record of each.
 
 Only files in a manifest are trained on. It records the tokenizer, the size of every file and the missing shards, and reveals an
 edited blend.json. A blend.json without a manifest is rejected, because it could mix tokenizers.
 
-The content of a preparation is identified by a digest of what each split lists, in order, with weights: it depends on
-neither place nor time, unlike the manifest's seal. Reading a manifest of 100,000 shards takes 1 s and opens no token file.
+The content of a preparation is identified by a digest of each split's list, in order, with weights: it depends on
+neither place nor time, unlike the manifest's seal. Reading a manifest of 100,000 shards takes 1 s and doesn't open token files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ NOT_FOUND_HERE = (
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A name in blend.json and what the manifest records of it.
+    """A name in blend.json and the manifest's record of it.
 
     `path` is the prefix of a .bin/.idx pair, or a Parquet file; `key` is its shard, `part` the part of that shard. `documents` and
     `tokens` are None for packs, and `packs`, the number of rows, is None for pairs. `held` are the tokens of a .bin of which a
@@ -100,7 +100,7 @@ def prepared_data(path: str) -> TrainData:
 def prepared_manifest(path: str) -> dict[str, Any]:
     """The manifest of data to train on.
 
-    Raises InputError when it is missing, damaged or from a failed run, and for other kinds of data.
+    Raises InputError when it is missing, damaged or from a failed run, and for other types of data.
     """
     try:
         manifest = read_manifest(path)
@@ -122,7 +122,7 @@ def prepared_manifest(path: str) -> dict[str, Any]:
 def listed_files(path: str, manifest: Mapping[str, Any]) -> list[ListedFile]:
     """Every name in blend.json, split by split, in order. `path` is the absolute output folder.
 
-    Raises InputError when blend.json was changed or was made in another folder.
+    Raises InputError when blend.json was changed or was made in a different folder.
     """
     place, recorded = join(path, BLEND), {file["path"]: file["xxh3_128"] for file in manifest["files"]}
     content = read_bytes(place)

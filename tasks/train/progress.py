@@ -69,7 +69,7 @@ def facts(step: TrainStep) -> str:
 
 
 def print_training(record: Mapping[str, Any], console: Console) -> None:
-    """Print the result of a training and the next command, or how to start the training of another program."""
+    """Print the result of a training run and the next command, or how to start the training run of a different program."""
     if record["type"] == "job":
         console.print(f"written to {record['path']}; run:\n{record['command']}", markup=False)
         return

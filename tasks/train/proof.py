@@ -1,6 +1,6 @@
-"""Prove that a model was trained on exactly the planned tokens: compare what every step read with the plan.
+"""Prove that a model was trained on exactly the planned tokens: compare every step's reads with the plan.
 
-The plan is the order in the folder of the training run, which was copied there when it began, else what its job says: a later
+The plan is the order in the folder of the training run, which was copied there when it began, else the job's: a later
 order of the same data plans a different run. A difference names the first step and, where the plan can be opened, its first
 sample; megatron-core is needed to open an order of documents.
 """
@@ -88,7 +88,7 @@ def _sums(lines: list[dict[str, Any]], global_batch: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class DocumentReads:
-    """What steps read of documents, opened with the index caches in `indices`; a `temporary` folder goes with this object."""
+    """The document reads of steps, opened with the index caches in `indices`; a `temporary` folder is removed with this object."""
 
     data: TrainData
     plan: OrderPlan
@@ -152,7 +152,7 @@ Opened = DocumentReads | PackReads
 
 
 def opened(job: Job, path: str) -> Opened:
-    """What the steps of the training in `path` read, as its job says."""
+    """Return the reads of the training run in `path`, according to its job."""
     settings, folder = job.settings, f"{path}/cache"
     if job.data.kind == "sft":
         packs = flat_packs(layout_folder(job.data, "train", folder))
@@ -217,7 +217,7 @@ def prove(path: str) -> Proof:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The digests of a training's steps, from the first on, and the order to compare them with, None for that of its job."""
+    """The digests of a training run's steps, from the first on, and the order to compare them with, None for its job's."""
 
     job: Job
     path: str
@@ -230,7 +230,7 @@ class _Comparison:
 
     @cached_property
     def planned(self) -> Opened:
-        """What was planned. Raises InputError if the data of the order have been replaced."""
+        """Return the plan. Raises InputError if the data of the order have been replaced."""
         if self.order is None or not self.order.differences(self.job.data, self.job.settings):
             return self.own
         data = prepared_data(self.job.data.path)
@@ -246,7 +246,7 @@ class _Comparison:
         return step_digests(hashes, len(hashes))[0]
 
     def unproven(self) -> Iterator[int]:
-        """The steps to compare one by one: those of each range whose digest differs, or that is not complete."""
+        """Yield the steps to compare one by one: all in a range whose digest differs, or that isn't complete."""
         together = self.order.steps_per_digest if self.order else 1
         for number, begin in enumerate(range(0, len(self.observed), together)):
             steps = self.observed[begin : begin + together]
@@ -266,7 +266,7 @@ def _problem(compared: _Comparison) -> str | None:
 
 
 def _explained(compared: _Comparison, step: int) -> str:
-    """The first sample of a step that differs from the plan, and what was read instead, as far as this can be known."""
+    """Return the first sample of a step that differs from the plan, and the sample read instead, if known."""
     observed, planned = compared.observed[step - 1], compared.digest(step)
     size = compared.job.settings.global_batch
     near = range(max(1, step - NEARBY_STEPS), min(len(compared.observed), step + NEARBY_STEPS) + 1)
@@ -291,7 +291,7 @@ def _explained(compared: _Comparison, step: int) -> str:
 
 
 def print_proof(proof: Proof, path: str, console: Console) -> None:
-    """Show what was proven. Raises RunError with the first difference."""
+    """Show the result of a proof. Raises RunError with the first difference."""
     if proof.problem:
         raise RunError(f"{path}: {proof.problem} (compared with {proof.plan})")
     console.print(

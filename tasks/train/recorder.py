@@ -1,4 +1,4 @@
-"""Record what another trainer reads: Megatron-LM, Megatron-Bridge, or any loop over megatron-core's datasets.
+"""Record the reads of a different trainer: Megatron-LM, Megatron-Bridge, or any loop over megatron-core's datasets.
 
     use_order(config, "OUT")            # before the datasets are built: take the indices that `tokenmill order` has built
     recorder = ReadRecorder(train_dataset, "OUT", "MODEL", global_batch=1024, steps=…, first_step=iteration + 1)
@@ -9,7 +9,7 @@
 
 A batch counts as read when the training loop takes it, not when a process of the loader prepares it. MODEL/reads-RANK.jsonl
 has a line per step, with the sums of `reads.step_sums` over the samples of one replica; after a restart, later lines
-replace earlier ones. A step that the trainer leaves out has a line that says so. `tokenmill verify MODEL` adds up the replicas,
+replace earlier ones. A step that the trainer skips has a line about it. `tokenmill verify MODEL` adds up the replicas,
 whose number may change, and compares with the order.
 """
 
@@ -100,8 +100,8 @@ class ReadRecorder:
 
     `dataset` is the train split, built from the blend.json in the folder `data`, or from the blend that a launcher has written
     for the phase of `first_step`; `output_dir` a local folder. `replica` of `replicas` is the data-parallel rank of this
-    process. Without `first_step`, the first sample tells. The trainer leaves out the steps `skipped`. Raises InputError for data
-    that cannot be trained on, a dataset of other data, a batch size that changes, and a folder with another training.
+    process. Without `first_step`, the first sample determines it. The trainer skips the steps `skipped`. Raises InputError for data
+    that cannot be trained on, a dataset from other data, a batch size that changes, and a folder with a different training run.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class ReadRecorder:
 
 
 def _require_one_batch_size() -> None:
-    """Raises InputError if the batch size of megatron-core changes during the training: steps have no fixed samples then."""
+    """Raise InputError if the batch size of megatron-core changes during the training run: steps lack fixed samples then."""
     from megatron.core import num_microbatches_calculator as sizes  # noqa: PLC0415 - a trainer may add its folder first
 
     calculator = sizes._GLOBAL_NUM_MICROBATCHES_CALCULATOR  # pyright: ignore[reportPrivateUsage] # noqa: SLF001 - no other way
@@ -208,7 +208,7 @@ def _require_prefixes(dataset: Any, data: TrainData) -> None:  # noqa: ANN401
 
 
 def _keep_job(job: Job) -> None:
-    """Write the job and its order, once. Raises InputError if another training was recorded in the folder."""
+    """Write the job and its order, once. Raises InputError if a different training run was recorded in the folder."""
     place = join(job.output_dir, JOB)
     known = read_bytes(place)
     if known is None:

@@ -73,7 +73,7 @@ class ResultInputs(Strict, frozen=True):
 
 
 class Results(Strict, frozen=True):
-    """The results of an evaluation. `precision` is that of the weights, `limit` the model's longest input in tokens."""
+    """The results of an evaluation. `precision` is the weights', `limit` the model's longest input in tokens."""
 
     model: str
     data: str

@@ -53,11 +53,11 @@ PACKS_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """Rows of one length; every array is [rows, length].
+    """Rows with one length; every array is [rows, length].
 
     `tokens` (int64) are the inputs, `labels` (int64) the tokens after them, `loss_mask` (bool) selects the labels to train
     on. `segments` (int32) numbers the sequences in a row, None if each row is one sequence. `reads` (uint64 [rows]) are the
-    hashes of what each row reads. `padding` counts padded tokens.
+    hashes of each row's reads. `padding` counts padded tokens.
     """
 
     tokens: np.ndarray
@@ -89,7 +89,7 @@ class TrainRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DocumentRows:
-    """Rows of megatron-core's dataset; `contents` are those of its prefixes, from `content_numbers`.
+    """Rows of megatron-core's dataset; `contents` are its prefixes', from `content_numbers`.
 
     With `checks`, no row is returned that holds a changed byte.
     """
@@ -196,7 +196,7 @@ def _mapped(path: Path, kind: type[np.generic]) -> np.ndarray:
 class PackedRows:
     """Rows of packs. Each has `length` tokens and is filled up with `pad`; `seed` orders the packs of each epoch.
 
-    `content` names that of all packs.
+    `content` identifies all packs.
     """
 
     packs: FlatPacks
@@ -236,7 +236,7 @@ class PackedRows:
         return int(_order(len(self.packs), self.seed, epoch)[place])
 
     def numbers_of(self, pack: int, rows: int) -> list[int]:
-        """The numbers of those of the first `rows` rows that are a pack, ascending."""
+        """Return the numbers of the packs among the first `rows` rows, ascending."""
         count = len(self.packs)
         epochs = range(-(-rows // count))
         numbers = (epoch * count + int(np.flatnonzero(_order(count, self.seed, epoch) == pack)[0]) for epoch in epochs)
@@ -307,7 +307,7 @@ class TrainedRows:
 
 
 def _documents_of(rows: DocumentRows | PackedRows) -> list[int]:
-    """The number of documents of each prefix, or that of all packs."""
+    """Return the number of documents in each prefix, or of all packs."""
     if isinstance(rows, PackedRows):
         return [len(rows.packs)]
     return [len(part.dataset.sequence_lengths) for part in parts_of(rows.samples)]

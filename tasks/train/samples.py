@@ -141,7 +141,7 @@ def parts_of(dataset: Any) -> list[Any]:  # noqa: ANN401 - megatron-core has no 
 
 
 def pieces_of(dataset: Any, numbers: Sequence[int] | np.ndarray) -> Pieces:  # noqa: ANN401
-    """The pieces that samples of a BlendedDataset or GPTDataset read; their numbers are those of `dataset[number]`."""
+    """Return the pieces that samples of a BlendedDataset or GPTDataset read; their numbers are as in `dataset[number]`."""
     asked = np.asarray(numbers, np.int64)
     source, own = drawn(dataset, asked)
     parts = parts_of(dataset)
@@ -227,13 +227,13 @@ def _joined(source: np.ndarray, found: Sequence[tuple[np.ndarray, ...]]) -> Piec
 
 
 def content_numbers(contents: Sequence[str]) -> np.ndarray:
-    """Names of contents as numbers, uint64 [contents, 2]."""
+    """Return content names as numbers, uint64 [contents, 2]."""
     numbers = [divmod(xxh3_128_intdigest(content.encode()), 2**64) for content in contents]
     return np.array(numbers, np.uint64).reshape(-1, 2)
 
 
 def sample_hashes(pieces: Pieces, contents: np.ndarray) -> np.ndarray:
-    """The hash of each sample, uint64; `contents` are those of the prefixes, from `content_numbers`. Empty without any."""
+    """Return the hash of each sample, uint64; `contents` are the prefixes', from `content_numbers`. Empty without any."""
     if not len(contents):
         return np.empty(0, np.uint64)
     fields = np.empty((len(pieces.source), FIELDS), "<u8")

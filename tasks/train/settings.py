@@ -1,4 +1,4 @@
-"""The settings of training and evaluation. `configs/tiny.yaml` and `configs/small.yaml` are complete examples."""
+"""The settings for training and evaluation. `configs/tiny.yaml` and `configs/small.yaml` are complete examples."""
 
 from typing import Literal, Self
 
@@ -154,7 +154,7 @@ class OrderPlan(Strict, frozen=True):
 
 
 class OrderSettings(OrderPlan, ClusterSettings, frozen=True):
-    """The settings of an order: those of the training that it is for, and where it is made."""
+    """The settings of an order: the training run's, and where it is made."""
 
     block_hashes: bool = Field(
         default=False, description="Hash every block of the data, for a training run with check_reads=true."

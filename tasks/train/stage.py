@@ -82,7 +82,7 @@ def log_and_say(sentence: str) -> None:
 def train(job: Job) -> dict[str, Any]:
     """Train to the end, resuming from the last checkpoint; returns the artifact record.
 
-    A finished training is not repeated. For another trainer, only its files are written.
+    A finished training run is not repeated. For a different trainer, only its files are written.
     """
     ended = ended_training(job.output_dir)
     if ended is not None:
@@ -119,7 +119,7 @@ def hand_over_rl(data: str, settings: TrainSettings, output_dir: str) -> dict[st
 
 
 def handed_over(output_dir: str, launch: Launch, sources: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """The artifact record of a training that another program will run."""
+    """Return the artifact record of a training run by a different program."""
     command = shlex.join(launch.command)
     get_run_logger().info("written to %s; run: %s", output_dir, command)
     files = {"path": output_dir, "type": "job", "files": list(launch.files), "command": command}

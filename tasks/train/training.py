@@ -142,9 +142,9 @@ def _packs(job: Job, world: World, split: str, folder: str) -> PackedRows:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The parts of a training. `flops_per_token` is the model's; `peak_flops` that of all devices, None if unknown.
+    """The parts of a training run. `flops_per_token` is the model's; `peak_flops` counts all devices, None if unknown.
 
-    The steps `skipped` read their rows and update nothing; None if the training leaves nothing out.
+    The steps `skipped` read their rows without an update; None if the training run doesn't skip any.
     """
 
     settings: TrainSettings
@@ -176,7 +176,7 @@ def train(training: Training, done: int) -> None:
 
 
 def _step(training: Training, step: int, batches: Sequence[TrainBatch]) -> tuple[Losses, float]:
-    """Update the weights, unless the step or all that it would train on is left out; then there is no loss."""
+    """Update the weights, unless the step (or every label in it) is skipped, in which case there is no loss."""
     settings = training.settings
     if training.skipped is not None:
         labels = training.world.reduced([sum(int(batch.loss_mask.sum()) for batch in batches)], "sum")

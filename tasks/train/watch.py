@@ -1,4 +1,4 @@
-"""Run a launch and watch it: pass on its events and log lines, report the cause of a failure, and leave no process running.
+"""Run a launch and watch it: pass on its events and log lines, report the cause of a failure, and end all its processes.
 
 One thread reads, waits and can be interrupted within PATIENCE. Then the command's process group gets SIGTERM and has GRACE
 to stop its own children (torchrun its trainers, srun its job). Whatever is left is killed: trainers have their own
@@ -185,9 +185,9 @@ class _Output:
     killed: str | None = None
 
     def take(self, line: str, on_line: Callable[[str], None]) -> Event | None:
-        """The event in a line; the rest of the line goes to `on_line`.
+        """Return the event in a line; the rest of the line is passed to `on_line`.
 
-        An event may follow an unfinished line of another process, such as a progress bar.
+        An event may follow an unfinished line from a different process, such as a progress bar.
         """
         log, begins, rest = line.partition(EVENT)
         event = event_in(begins + rest)

@@ -1,4 +1,4 @@
-"""Launchers: start a job on this machine, by Slurm, on Kubernetes, or hand it to another trainer.
+"""Launchers: start a job on this machine, by Slurm, on Kubernetes, or hand it to a different trainer.
 
 Each is a function from a job to files and a command, without side effects. `local`, `slurm` and `kubernetes` start tokenmill's
 trainer, which is watched; `megatron-lm`, `megatron-bridge` and `nemo-rl` write the files that those trainers need.
@@ -29,7 +29,7 @@ LAUNCHERS: Mapping[Launcher, Callable[[Job, int], Launch]] = {
 def launch_of(job: Job, processes: int) -> Launch:
     """The launch of a job by its launcher, with `processes` per machine; job.json is among the files.
 
-    Raises InputError for a job that the launcher can't run, or an environment that lacks what it needs.
+    Raises InputError for a job that the launcher can't run, or an environment that lacks its requirements.
     """
     if job.settings.launcher == "nemo-rl":
         raise InputError(

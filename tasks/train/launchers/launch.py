@@ -1,6 +1,6 @@
 """What launchers share: the files and command of a job, its settings by name, the arguments of torchrun, and checks.
 
-Scripts are files in `scripts`, where `@name@` stands for a value.
+Scripts are files in `scripts`, with `@name@` in place of a value.
 """
 
 import os
@@ -126,7 +126,7 @@ def on_one_machine(processes: int, program: Sequence[str]) -> list[str]:
     """Python's arguments to run `program`, a script or `-m` and a module, in several processes of this machine.
 
     They meet at the loopback address and any free port, so training runs can share a machine, and a machine does not need a name.
-    torchrun restarts nothing: a retry resumes the whole run from its checkpoint.
+    torchrun doesn't restart processes: a retry resumes the whole run from its checkpoint.
     """
     return [
         *RUN, "--nnodes=1", f"--nproc-per-node={processes}", "--max-restarts=0",
@@ -146,7 +146,7 @@ def torchrun_words(job: Job, processes: int) -> str:
 
 
 def peer_words(job: Job) -> str:
-    """The words in a bash script, before a program of another trainer, that make it follow the job's order and record."""
+    """Return the words in a bash script, before a different trainer's program, that make it follow the job's order and record."""
     return f"-m tokenmill.tasks.train.peer {shlex.quote(join(job.output_dir, JOB))}"
 
 
@@ -190,7 +190,7 @@ def gpu_count() -> int:
 def start_place(start_from: str) -> str:
     """The absolute path of a local or registered folder; of a model on the hub its id.
 
-    Other trainers read ids alone, so a revision or a folder of a repository is fetched, and its local folder given. Raises
+    Other trainers read only ids, so a revision or a folder of a repository is fetched, and its local folder given. Raises
     InputError for anything else.
     """
     if start_from.startswith(ART) or Path(start_from).expanduser().exists():

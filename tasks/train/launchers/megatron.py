@@ -3,7 +3,7 @@
 Megatron-LM's arguments are those with megatron-core 0.19 (megatron/training/arguments.py). They override every default that
 differs from tokenmill's: Megatron would use a dropout of 0.1, and tie embeddings.
 
-Bridge's names are those of 0.6 (`megatron.bridge.training.config`). Its command-line recipes are in its repository but not in
+Bridge's names are from version 0.6 (`megatron.bridge.training.config`). Its command-line recipes are in its repository but not in
 its package; this program works with both. Pretraining reads blend.json; packs are read as the files of a folder, each once per
 epoch, and one pack is a micro-batch.
 """
@@ -247,7 +247,7 @@ def _folder(job: Job, split: str) -> str:
 
 
 def _bridge_tokenizer(job: Job) -> str:
-    """The arguments of TokenizerConfig: the tokenizer of the initial weights, which is that of the data, or the data's."""
+    """Return the arguments of TokenizerConfig: the tokenizer of the initial weights, which equals the data's, or the data's."""
     name = _hugging_face_name(job)
     if job.settings.start_from is not None or name is not None:
         model = repr(name) if job.settings.start_from is None else "START_FROM"

@@ -1,7 +1,7 @@
 """NeMo-RL: a configuration that inherits from one of its examples, and the script that fits the rows.
 
 The target of `tokenmill rl` decides what runs: supervised fine-tuning, DPO, or GRPO with mathematics or with NeMo-Gym. The
-configuration states only model, data and paths; the rest comes from the example in the checkout at NEMO_RL, so that it fits
+configuration has only model, data and paths; the rest is in the example in the checkout at NEMO_RL, so that it fits
 that version.
 """
 

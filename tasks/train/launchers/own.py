@@ -3,13 +3,13 @@
 **Slurm** is one `srun`, which waits for machines, passes on the log, and ends the job when it receives a signal. `srun`
 allocates, carries the tasks' output, forwards SIGTERM, and exits with their highest exit code; `sbatch --wait` would need two
 more processes for that. Within an allocation (`salloc`) it uses those machines. job.sbatch runs the same `srun` as a queued job.
-Other options of a site (partition, account, time, cores per GPU) come from the environment: `srun` reads SLURM_PARTITION,
+Other site options (partition, account, time, cores per GPU) are read from the environment: `srun` reads SLURM_PARTITION,
 SLURM_ACCOUNT, SLURM_TIMELIMIT and SLURM_CPUS_PER_GPU, `sbatch` the same with the prefix SBATCH_. All machines must see the
 output folder and the data.
 
 **Kubernetes** is a Job with one pod per machine, and a script that starts it, shows its log and exits with its result. Pods of
 an Indexed Job have names, so the processes of several machines meet at the first pod, through a headless Service. Kubernetes
-restarts nothing: a retry is a new Job that resumes from the checkpoint. The cluster's settings come from the environment:
+doesn't restart: a retry is a new Job that resumes from the checkpoint. The cluster's settings are read from the environment:
 TOKENMILL_IMAGE is an image with this package and its extra `train`; TOKENMILL_CLAIM is `claim:/mount/path`, the persistent
 volume claim with data and output, and its mount path in pods and on this machine. kubectl takes cluster and namespace from its
 context.
