@@ -18,7 +18,6 @@ TEXT, NUMBERS = "tag:yaml.org,2002:str", {"tag:yaml.org,2002:int", "tag:yaml.org
 
 class _Loader(yaml.SafeLoader):
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:  # noqa: ANN401 - those of yaml
-        """See yaml."""
         tag = super().resolve(kind, value, implicit)
         return TEXT if tag in NUMBERS and ":" in value else tag
 

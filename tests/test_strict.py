@@ -40,10 +40,7 @@ def mistakes(data, model=Mill):
         ({}, "mill.json: name: missing; give it a value"),
         ({"name": 5}, "mill.json: name: Input should be a valid string (got 5)"),
         ({"name": None}, "mill.json: name: Input should be a valid string (got None)"),
-        (
-            {"name": "a", "engine": {"power": -1}},
-            "mill.json: engine.power: Input should be greater than or equal to 0 (got -1)",
-        ),
+        ({"name": "a", "engine": {"power": -1}}, "mill.json: engine.power: Input should be greater than or equal to 0 (got -1)"),
         *(
             (
                 {"name": "a", "engine": {"power": power}},
@@ -52,7 +49,7 @@ def mistakes(data, model=Mill):
             for power in (float("nan"), float("inf"), -float("inf"))
         ),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_told_with_its_place_the_value_and_the_remedy(data, mistake):
     assert mistakes(data) == [mistake]
 

@@ -60,7 +60,6 @@ class Mix:
         return math.fsum(phase.tokens for phase in self.phases)
 
     def drawn(self, name: str) -> float:
-        """The tokens to read of a dataset."""
         return math.fsum(phase.drawn.get(name, 0.0) for phase in self.phases)
 
 

@@ -311,7 +311,6 @@ class Blend(Strict, frozen=True):
         return {split: sources for split in SPLITS if (sources := getattr(self, split)) is not None}
 
     def training(self) -> list[DataSource]:
-        """The datasets to train on."""
         return self.parts().get("datasets") or self.parts().get("train") or []
 
     @property

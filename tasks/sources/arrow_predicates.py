@@ -210,7 +210,6 @@ class Outcomes:
     null: bool = True
 
     def __invert__(self) -> "Outcomes":
-        """The outcomes of `not`."""
         return Outcomes(self.false, self.true, self.null)
 
     def __and__(self, other: "Outcomes") -> "Outcomes":
@@ -219,7 +218,6 @@ class Outcomes:
         return Outcomes(self.true and other.true, self.false or other.false, null)
 
     def __or__(self, other: "Outcomes") -> "Outcomes":
-        """The outcomes of `or`."""
         return ~(~self & ~other)
 
 
@@ -256,7 +254,6 @@ class RowGroupStatistics:
         return Outcomes(true=nulls > 0, false=nulls < self.group.num_rows, null=False)
 
     def _bounded(self, sign: str, column: Column, value: Any) -> Outcomes:  # noqa: ANN401 - of any kind
-        """The outcomes of a comparison with a literal."""
         statistics, kind = self._of(column), self._type(column)
         if statistics is None or kind is None:
             return Outcomes()

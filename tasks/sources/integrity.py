@@ -147,7 +147,6 @@ class VerifiedStream(RawIOBase):
         return True
 
     def tell(self) -> int:
-        """The offset of the next read."""
         return self._stream.tell()
 
     def seek(self, offset: int, whence: int = 0, /) -> int:

@@ -83,11 +83,9 @@ class RowFormat(SourceFormat):
         """
 
     def cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:  # noqa: ARG002
-        """One slice."""
         return [Slice(file, 0, file.size, size=file.size)]
 
     def owned(self, part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:  # noqa: ARG002
-        """The bytes of the file."""
         self.require_text(part, stream)
         return b"", [(part.start, part.stop)]
 
@@ -141,7 +139,6 @@ class RowFormat(SourceFormat):
         return count
 
     def first_row(self, part: Slice) -> int:  # noqa: ARG002 - a slice begins its file
-        """0."""
         return 0
 
 

@@ -327,7 +327,6 @@ class Stored(RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401 - a writable buffer
-        """Fill the buffer with the next bytes; return how many."""
         while not self._rest:
             block = next(self._blocks, None)
             if block is None:
@@ -339,7 +338,6 @@ class Stored(RawIOBase):
 
 
 def _unlz4(stored: Iterator[bytes]) -> Iterator[bytes]:
-    """The content of LZ4 frames."""
     with pa.CompressedInputStream(pa.PythonFile(BufferedReader(Stored(stored)), mode="r"), "lz4") as stream:
         yield from iter(lambda: stream.read(BLOCK_BYTES), b"")
 

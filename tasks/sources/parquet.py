@@ -199,7 +199,6 @@ def _flat_leaves(metadata: pq.FileMetaData) -> dict[str, int]:
 
 
 def _owned(metadata: pq.FileMetaData, part: Slice, fields: Sequence[str]) -> tuple[bytes, Ranges]:
-    """See `Parquet.owned`."""
     groups, prefix = groups_to_read(metadata, part), layout(metadata, fields)
     if part.where or part.keys:
         counts = [[metadata.row_group(group).num_rows, group in groups] for group in range(part.start, part.stop)]

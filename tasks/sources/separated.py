@@ -70,7 +70,6 @@ class _Lines:
         return self.row[-1]
 
     def head(self) -> bytes:
-        """The first bytes of the row."""
         return "".join(line[:HEAD_BYTES] for line in self.row[:HEAD_BYTES]).encode(errors=NOT_UTF8)[:HEAD_BYTES]
 
 

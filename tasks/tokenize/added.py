@@ -56,7 +56,6 @@ class Added:
 
     @classmethod
     def of(cls, token: Mapping[str, Any]) -> "Added":
-        """The token, as a tokenizer.json writes it."""
         return cls(token["content"], **{name: bool(token.get(name)) for name in FLAGS})
 
     @property

@@ -65,7 +65,6 @@ class BinIdxWriter:
 
     @property
     def documents(self) -> int:
-        """The number of documents so far."""
         return len(self._lengths) // 4
 
     def append(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
@@ -130,12 +129,10 @@ class Index:
 
     @property
     def documents(self) -> int:
-        """The number of documents."""
         return len(self.lengths)
 
     @property
     def tokens(self) -> int:
-        """The number of tokens in all documents."""
         return int(self.lengths.sum(dtype=np.int64))
 
 

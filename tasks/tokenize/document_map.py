@@ -47,7 +47,6 @@ class DocumentMap:
         return cls((np.frombuffer(content, np.uint8)[:, None] >> SHIFTS & 3).ravel()[:rows])
 
     def documents(self, part: str) -> int:
-        """The number of documents in a part."""
         return int(np.count_nonzero(self.outcomes == OUTCOMES[part]))
 
     def place(self, row: int, parts: Iterable[str]) -> tuple[str, int] | None:

@@ -126,7 +126,6 @@ class RenewedEncoder:
     _loading: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        """Load the encoder."""
         self._start()
 
     def encode(self, texts: pa.LargeStringArray) -> Tokens:

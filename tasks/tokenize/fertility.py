@@ -45,7 +45,6 @@ class TextCounts:
     words: int = 0
 
     def __add__(self, other: "TextCounts") -> "TextCounts":
-        """The size of both."""
         return TextCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
@@ -64,7 +63,6 @@ class TokenCounts:
     seconds: float = 0.0
 
     def __add__(self, other: "TokenCounts") -> "TokenCounts":
-        """The counts of both."""
         return TokenCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 

@@ -69,7 +69,6 @@ class HubModel:
 
     @property
     def place(self) -> Path:
-        """The folder of the repository in the hub's cache."""
         return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=self.repository, repo_type="model")
 
 

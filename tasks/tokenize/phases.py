@@ -53,7 +53,6 @@ class Pair:
 
     @classmethod
     def of(cls, item: Finished, part: str, path: str) -> "Pair":
-        """The prefix published at `path`."""
         count = item.receipt.parts[part]
         (tokens_file,) = (output for output in item.receipt.outputs if output.path == f"{part}.bin")
         return cls(item.shard.dataset, path, item.key, part, count.documents, count.tokens, tokens_file)

@@ -212,7 +212,6 @@ def _same_ids(fast: Encoder, reference: Encoder) -> Alike:
 
 
 def _encoded(encoder: Encoder, texts: list[str]) -> list[np.ndarray]:
-    """The ids of each text."""
     tokens = encoder.encode(pa.array(texts, pa.large_string()))
     return np.split(tokens.ids, tokens.offsets[1:-1])
 

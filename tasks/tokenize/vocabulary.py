@@ -125,7 +125,6 @@ class Definition:
 
     @property
     def added(self) -> list[dict[str, Any]]:
-        """The added tokens."""
         return self.others.get("added_tokens") or []
 
     def with_tokens_of(self, config: Mapping[str, Any]) -> "Definition":
@@ -143,7 +142,6 @@ class Definition:
 
     @property
     def matching(self) -> AddedTokens:
-        """The added tokens and how they are matched."""
         normalizer = self.others.get("normalizer")
         changes = bool(normalizer and normalizer.get("normalizers", True))  # an empty sequence changes nothing
         composes = any(f'"{form}"' in orjson.dumps(normalizer).decode() for form in ("NFC", "NFKC", "Precompiled"))

@@ -142,45 +142,27 @@ EMPTY = "the blend is empty; list at least one dataset under 'datasets' or 'trai
         ({"datasets": [A, source(name="A")]}, "the name 'A' occurs twice in 'datasets'; names must be unique"),
         ({"datasets": [source(name="A"), A]}, "the name 'a' occurs twice in 'datasets'; names must be unique"),
         ({"train": [A], "valid": [B, B]}, "the name 'b' occurs twice in 'valid'; names must be unique"),
-        (
-            {"datasets": [source(weight=0), {**B, "weight": 0.0}]},
-            "every weight in 'datasets' is 0; give at least one dataset a weight above 0",
-        ),
-        (
-            {"train": [A], "valid": [source(weight=0)]},
-            "every weight in 'valid' is 0; give at least one dataset a weight above 0",
-        ),
+        ({"datasets": [source(weight=0), {**B, "weight": 0.0}]}, "every weight in 'datasets' is 0; give at least one dataset a weight above 0"),
+        ({"train": [A], "valid": [source(weight=0)]}, "every weight in 'valid' is 0; give at least one dataset a weight above 0"),
         ({"datasets": {"a": 1}}, "datasets: Input should be a valid list"),
         ({"datasets": ["/data/a"]}, "datasets[0]: "),
         ({"datasets": [source(text_field="")]}, "datasets[0].text_field: String should have at least 1 character"),
         ({"datasets": [source(messages="x")]}, "datasets[0].messages: unknown key; did you mean 'messages_field'?"),
-        (
-            {"version": 1, "data": [{"text": "a"}]},
-            "isn't a blend; its rows are a list under 'data': write these one per line",
-        ),
+        ({"version": 1, "data": [{"text": "a"}]}, "isn't a blend; its rows are a list under 'data': write these one per line"),
         ({"train": ["1.0", "/data/train/data_00000"], "valid": None}, "lists prepared files for a trainer; name the"),
         ({"datasets": [source(filter={})]}, "datasets[0].filter: unknown key; did you mean 'filters'?"),
         ({"datasets": [source(messages_field="")]}, "datasets[0].messages_field: String should have at least 1"),
         ({"datasets": [source(tools_field=None)]}, "datasets[0].tools_field: Input should be a valid string"),
         ({"datasets": [source(fields={"prompt": "q"})]}, "datasets[0].fields: 'prompt' and 'response' belong together"),
         ({"datasets": [source(fields={"answer": "a"})]}, "datasets[0].fields.answer: unknown key"),
-        (
-            {"datasets": [source(messages_field="m", fields={"prompt": "q", "response": "a"})]},
-            "datasets[0]: 'messages_field' and 'fields.prompt' both name the",
-        ),
-        (
-            {"datasets": [source(tools_field="t", fields={"tools": "u"})]},
-            "datasets[0]: 'tools_field' and 'fields.tools' both",
-        ),
+        ({"datasets": [source(messages_field="m", fields={"prompt": "q", "response": "a"})]}, "datasets[0]: 'messages_field' and 'fields.prompt' both name the"),
+        ({"datasets": [source(tools_field="t", fields={"tools": "u"})]}, "datasets[0]: 'tools_field' and 'fields.tools' both"),
         ({"datasets": [source(used_in="")]}, "datasets[0].used_in: String should have at least 1 character"),
         ({"datasets": [source(used_in=["a"])]}, "datasets[0].used_in: Input should be a valid string (got ['a'])"),
         ({"datasets": [source(filters=["a"])]}, "datasets[0].filters: Input should be a valid dictionary"),
-        (
-            {"datasets": [source(used_in="a", filters={"used_in": "b"})]},
-            "datasets[0]: 'used_in' is given as a key and under 'filters'; keep one of the two",
-        ),
+        ({"datasets": [source(used_in="a", filters={"used_in": "b"})]}, "datasets[0]: 'used_in' is given as a key and under 'filters'; keep one of the two"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_told_with_its_place_and_remedy(blend, sentence):
     found = refusal(blend)
     assert found.startswith(f"blend: {sentence}")

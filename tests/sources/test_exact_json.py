@@ -56,26 +56,6 @@ def test_every_number_is_written_as_it_was_read(text):
         assert normal(restored(json.dumps(plain, **style))) == normal(text)
 
 
-def spellings(value):
-    """Every number as text, in order."""
-    if isinstance(value, dict | list):
-        inner = value.values() if isinstance(value, dict) else value
-        return [number for each in inner for number in spellings(each)]
-    return [] if isinstance(value, str | bool | None) else [str(value)]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("9223372036854775807", "18446744073709551615", "18446744073709551616", "-9223372036854775809", "-0", "-0.0"),
-        *("0.1", "0.10", "10.00005", "0.0001", "0.00001", "0.000", "999999999999999.9", "0.30000000000000004"),
-        *("0.10000000000000001", "9.000000000000001", "1e5", "1E-05", "1.5e3"),
-    ],
-)
-def test_a_number_alone_is_spelled_as_it_was_read(text):
-    assert spellings(loads(text)) == [text]
-
-
 @pytest.mark.parametrize(
     "row",
     [

@@ -17,14 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources import opening
-from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.sources.formats import count_rows, read_texts
 from tokenmill.tasks.sources.opening import SourceCorrupt
-from tokenmill.tasks.sources.slices import cut
 
 from tests.moto_server import moto_here
 
@@ -141,12 +138,6 @@ def test_many_blocks_read_as_one(tmp_path):
     packed = gzip.compress(content, 1)
     assert read(stored(tmp_path / "a.jsonl.gz", packed, compression="gzip")) == (expected, {}, 0)
     assert read(stored(tmp_path / "a.json", json.dumps(lines).encode(), format="json")) == (expected, {}, 0)
-
-
-def test_a_json_file_of_one_object_a_line_is_read_as_lines(tmp_path):
-    stored(tmp_path / "a.json", b"\n".join(LINES))
-    (file,) = discover(DataSource(name="a", path=str(tmp_path / "a.json")))
-    assert read(*cut(file, 1 << 20, ["text"])) == (TEXTS, BAD, BLANK)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])

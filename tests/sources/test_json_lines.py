@@ -64,11 +64,6 @@ def test_a_row_start_is_the_first_line_beginning_at_or_after_the_offset(data, of
     assert row_start(io.BytesIO(data), offset) == min(expected, len(data))
 
 
-def test_appending_to_a_file_leaves_its_earlier_slices_alone():
-    data = b'{"text": "a"}\n{"text": "b"}\n'
-    assert split_all(data, 0, 10, 64) == split_all(data + b'{"text": "c"}\n', 0, 10, 64) == [b'{"text": "a"}']
-
-
 @pytest.mark.parametrize("block_bytes", [1, 8, 32])
 def test_a_line_at_the_limit_is_read_and_a_longer_one_is_refused_with_its_beginning(block_bytes):
     data = b"a" * 40 + b"\n" + b"b" * 41 + b"\n" + b"c\n" + b"d" * 1000
@@ -171,13 +166,6 @@ def test_every_row_is_judged_as_strict_json_loads_judges_it(rows, path, first):
             assert found == expected
 
 
-@given(st.lists(st.text(max_size=20), min_size=1, max_size=8))
-def test_good_rows_read_the_same_alone_and_beside_a_bad_one(texts):
-    rows = [json.dumps({"n": 1, "text": text}, ensure_ascii=False).encode() for text in texts]
-    assert picked(rows) == [("text", text) for text in texts]
-    assert picked([*rows, b"{"]) == [*picked(rows), "malformed_json"]
-
-
 @pytest.mark.parametrize(
     ("row", "reason", "words"),
     [
@@ -197,23 +185,6 @@ def test_a_bad_row_says_what_is_wrong_with_it(row, reason, words):
     found = text_of(row, ["text"])
     assert found.reason == reason
     assert words in found.detail
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (b'{"content": {"text": "deep"}}', None),
-        (b'{"content": {}}', "missing_field"),
-        (b'{"text": "a"}', "missing_field"),
-        (b'{"content": null}', "null_text"),
-        (b'{"content": "text"}', "not_an_object"),
-        (b'{"content": [{"text": "a"}]}', "not_an_object"),
-        (b"null", "not_an_object"),
-    ],
-)
-def test_a_dotted_field_leads_into_objects(row, reason):
-    found = text_of(row, ["content", "text"])
-    assert found == "deep" if reason is None else found.reason == reason
 
 
 def test_an_excerpt_is_short_and_printable():

@@ -100,14 +100,6 @@ def test_a_dotted_field_leads_into_structs_and_a_null_struct_has_null_text(tmp_p
     assert read(stored(tmp_path / "x.parquet", table), "content.text") == ({0: "a", 2: "c"}, {1: "null_text"})
 
 
-def test_slices_of_row_groups_read_their_rows_and_number_them_from_nought(tmp_path):
-    texts = [f"text {number}" for number in range(10)]
-    part = stored(tmp_path / "x.parquet", pa.table({"text": texts}), row_group_size=3)
-    middle = Slice(part.file, 1, 3)
-    assert read(middle)[0] == dict(enumerate(texts[3:9]))
-    assert count_rows(middle, 99) == 6
-
-
 def test_batches_are_bounded_by_bytes(tmp_path):
     part = stored(tmp_path / "x.parquet", pa.table({"text": ["x" * 100_000 + str(n) for n in range(400)]}), use_dictionary=False)  # fmt: skip
     sizes = [batch.texts.nbytes for batch in read_texts(part, "text")]

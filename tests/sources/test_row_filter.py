@@ -68,12 +68,6 @@ def test_dots_lead_into_objects():
     assert not kept({"meta.source.name": "a"}, **{"meta.source.name": "a"})
 
 
-def test_without_filters_every_row_is_kept_and_nothing_is_needed():
-    found = row_filter(DataSource(name="a", path="/a"))
-    assert found.keeps({})
-    assert list(found.fields) == []
-
-
 def test_the_fields_are_those_that_deciding_needs():
     source = DataSource(name="a", path="/a", used_in="x", filters={"meta.level": 1, "on": True})
     assert sorted(row_filter(source).fields) == ["meta.level", "on", "used_in"]
@@ -94,8 +88,3 @@ def test_one_wish_has_one_spelling(filters, random):
     assert one.wanted.keys() == filters.keys()
     for field, wanted in filters.items():
         assert {repr(value) for value in one.wanted[field]} == {repr(value) for value in wanted}
-
-
-def test_a_single_value_and_a_list_of_it_are_one_wish():
-    one, other = (row_filter(DataSource(name="a", path="/a", filters={"a": each})) for each in ("x", ["x", "x"]))
-    assert one == other

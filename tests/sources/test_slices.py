@@ -94,12 +94,6 @@ def test_a_changed_byte_changes_only_the_slice_that_owns_its_row(tmp_path_factor
     assert [start for start in before if before[start] != after[start]] == [owner]
 
 
-def test_one_enormous_row_belongs_to_the_slice_it_begins_in(tmp_path):
-    data = b"short\n" + b"x" * 1000 + b"\nlast\n"
-    assert list(contents(write(tmp_path / "a.jsonl", data), 100)) == [0, 1000]
-    assert list(contents(write(tmp_path / "b.jsonl", b"y" * 1000), 100)) == [0]
-
-
 def test_ranges_longer_than_a_block_are_hashed_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(slices_module, "CHUNK_BYTES", 7)
     path = write(tmp_path / "a.jsonl", b"0123456789" * 10 + b"\n")

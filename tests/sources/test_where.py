@@ -163,13 +163,6 @@ def test_only_the_row_groups_and_columns_that_a_predicate_needs_are_read(tmp_pat
     assert {group for group, _ in chunks_touched(path, bytes_read)} == {7, 8, 9}
 
 
-def test_without_statistics_every_row_group_is_read_and_the_same_rows_are_kept(tmp_path, bytes_read):
-    path = write_parquet(tmp_path / "a.parquet", ROWS, FLAT, row_group_size=100, write_statistics=False)
-    (part,) = slices(path, "score >= 7")
-    assert outcome([part])[0] == list(range(700, 1_000))
-    assert {group for group, _ in chunks_touched(path, bytes_read)} == set(range(10))
-
-
 def test_the_content_of_a_slice_does_not_depend_on_row_groups_that_are_not_read(tmp_path):
     changed = [{**row, "text": "other"} if row["score"] == 2 else row for row in ROWS]
     one, other = (
@@ -235,7 +228,6 @@ MESSY = [
 LINES = [json.dumps(row).encode() for row in MESSY]
 LINES += [b"", b"[1]", b'{"text": "p", "n": 5', b'{"text": "q", "n": 1e400}']
 NOT_COMPARABLE = dict.fromkeys([2, 3, 6, 7], "not_comparable")
-UNREADABLE = {16: "not_an_object", 17: "malformed_json", 18: "number_out_of_range"}
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
