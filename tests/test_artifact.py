@@ -11,7 +11,7 @@ def test_a_key_is_one_that_prefect_takes(place):
     assert re.fullmatch("training[a-z0-9-]+", artifact_key("training", place))
 
 
-def test_outputs_and_kinds_have_keys_of_their_own_and_a_place_has_one(tmp_path, monkeypatch):
+def test_outputs_have_unique_keys(tmp_path, monkeypatch):
     places = [str(tmp_path / name) for name in ("a/model", "b/model", "b/model 2", "b/a/model")]
     assert len({artifact_key(kind, place) for kind in ("training", "results") for place in places}) == 8
     monkeypatch.chdir(tmp_path)

@@ -77,7 +77,7 @@ def test_samples_of_a_target_are_accepted_and_its_program_is_named(target, tmp_p
     assert f"`{RECIPES[target].program}`" in text
 
 
-def test_samples_of_preferences_become_rows_of_dpo(tmp_path):
+def test_preference_samples_become_dpo_rows(tmp_path):
     text = section("### Preferences")
     totals = prepared(preparing_rl, text, tmp_path, {"transforms": ["preference"]}, target="nemo_rl_dpo")
     assert (totals["rows"], totals["dropped"]) == (5, {})

@@ -82,7 +82,7 @@ def worker_options(script):
 
 
 @pytest.mark.parametrize("name", ["ssh", "slurm", "slurm-gpu"])
-def test_the_pages_of_schedulers_are_for_their_own_machine_alone(name):
+def test_dashboards_listen_on_loopback_only(name):
     """`--no-dashboard` leaves the list of workers and the counts of tasks to be read by anyone."""
     address = profile(name).cluster_kwargs["scheduler_options"]["dashboard_address"]
     assert address.startswith("127.0.0.1:")
@@ -96,7 +96,7 @@ def test_the_pages_of_schedulers_are_for_their_own_machine_alone(name):
     ],
     ids=["a process per core", "one process with one GPU"],
 )
-def test_a_slurm_job_starts_its_processes_ends_in_time_and_leaves_prefects_plugins_alone(name, chosen, asked):
+def test_slurm_job_starts_processes_and_ends_in_time(name, chosen, asked):
     script = job_script(profile(name))
     options = worker_options(script)
     assert (options["n_workers"], options["nthreads"], options["resources"]) == chosen
@@ -148,7 +148,7 @@ def test_deployments_can_write_where_they_do_by_default():
         assert f"output:{folder}/output" in services()[name]["volumes"]
 
 
-def test_a_kubernetes_gpu_worker_has_one_gpu_and_says_so_and_the_scheduler_has_none():
+def test_kubernetes_gpu_worker_has_one_declared_gpu():
     options = accepted(container("worker")["args"])
     assert (options["nthreads"], options["resources"], options["name"]) == (1, "GPU=1", "$(DASK_WORKER_NAME)")
     assert container("worker")["resources"]["limits"]["nvidia.com/gpu"] == 1
@@ -214,7 +214,7 @@ def dockerfile():
     return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
 
 
-def test_the_image_copies_what_is_there_and_all_that_the_package_is():
+def test_image_copies_the_whole_package():
     copied = set(chain.from_iterable(rest.split()[:-1] for word, rest in dockerfile() if word == "COPY"))
     assert {name for name in copied if not (REPOSITORY / name).exists()} == set()
     packages = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
@@ -224,7 +224,7 @@ def test_the_image_copies_what_is_there_and_all_that_the_package_is():
     assert let_in == copied
 
 
-def test_the_image_runs_as_nobody_special_with_the_versions_of_the_constraints():
+def test_image_runs_unprivileged_with_pinned_versions():
     words = dockerfile()
     users = [rest for word, rest in words if word == "USER"]
     assert users == ["tokenmill"]
@@ -303,7 +303,7 @@ def unknown_to_prefect(command):
     return {option for option in options if not re.search(rf"{option}\b", help_of(*subcommand))}
 
 
-def test_passwords_and_secrets_come_from_outside():
+def test_secrets_are_external():
     for service in written("compose.yaml")["services"].values():
         for name, value in service["environment"].items():
             if "AUTH" in name:
@@ -314,7 +314,7 @@ def test_passwords_and_secrets_come_from_outside():
                 assert value is None
 
 
-def test_the_services_find_each_other_and_only_the_server_is_reachable_from_this_machine_alone():
+def test_only_the_server_is_reachable_and_only_locally():
     composed = written("compose.yaml")
     every = composed["services"]
     published = {name: service["ports"] for name, service in every.items() if "ports" in service}

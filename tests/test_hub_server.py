@@ -23,7 +23,7 @@ FILES = {
 }
 
 
-def test_downloads_are_the_files_of_one_commit_and_no_token_leaves_the_hub(hub, monkeypatch):
+def test_downloads_are_one_commit_and_tokens_are_not_sent_elsewhere(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_member")
     repository = hub.model("Some-org/A.model-1.5", FILES, gated=True, members={"hf_member"})
     folder = snapshot_download("Some-org/A.model-1.5", endpoint=hub.url)
@@ -47,7 +47,7 @@ def test_listings_have_pages_folders_refs_and_commits(hub):
     assert HfFileSystem(endpoint=hub.url).exists("datasets/org/many.rows/data/7.txt")
 
 
-def test_sizes_and_digests_are_those_of_the_files(hub):
+def test_sizes_and_digests_match_the_files(hub):
     hub.model("org/name", FILES)
     with_sizes = HfApi(endpoint=hub.url).model_info("org/name", files_metadata=True)
     assert {each.rfilename: each.size for each in with_sizes.siblings} == {name: len(FILES[name]) for name in FILES}
@@ -72,7 +72,7 @@ def test_sizes_and_digests_are_those_of_the_files(hub):
         ("org/older", "a/large.bin", None, None, None),
     ],
 )
-def test_a_client_raises_what_it_raises_for_the_hub(hub, monkeypatch, name, file, revision, token, error):
+def test_client_errors_match_the_hub(hub, monkeypatch, name, file, revision, token, error):
     hub.model("org/open", FILES)
     hub.model("org/gated", FILES, gated=True, members={"hf_member"})
     hub.model("org/private", FILES, private=True, members={"hf_member"})
@@ -86,7 +86,7 @@ def test_a_client_raises_what_it_raises_for_the_hub(hub, monkeypatch, name, file
         get_hf_file_metadata(f"{hub.url}/{name}/resolve/{revision or 'main'}/{file}", token=token)
 
 
-def test_faults_happen_as_often_as_was_said(hub):
+def test_faults_occur_as_often_as_planned(hub):
     repository = hub.model("org/name", FILES)
     hub.fault("/lfs/*", 429, method="GET", headers={"Retry-After": "7"})
     hub.fault("/lfs/*", "cut", method="GET", times=2)

@@ -107,7 +107,7 @@ def test_one_failure_in_three_is_not_noticed(server, kind):
 
 
 @pytest.mark.slow
-def test_an_interruption_stays_one_though_the_store_does_not_take_the_upload_back(server):
+def test_interruption_remains_one_if_the_upload_cannot_be_aborted(server):
     with pytest.raises(KeyboardInterrupt), publish("s3://requests/there") as publication:  # noqa: PT012 - the block is what is left
         publication.write(LARGE[::-1])
         server.faults.clear(kinds=("slow",), **ALWAYS)
@@ -118,7 +118,7 @@ def test_an_interruption_stays_one_though_the_store_does_not_take_the_upload_bac
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", REQUESTS)
-def test_missing_credentials_are_a_refusal_with_the_remedy(server, monkeypatch, tmp_path, asked):
+def test_missing_credentials_name_the_remedy(server, monkeypatch, tmp_path, asked):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))

@@ -32,7 +32,7 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_folder_that_nobody_else
     assert place.parents[1].stat().st_mode & 0o077 == 0
 
 
-def test_what_a_cache_that_cannot_be_written_holds_is_used(monkeypatch, temporary):
+def test_read_only_cache_is_used(monkeypatch, temporary):
     folder = temporary / "cache/tokenmill"
     folder.mkdir(parents=True)
     (folder / "known").touch()
@@ -43,7 +43,7 @@ def test_what_a_cache_that_cannot_be_written_holds_is_used(monkeypatch, temporar
 
 
 @pytest.mark.parametrize("whose", ["a link", "a file", "open to others"])
-def test_a_temporary_folder_that_others_may_change_is_refused(whose, temporary):
+def test_shared_temporary_folder_is_rejected(whose, temporary):
     folder = Path(temporary_folder())
     folder.rmdir()
     if whose == "a link":
@@ -57,7 +57,7 @@ def test_a_temporary_folder_that_others_may_change_is_refused(whose, temporary):
         temporary_folder()
 
 
-def test_a_place_that_no_manifest_can_hold_is_refused(tmp_path, monkeypatch):
+def test_unrepresentable_place_is_rejected(tmp_path, monkeypatch):
     broken = os.fsdecode(b"caf\xe9")
     for name, words in ((broken, "is not UTF-8"), ("a\0b", "a NUL character")):
         for place in (name, f"s3://bucket/{name}"):

@@ -50,17 +50,17 @@ def mistakes(data, model=Mill):
         ),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_place_the_value_and_the_remedy(data, mistake):
+def test_mistake_names_location_value_and_remedy(data, mistake):
     assert mistakes(data) == [mistake]
 
 
-def test_all_mistakes_are_told_at_once():
+def test_all_mistakes_are_reported_at_once():
     found = mistakes({"naem": "a", "engine": {"power": -1, "x": 1}, "stones": [{"fuel": 3}]})
     assert [line.split(": ")[1] for line in found] == ["name", "engine.power", "engine.x", "stones[0].fuel", "naem"]
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 5, [{}]])
-def test_what_is_no_object_is_refused(data):
+def test_non_objects_are_rejected(data):
     (mistake,) = mistakes(data)
     assert mistake.startswith("mill.json: ")
 
@@ -91,7 +91,7 @@ def test_the_schema_allows_comments_and_nothing_else_unknown():
 
 
 @pytest.mark.parametrize("spare", [2**64, -(2**63) - 1])
-def test_a_number_of_more_than_64_bits_is_refused(spare):
+def test_integers_beyond_64_bits_are_rejected(spare):
     class Bin(Strict, frozen=True):
         grains: int | None = None
 
@@ -129,6 +129,6 @@ def test_a_size_is_decimal_binary_or_plain_bytes(written, size):
         *("0", "-5MB", "0.1", "many", "", "MB", "1,000MB", "64MB more", "1.5.3", "8 bit", "٣MB"),
     ],
 )
-def test_anything_else_is_no_size(written):
+def test_other_texts_are_not_sizes(written):
     (mistake,) = mistakes({"name": "a", "capacity": written})
     assert mistake.startswith("mill.json: capacity")

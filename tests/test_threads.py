@@ -11,7 +11,7 @@ PATIENCE = 30
 
 
 @given(st.integers(0, 2000), st.integers(1, 5))
-def test_results_are_those_of_a_loop_in_order(count, threads):
+def test_results_match_a_loop_in_order(count, threads):
     assert list(in_threads(lambda item: item * item, range(count), threads)) == [item * item for item in range(count)]
 
 

@@ -24,7 +24,7 @@ from tokenmill.tasks.yaml_text import read_mapping
         ("- a", "must hold a mapping of stones"),
     ],
 )
-def test_mistakes_are_told_with_their_place(text, mistake):
+def test_yaml_mistakes_have_positions(text, mistake):
     with pytest.raises(InputError, match=f"mill.yaml: {mistake}") as refusal:
         read_mapping(text, "mill.yaml", "stones")
     assert "\n" not in str(refusal.value)
@@ -37,7 +37,7 @@ def test_times_are_text():
     }  # fmt: skip
 
 
-def test_merged_keys_are_no_duplicates():
+def test_merged_keys_are_not_duplicates():
     text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: [*b, *a], y: 3}\n1: e\n'1': f"
     assert read_mapping(text, "mill.yaml") == {
         "a": {"x": 1, "y": 1}, "b": {"x": 2, "y": 1}, "c": {"x": 2, "y": 3}, 1: "e", "1": "f"

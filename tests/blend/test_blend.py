@@ -66,7 +66,7 @@ def test_filters_keep_the_types_of_their_values():
 
 
 @pytest.mark.parametrize("wanted", [None, 1.5, {"a": 1}, [], [["a"]], ["a", None], 2**63, -(2**64)], ids=repr)
-def test_a_filter_by_anything_but_plain_values_is_refused(wanted):
+def test_filters_take_plain_values_only(wanted):
     found = refusal({"datasets": [source(filters={"level": wanted})]})
     assert found.startswith("blend: datasets[0].filters.level: not a value to filter by; use text, true or false")
     assert "\n" not in found
@@ -76,7 +76,7 @@ def test_a_filter_by_anything_but_plain_values_is_refused(wanted):
     ("filters", "valid"),
     [({}, True), ({"a": "x"}, True), ({"a": [1, True, "x"]}, True), ({"a": 1.5}, False), ({"a": [None]}, False)],
 )
-def test_the_schema_says_what_filters_are(filters, valid):
+def test_schema_of_filters(filters, valid):
     """Prefect's server checks blends against the schema."""
     schema = Blend.model_json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -163,7 +163,7 @@ EMPTY = "the blend is empty; list at least one dataset under 'datasets' or 'trai
         ({"datasets": [source(used_in="a", filters={"used_in": "b"})]}, "datasets[0]: 'used_in' is given as a key and under 'filters'; keep one of the two"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_place_and_remedy(blend, sentence):
+def test_mistakes_name_location_and_remedy(blend, sentence):
     found = refusal(blend)
     assert found.startswith(f"blend: {sentence}")
     assert "\n" not in found
@@ -193,7 +193,7 @@ UNSAFE = [
 
 
 @pytest.mark.parametrize("name", UNSAFE, ids=ascii)
-def test_a_name_that_is_no_safe_path_segment_is_refused(name):
+def test_unsafe_path_segments_are_rejected(name):
     found = refusal({"datasets": [source(name=name)]})
     assert found.startswith("blend: datasets[0].name: not a safe name; use 1 to 128 ASCII letters")
     assert repr(name)[:40] in found  # a long one is shortened
@@ -256,7 +256,7 @@ def test_a_mistake_in_a_file_names_the_file(write, content, sentence):
     assert refusal(str(path)).startswith(f"{path}{sentence}")
 
 
-def test_a_byte_order_mark_is_no_mistake(write):
+def test_byte_order_mark_is_accepted(write):
     assert load_blend(str(write(b"\xef\xbb\xbf" + json.dumps({"datasets": [A]}).encode()))).datasets
 
 
@@ -271,7 +271,7 @@ def test_a_byte_order_mark_is_no_mistake(write):
         ("folder/name", "/folder/name: no such blend file"),
     ],
 )
-def test_a_missing_file_is_told_with_the_nearest_there_is(write, tmp_path, monkeypatch, path, sentence):
+def test_missing_file_suggests_nearest(write, tmp_path, monkeypatch, path, sentence):
     write({"datasets": [A]}, "my-blend.json")
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -413,7 +413,7 @@ def test_a_blend_loads_from_a_uri_with_its_data_beside_it():
     assert paths_of("memory://blends/one/blend.json") == ["memory://blends/one/data/a.jsonl", "/data/b"]
 
 
-def test_loading_a_loaded_blend_changes_nothing(write):
+def test_loading_a_loaded_blend_is_identity(write):
     once = load_blend(str(write({"train": [source(path="data", filters={"a": [True, "x"]})], "valid": [B]})))
     for loaded in (once, load_blend({"datasets": [resolving("a.parquet", "hf://b")]})):
         for again in (loaded, loaded.model_dump(), json.loads(loaded.model_dump_json(exclude_none=True))):

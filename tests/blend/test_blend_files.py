@@ -121,7 +121,7 @@ def split_weights(name):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_it_loads_and_takes_nothing_twice(path):
+def test_blend_loads_without_duplicates(path):
     sources = [source for part in load_blend(str(path)).parts().values() for source in part]
     taken = Counter((source.path, source.subset, source.split) for source in sources)
     assert set(taken.values()) == {1}
@@ -149,7 +149,7 @@ def test_nano_takes_every_data_set_at_the_same_weight():
     assert weights("nano3-pretrain-small").keys() < found.keys()
 
 
-def test_super_changes_between_its_phases_what_was_published():
+def test_super_phases_differ_as_published():
     first, second = weights("super3-pretrain-phase1"), weights("super3-pretrain-phase2")
     changed = {key: (first.get(key), second.get(key)) for key in first | second if first.get(key) != second.get(key)}
     assert changed == PHASE1_TO_PHASE2
@@ -167,7 +167,7 @@ def test_supers_long_context_is_phase_two_and_long_documents():
     [("super3-pretrain-phase1", 100), ("super3-pretrain-phase2", 100)]
     + [(f"ultra3-pretrain-phase{number}", 99.9) for number in (1, 2)],
 )
-def test_what_is_lacking_fills_the_blend_up_to_what_was_published(name, whole):
+def test_missing_parts_complete_the_published_blend(name, whole):
     missing = json.loads((BLENDS / f"{name}.json").read_text())["_missing"]
     assert sum(missing.values()) + sum(weights(name).values()) == pytest.approx(whole)
 
@@ -179,7 +179,7 @@ def test_ultra_carries_the_published_weights_in_both_phases():
         assert sum(published.values()) == pytest.approx(ULTRA_OPEN)
 
 
-def test_ultras_phases_in_one_blend_are_the_phases_by_themselves():
+def test_ultra_phases_match_the_single_phase_blends():
     both = blend("ultra3-pretrain")
     mix = solve(both, {source.name: 10**12 for source in both.training()})
     assert [phase.tokens for phase in mix.phases] == [pytest.approx(15e12), pytest.approx(5e12)]
@@ -204,7 +204,7 @@ def test_subsets_of_the_specialized_collections_carry_their_full_names():
                 assert source.subset.startswith(PREFIX), source
 
 
-def test_nanos_chat_takes_what_was_used_in_nano_at_the_same_weight():
+def test_nano_chat_is_filtered_by_used_in_at_equal_weight():
     assert split_weights("nano3-sft") == dict.fromkeys(SUPER_SFT, 1.0)
     assert {source.used_in for source in blend("nano3-sft").datasets} == {"nano_v3"}
 
@@ -219,7 +219,7 @@ def test_supers_chat_carries_the_published_weights():
     assert sum(missing.values()) == pytest.approx(47.5)
 
 
-def test_ultras_chat_is_supers_and_takes_what_was_used_in_nano():
+def test_ultra_chat_matches_super_with_used_in():
     assert split_weights("ultra3-sft") == SUPER_SFT
     assert {source.used_in for source in blend("ultra3-sft").datasets} == {"nano_v3"}
     supers, ultras = (
@@ -351,7 +351,7 @@ def publish_rows(hub, sources, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_it_is_prepared_as_its_comment_says(path, hub, tmp_path):
+def test_prepared_as_in_its_comment(path, hub, tmp_path):
     kind, written = kind_of(path), json.loads(path.read_text())
     settings = dict(re.findall(r"(\w+)=(\w+)", written["_comment"].replace("tokenizer.model=", "tokenizer=")))
     if "tokenizer" in settings:

@@ -24,7 +24,7 @@ def drawn(mix, number=0):
     return {name: round(tokens, 3) for name, tokens in mix.phases[number].drawn.items()}
 
 
-def test_plain_weights_mean_what_they_always_meant():
+def test_plain_weights_keep_their_meaning():
     blend = blend_of({"name": "a", "weight": 3}, {"name": "b"})
     assert drawn(solve(blend, {"a": 10, "b": 70}, 400)) == {"a": 300, "b": 100}
     assert solve(blend, {"a": 10, "b": 70}).tokens == pytest.approx(80)
@@ -70,7 +70,7 @@ def test_temperature_flattens():
     assert drawn(mix) == {"a": 100, "b": 200}
 
 
-def test_phases_share_what_a_data_set_may_give():
+def test_phases_share_a_dataset():
     """Annealing reads all of the best data, and the main phase what a cap of one epoch leaves: nothing."""
     phases = [{"name": "main", "share": 0.9}, {"name": "annealing", "share": 0.1, "mix": {"best": 0.5}}]
     blend = blend_of({"name": "web"}, {"name": "best", "max_epochs": 1}, tokens=1000, phases=phases)
@@ -79,7 +79,7 @@ def test_phases_share_what_a_data_set_may_give():
     assert drawn(mix, 0) == {"web": pytest.approx(870, rel=1e-4), "best": pytest.approx(30, rel=1e-4)}
 
 
-def test_data_of_weight_0_come_in_the_phases_that_name_them():
+def test_zero_weight_data_only_in_named_phases():
     phases = [{"name": "main", "tokens": 60}, {"name": "end", "tokens": 40, "mix": {"best": 1}}]
     mix = solve(blend_of({"name": "web"}, {"name": "best", "weight": 0}, phases=phases), {"web": 50, "best": 50})
     assert [drawn(mix, 0), drawn(mix, 1)] == [{"web": 60}, {"best": 40}]
@@ -117,7 +117,7 @@ def test_a_ramp_is_a_staircase_between_its_neighbours():
          {"tokens": 1000}, {"a": 10, "b": 4, "c": 4}, ["'b': max_epochs=1 of 4 tokens", "share 0.25 of 'b'", "at most 15 tokens"]),
     ],
 )  # fmt: skip
-def test_what_cannot_be_kept_is_refused_with_its_reason(sources, budget, held, words):
+def test_impossible_budgets_are_rejected_with_reason(sources, budget, held, words):
     with pytest.raises(InputError) as error:
         solve(blend_of(*sources, **budget), held)
     for word in words:
@@ -227,7 +227,7 @@ def check_nearest(message, blend, held, total):
 
 @max_examples(40)
 @given(budgets())
-def test_random_budgets_are_kept_or_refused_as_linear_programming_says(budget):
+def test_random_budgets_match_linear_programming(budget):
     sources, keys, held = budget
     blend = blend_of(*sources, **keys)
     assume(fillable(blend))

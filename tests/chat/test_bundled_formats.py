@@ -182,7 +182,7 @@ def test_options_by_their_own_names_or_together(options):
         ([user("Hi"), user("Bye"), system("Go.")], 100, HI + BYE.replace("Bye<", f"Bye{BUDGET}<") + "<|im_start|>system\nGo.<|im_end|>\n"),
     ],
 )  # fmt: skip
-def test_a_budget_stands_in_the_last_user_message(messages, budget, expected):
+def test_budget_is_in_the_last_user_message(messages, budget, expected):
     assert marked(messages, reasoning_budget=budget) == expected
     assert marked(messages, chat_template_kwargs={"reasoning_budget": budget}) == expected
 
@@ -205,13 +205,13 @@ def test_the_instructions_written_here_show_the_form_that_calls_have():
     assert f"\n\n{shown}\n" in written
 
 
-def test_flags_of_lightning_have_no_other_place_than_their_own_names():
+def test_lightning_flags_only_under_their_names():
     options = {"enable_thinking": False, "truncate_history_thinking": False, "medium_effort": True}
     nested = render(OURS["lightning35"], TALK, chat_template_kwargs=options, add_generation_prompt=True)
     assert nested == render(OURS["lightning35"], TALK, add_generation_prompt=True)
 
 
-def test_lightning_takes_a_bare_call_without_arguments_and_refuses_no_messages_as_its_model_does():
+def test_lightning_takes_bare_calls_and_rejects_empty_conversations():
     check("lightning35", [user("Hi"), assistant("") | {"tool_calls": [{"name": "f"}]}])
     for template in (OURS["lightning35"], THEIRS["lightning35"]):
         with pytest.raises(jinja2.exceptions.UndefinedError):

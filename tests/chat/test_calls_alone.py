@@ -68,7 +68,7 @@ def test_empty_tags_of_reasoning_are_reasoning_and_what_introduces_calls_is_a_ca
 @pytest.mark.parametrize("content", [None, "", " \n"])
 @pytest.mark.parametrize("reasoning", [None, "why"])
 @pytest.mark.parametrize("source", [NANO, GLM, INTRODUCED], ids=["nemotron", "glm", "introduced"])
-def test_calls_alone_are_no_final_answer(trained, source, reasoning, content):
+def test_calls_without_text_are_not_final_answers(trained, source, reasoning, content):
     final = LossPolicy("final_only")
     assert trained(source, asked(content, reasoning), final) == "nothing_trained"
     before = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "a"}]

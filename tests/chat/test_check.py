@@ -108,7 +108,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("source", "reason"), FAULTS.values(), ids=FAULTS)
-def test_a_template_without_right_masks_is_refused(checked, source, reason):
+def test_templates_without_right_masks_are_rejected(checked, source, reason):
     with pytest.raises(InputError, match=r"^chat_template: ") as refusal:
         checked(source)
     assert reason in str(refusal.value)
@@ -131,7 +131,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("source", ODD.values(), ids=ODD)
-def test_an_odd_template_is_refused_or_right(checked, vocabulary, source):
+def test_odd_templates_are_rejected_or_right(checked, vocabulary, source):
     """Never taken and wrong: every answer through the end of its turn, and nothing else."""
     try:
         outcome = checked(source)
@@ -144,7 +144,7 @@ def test_an_odd_template_is_refused_or_right(checked, vocabulary, source):
 
 
 @pytest.mark.parametrize("source", [GOOD, TAGGED], ids=["good", "tagged"])
-def test_what_a_template_does_not_take_is_said(checked, source):
+def test_unsupported_features_are_reported(checked, source):
     silent = source.replace(CALLS, "")
     outcome = checked(silent)
     assert {name for name, reason in outcome.refused.items() if reason.startswith("tool_calls_left_out")} == {
@@ -207,7 +207,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("make", UNFIT.values(), ids=UNFIT)
-def test_a_tokenizer_that_does_not_give_text_back_is_refused(checked, tmp_path, make):
+def test_lossy_tokenizers_are_rejected(checked, tmp_path, make):
     with pytest.raises(InputError, match=r"^chat_template: .*tokenizer"):
         checked(GOOD, used=found(make(tmp_path / "tokenizer")))
 
@@ -250,7 +250,7 @@ def test_tokens_that_only_the_template_makes_control_tokens_are_text_in_data(tmp
     assert used.controls["<other>"] in ids, "text to the template is text as the tokenizer sees it"
 
 
-def test_tags_that_users_spell_are_text_and_those_of_answers_are_tokens(tmp_path):
+def test_user_tags_are_text_and_answer_tags_are_tokens(tmp_path):
     """For a template that doesn't write them, and a tokenizer that doesn't flag them as special, as Qwen's."""
     tokenizer = trained_bpe()
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in ("<think>", "</think>", "<tool_call>")])
@@ -278,7 +278,7 @@ def _encode(encoder, words):
     return encoder.encode(pa.array([words], pa.large_string())).ids.tolist()
 
 
-def test_a_mask_that_begins_elsewhere_than_the_prompt_ends_is_refused(checked, monkeypatch):
+def test_mask_must_begin_at_the_end_of_the_prompt(checked, monkeypatch):
     """The check asks the template again, and does not trust what the probes have found."""
     right = check.completions
 

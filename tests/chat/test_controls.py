@@ -62,7 +62,7 @@ def everything(conversation):
 
 
 @pytest.mark.parametrize("conversation", PLACES.values(), ids=PLACES)
-def test_a_control_token_is_found_and_broken_wherever_it_stands(conversation):
+def test_control_tokens_are_found_and_broken_anywhere(conversation):
     assert IM.spelled_in(conversation)
     before = copy.deepcopy(conversation)
     mended = escape_controls(conversation, IM, NONCHARACTERS[0])
@@ -73,7 +73,7 @@ def test_a_control_token_is_found_and_broken_wherever_it_stands(conversation):
     assert everything(conversation) == everything(before), "the conversation itself is left alone"
 
 
-def test_structure_stays_what_it_is():
+def test_structure_is_unchanged():
     conversation = talk(
         answer(None, tool_calls=[call(a=END, b=1, c=None, d=True, e=1.5, text='{"a": 1}')]),
         tools=[{"name": "f", "strict": True}],
@@ -115,7 +115,7 @@ def test_tokens_occur_where_they_are_substrings(drawn):
 
 
 @given(tokens_and_text())
-def test_a_broken_text_holds_no_token_and_can_be_mended(drawn):
+def test_broken_text_has_no_control_token_and_can_be_restored(drawn):
     tokens, text = drawn
     controls = Controls({token: number for number, token in enumerate(tokens)})
     (message,) = escape_controls(talk(answer(text)), controls, "\ufdd0").messages

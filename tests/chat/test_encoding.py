@@ -122,7 +122,7 @@ ALTERNATING = st.lists(st.integers(0, 4), min_size=1, max_size=5)
 
 
 @given(st.text("abc ", min_size=1, max_size=12), ALTERNATING)
-def test_trained_tokens_lie_within_what_is_learned(words, lengths):
+def test_trained_tokens_are_within_learned_text(words, lengths):
     lengths = _fitted(lengths, len(words))
     (ids, loss), found = _mixed(AB, words, lengths)
     encoding = AB.encode(words)

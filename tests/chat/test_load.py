@@ -103,7 +103,7 @@ def test_a_file(vocabulary, tmp_path, monkeypatch):
         ("bad.jinja", "bad.jinja cannot be read: "),
     ],
 )
-def test_what_is_none_of_these_is_an_error_with_the_nearest_name(vocabulary, tmp_path, monkeypatch, chosen, remedy):
+def test_unknown_template_suggests_nearest_name(vocabulary, tmp_path, monkeypatch, chosen, remedy):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.jinja").write_bytes(b"\xff\xfe{{ x }}")
     with pytest.raises(InputError, match=r"^chat_template: ") as refusal:
@@ -166,13 +166,13 @@ def test_a_variable_wins_over_them(vocabulary):
         "</tools> something else <|im_end|> <function=" + SOURCE,
     ],
 )  # fmt: skip
-def test_those_of_another_kind_are_left_to_it(vocabulary, own):
+def test_templates_for_other_tokenizers_are_skipped(vocabulary, own):
     assert instructions(write(load_template("nano3", vocabulary(own), {}))) == instructions(
         write(load_template("nano3", vocabulary(), {}))
     )
 
 
-def test_a_faulty_template_of_the_tokenizer_does_not_matter_to_another(vocabulary):
+def test_faulty_tokenizer_template_does_not_affect_others(vocabulary):
     assert write(load_template("nano3", vocabulary("<function= {{ messages[0 }}"), {}))
 
 

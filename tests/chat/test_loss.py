@@ -189,7 +189,7 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize(("source", "reason"), LEFT_OUT.values(), ids=LEFT_OUT)
-def test_what_a_template_leaves_out_is_not_learned(marked, source, reason):
+def test_omitted_text_is_not_learned(marked, source, reason):
     talk = [user("q"), says("I look.", None, "f"), tool("t"), says("yes")]
     assert marked(source, talk) == reason
     assert marked(source, [user("q"), says("yes")]).endswith(HEAD + "«yes<|im_end|>»\n")
@@ -200,7 +200,7 @@ def test_what_a_template_leaves_out_is_not_learned(marked, source, reason):
     "other",
     ["m.content ~ messages[1].content", "messages[1].reasoning_content ~ m.content", "m.content ~ messages[3].content"],
 )
-def test_what_another_message_says_is_not_learned_with_it(marked, other):
+def test_text_of_other_messages_is_not_learned(marked, other):
     source = PLAIN.replace("(m.content or '')", f"({other} if loop.last else m.content)")
     talk = [user("q"), says("yes", "why"), user("q"), says("no", "why"), user("q"), says("yes")]
     assert marked(source, talk, LossPolicy("last_turn")) == "messages_mixed"
@@ -274,7 +274,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
-def test_blanks_are_no_end_of_a_turn(marked, source):
+def test_blanks_do_not_end_a_turn(marked, source):
     assert marked(source, [user("q"), says("yes")]) == "no_end_of_turn"
 
 

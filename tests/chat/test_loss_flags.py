@@ -116,7 +116,7 @@ def test_the_end_of_reasoning_that_a_budget_wrote_is_not_trained_on(vocabulary, 
 
 
 @pytest.mark.parametrize(("first", "second", "expected"), FLAGS)
-def test_messages_are_left_out_as_their_flags_say(learned, first, second, expected):
+def test_messages_are_excluded_by_flags(learned, first, second, expected):
     assert learned(Q, {**A, **first}, Q2, {**B, **second}) == [(expected, PLAIN)]
 
 
@@ -133,7 +133,7 @@ def test_characters_are_found_where_a_template_trims_and_where_control_tokens_ar
         assert chosen == "four <|im_start|> <|im_end|>"
 
 
-def test_characters_of_a_content_that_a_template_changes_are_refused(learned):
+def test_flags_on_changed_characters_are_rejected(learned):
     found = learned(Q, {**A, **detail((0, 1, True))}, source=CHANGES)
     assert found.reason == "content_left_out"
     longer = CHATML.replace("m.content", "(m.content | replace('.', '...'))")

@@ -526,7 +526,7 @@ def chat(chats, name):
 every_family = pytest.mark.parametrize("name", FORMATS)
 
 
-def test_only_what_is_no_conversation_is_left_out():
+def test_only_broken_conversations_are_excluded():
     assert READ.keys() - TALKS.keys() == {"no answer at all", "reasoning that never ends"}
 
 
@@ -551,7 +551,7 @@ def test_the_format_by_hand_is_what_transformers_renders(chat, name):
 
 @every_family
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_conversation_is_trained_on_what_the_policy_names(chat, name, policy):
+def test_every_conversation_follows_the_policy(chat, name, policy):
     passed = 0
     for (title, talk), found in zip(TALKS.items(), chat.sequences(TALKS.values(), POLICIES[policy]), strict=True):
         wanted = chat.expected(talk, POLICIES[policy])
@@ -619,7 +619,7 @@ def test_control_tokens_in_data_are_never_control_ids(chat, name):
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_a_bundled_format_whole_is_trained_on_what_its_generation_tags_hold(chat):
+def test_bundled_formats_train_on_generation_tags(chat):
     """As transformers finds them: its mask where it encodes alike, else its spans of characters, encoded apart."""
     equal = 0
     for (title, talk), found in zip(TALKS.items(), chat.sequences(TALKS.values(), LossPolicy(), "never"), strict=True):
@@ -686,7 +686,7 @@ def records(draw):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(record=records(), policy=st.sampled_from(list(POLICIES.values())))
-def test_any_conversation_is_trained_on_what_the_policy_names(chat, name, record, policy):
+def test_any_conversation_follows_the_policy(chat, name, record, policy):
     talk = read(record)
     assume(isinstance(talk, Conversation))
     text = "".join(part.text for part in chat.parts(talk.messages, talk.tools))

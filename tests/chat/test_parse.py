@@ -395,7 +395,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("record", "reason", "words"), BAD.values(), ids=BAD)
-def test_what_is_no_conversation_says_why(record, reason, words):
+def test_rejected_rows_have_reasons(record, reason, words):
     before = repr(record)
     found = read(record)
     assert isinstance(found, Rejected), found
@@ -430,7 +430,7 @@ SURROGATES = {
 
 
 @pytest.mark.parametrize("record", SURROGATES.values(), ids=SURROGATES)
-def test_half_a_character_is_rejected_wherever_it_stands(record):
+def test_lone_surrogates_are_rejected_anywhere(record):
     found = read(record)
     assert isinstance(found, Rejected), found
     assert found.reason == "lone_surrogate"
@@ -455,7 +455,7 @@ def test_every_reason_is_tried():
         ('{"id": 123456789012345678901234567890}', {"id": 123456789012345678901234567890}, '{"id": 123456789012345678901234567890}'),
     ],
 )  # fmt: skip
-def test_arguments_are_an_object_and_the_text_it_came_from(given, expected, text):
+def test_arguments_as_object_and_as_text(given, expected, text):
     for call in ({"name": "f", "arguments": given}, {"function": {"name": "f", "arguments": given}}):
         (made,) = messages_of(calling(call))[1]["tool_calls"]
         arguments = made["function"]["arguments"]
@@ -609,7 +609,7 @@ def check_message(message):
 
 @given(st.dictionaries(texts, anything, max_size=4) | records)
 @max_examples(400)
-def test_any_record_becomes_a_conversation_or_a_reason_and_stays_as_it_was(record):
+def test_any_record_is_converted_or_rejected_and_unchanged(record):
     before = repr(record)
     found = read(record)
     assert repr(record) == before
@@ -663,7 +663,7 @@ def test_a_conversation_is_its_own_openai_form(found):
 
 @given(examples, st.data())
 @max_examples(100)
-def test_nulls_are_the_same_as_nothing(found, data):
+def test_nulls_equal_absent_values(found, data):
     record = openai_form(found)
 
     def nulled(fields, names):

@@ -171,7 +171,7 @@ SETTINGS = [(LossPolicy(), "auto", "literal"), (LossPolicy("last_turn", tool_cal
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [*sorted(BUNDLED.glob("*.jinja")), *SHIPPED.values()], ids=lambda path: path.stem)
-def test_programs_give_what_every_template_is_rendered_to(renderer, path):
+def test_programs_match_every_rendering(renderer, path):
     counts = Counter()
     for number, (policy, split, special) in enumerate(SETTINGS):
         maker, _ = renderer(path, policy, split, special)
@@ -182,7 +182,7 @@ def test_programs_give_what_every_template_is_rendered_to(renderer, path):
 # What is learned, and what is not.
 
 
-def test_a_shape_is_learned_once_it_comes_up_again_and_again(renderer, monkeypatch):
+def test_shapes_are_learned_after_repetition(renderer, monkeypatch):
     monkeypatch.setattr(programs_module, "RENDERED_FIRST", 3)
     maker, _ = renderer(BUNDLED / "nano3.jinja")
     programs = Programs(maker)
@@ -249,7 +249,7 @@ WORDS = ["a", " b\n", "<x>", "c</x>d", "</x>", "<", "<x", "x>", 'say "é"\t\\n',
 
 
 @pytest.mark.parametrize("body", KNOWN.values(), ids=KNOWN)
-def test_what_is_done_to_contents_is_done_when_filling(vocabulary, body):
+def test_filling_applies_content_filters(vocabulary, body):
     maker = renderer_of(ChatTemplate(LOOP % body, {}), vocabulary, LossPolicy(), "auto", "literal")
     filled = 0
     programs = Programs(maker)
@@ -275,7 +275,7 @@ def test_a_content_cannot_complete_a_control_token(vocabulary):
         assert as_segments(programs.sequences(given)) == maker.sequences(given)
 
 
-def test_names_like_stand_ins_are_no_holes(renderer):
+def test_names_like_placeholders_are_not_holes(renderer):
     maker, _ = renderer(BUNDLED / "nano3.jinja")
     programs = Programs(maker)
     for words in ("a", "b", "c"):
@@ -298,7 +298,7 @@ def test_memory_is_bounded(renderer, monkeypatch):
 
 
 @pytest.mark.parametrize("policy", POLICIES[:5])
-def test_a_batch_of_filled_sequences_is_that_of_their_segments(renderer, policy):
+def test_filled_batches_equal_their_segments(renderer, policy):
     maker, vocabulary = renderer(BUNDLED / "nano3.jinja", policy)
     programs, filled, plain = Programs(maker), Batch(), Batch()
     for given in Maker(policy.end_of_turn).conversations(120):

@@ -148,11 +148,11 @@ IDIOMS = {
 
 
 @pytest.mark.parametrize("source", IDIOMS.values(), ids=IDIOMS)
-def test_an_idiom_means_what_it_means_to_transformers(source):
+def test_idioms_match_transformers(source):
     assert ours(source) in {theirs(source), theirs(source, text_arguments=True)}
 
 
-def test_idioms_are_no_faults():
+def test_idioms_do_not_fail():
     refused = {name for name, source in IDIOMS.items() if theirs(source, text_arguments=True) is None}
     assert refused <= {
         "a field of something absent", "a call of something absent", "out of range", "join of what is no text",
@@ -356,7 +356,7 @@ def test_the_limit_is_named(source, named):
 
 
 @pytest.mark.parametrize("seconds", [0.5, 60])
-def test_what_a_template_keeps_is_limited_in_all(small, monkeypatch, seconds):
+def test_total_memory_of_a_template_is_limited(small, monkeypatch, seconds):
     """By what it keeps, and not only because keeping takes time."""
     monkeypatch.setattr(filters, "MAX_SECONDS", seconds)
     source = "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = ns.l + ['x' * (3000000 + i)] %}{% endfor %}{{ ns.l | length }}"
@@ -377,7 +377,7 @@ def test_the_clock_is_a_limit(monkeypatch):
     assert "more than 0.05 seconds" in detail
 
 
-def test_every_rendering_has_a_budget_of_its_own(monkeypatch):
+def test_each_rendering_has_its_own_budget(monkeypatch):
     monkeypatch.setattr(filters, "MAX_STEPS", 100)
     chat = ChatTemplate("{% for a in range(n) %}{% endfor %}x", {})
     for number, stopped in ((90, False), (90, False), (200, True), (90, False)):
@@ -385,7 +385,7 @@ def test_every_rendering_has_a_budget_of_its_own(monkeypatch):
         assert isinstance(found, Rejected) is stopped
 
 
-def test_a_conversation_of_a_thousand_messages_is_no_runaway():
+def test_a_thousand_messages_are_not_a_runaway():
     talk = Conversation([*SIMPLE.messages] * 500, [])
     found = ChatTemplate(chat_templates.template("qwen3"), {}).render(talk.messages, [])
     assert isinstance(found, Rendering)
@@ -409,7 +409,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_what_is_no_template_is_said_once_and_early(source):
+def test_broken_templates_are_reported_once_and_early(source):
     with pytest.raises(InputError, match=r"chat_template(:\d+)?: [^;]{12}.*; fix the template"):
         ChatTemplate(source, {})
 
@@ -487,12 +487,12 @@ def test_time_and_chance_are_not_there(source):
      "{{ messages | select }}", "{{ [range] }}", "{{ 'a' ~ raise_exception }}", "{{ [messages[0].get] | join }}", "{{ {'a': 'b'.join} | string }}",
      "{% for m in messages %}{{ loop }}{% endfor %}", "{{ self }}", "{% macro f() %}{% endmacro %}{{ f }}{{ namespace(a=1) }}"],
 )  # fmt: skip
-def test_nothing_shows_where_it_lies_in_memory(source):
+def test_memory_addresses_are_hidden(source):
     kind, text = attempt(source)
     assert kind in {"template_error", "refused"} or "0x" not in text
 
 
-def test_a_template_cannot_change_what_the_next_rendering_sees():
+def test_templates_cannot_change_later_renderings():
     chat = ChatTemplate(
         "{% set x = namespace(n=0) %}{% for m in messages %}{% set x.n = x.n + 1 %}{% endfor %}{{ x.n }}", {"k": [1]}
     )

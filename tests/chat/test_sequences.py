@@ -158,7 +158,7 @@ def test_sequences_put_together_are_those_rendered_one_by_one(renderer, source, 
     assert maker.sequences(given) == replace(maker, composes=False).sequences(given)
 
 
-def test_a_result_that_a_user_reports_is_no_question_to_qwen(renderer, vocabulary):
+def test_user_reported_results_are_not_questions_to_qwen(renderer, vocabulary):
     """Its template goes by what user messages say: reasoning stays until someone really asks again."""
     given = read(
         talk(user("1"), thinking("r", "Look."), user("<tool_response>\nx\n</tool_response>"), thinking("s", "a"))
@@ -202,7 +202,7 @@ def test_how_many_sequences_a_conversation_becomes(renderer, source, policy, spl
     assert len(renderer(source, policy, split).sequences(read(record))) == sequences
 
 
-def test_a_turn_with_nothing_to_learn_is_no_sequence(renderer, vocabulary):
+def test_turns_without_trained_text_are_skipped(renderer, vocabulary):
     policy = LossPolicy(reasoning=False, end_of_turn=False)
     found = renderer(STRIPS, policy).sequences(read(talk(user("1"), thinking("r", ""), user("2"), thinking("s", "b"))))
     assert [learned(pieces, vocabulary) for pieces in found] == ["b"]

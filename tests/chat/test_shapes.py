@@ -356,7 +356,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("source", "row", "reason", "word"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_rows_that_are_refused_by_name(source, row, reason, word):
+def test_rows_rejected_by_name(source, row, reason, word):
     found = conversation(row, None, "tools")
     assert isinstance(found, Rejected), (source, found)
     assert (found.reason, word in found.detail) == (reason, True), found.detail
@@ -370,7 +370,7 @@ def plain(messages):
 @pytest.mark.parametrize(
     ("source", "row", "messages", "unread"), READ, ids=[f"{n}-{row[0]}" for n, row in enumerate(READ)]
 )
-def test_shapes_become_messages_and_what_is_not_read_is_counted(source, row, messages, unread):
+def test_shapes_become_messages_and_unread_fields_are_counted(source, row, messages, unread):
     found = conversation(row, None, "tools")
     assert isinstance(found, Conversation), (source, found)
     assert plain(found.messages) == plain(messages)
@@ -387,7 +387,7 @@ def without_empty(value):
     return [without_empty(inner) for inner in value] if isinstance(value, list) else value
 
 
-def test_rows_of_parquet_are_read_and_counted_like_those_of_json(tmp_path):
+def test_parquet_rows_are_read_like_json(tmp_path):
     fields, mixed = fields_read(None, "tools"), 0
     for number, (source, row, _, _) in enumerate(READ):
         path, kept = tmp_path / f"{number}.parquet", without_empty(row)
@@ -519,7 +519,7 @@ def test_an_unknown_shape_names_its_fields_and_the_keys_of_the_blend():
 
 
 @given(st.sampled_from(READ), st.data())
-def test_any_further_field_with_a_meaning_is_read_refused_or_counted(example, data):
+def test_meaningful_extra_fields_are_read_rejected_or_counted(example, data):
     """A field of the table beside any row: with the field, messages differ, or the row is refused by its name, or it is counted."""
     _, row, _, _ = example
     name = data.draw(st.sampled_from(sorted(set(KNOWN) - METADATA - {key.lower() for key in row})))

@@ -64,7 +64,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("source", LOOPS.values(), ids=LOOPS)
-def test_each_message_has_what_its_turn_of_the_loop_wrote(source):
+def test_each_message_gets_its_loop_output(source):
     found = render(source, *TALK)
     assert found.text == "<system>s</><user>yes</><assistant>yes</><user></><assistant>yes</>"
     expected = {0: "<system>s</>", 1: "<user>yes</>", 2: "<assistant>yes</>", 3: "<user></>", 4: "<assistant>yes</>"}
@@ -92,7 +92,7 @@ def test_without_a_loop_everything_is_prologue():
     [f"{{% for m in messages %}}{BLOCK}{{% endfor %}}" * 2,
      "{% set all %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}{{ all }}{{ all }}"],
 )  # fmt: skip
-def test_a_message_in_two_places_has_no_extent_and_is_refused(source):
+def test_repeated_messages_are_rejected(source):
     found = ChatTemplate(source, {}).render(TALK, [])
     assert found == Rejected("template_error", found.detail)
     assert "two places" in found.detail or "in the turn of another" in found.detail
@@ -143,7 +143,7 @@ def test_words_that_are_written_anew_are_nobodys(change):
     assert "".join(text for _, text in said(render(source, assistant("<b>a</b>")))) == ""
 
 
-def test_reasoning_and_content_are_told_apart():
+def test_reasoning_and_content_are_separate():
     source = "{% for m in messages %}<t>{{ m.reasoning_content }}</t>{{ m.content }}{{ m.thinking }}{% endfor %}"
     found = render(source, assistant("same", reasoning_content="same"))
     assert found.text == "<t>same</t>samesame"
@@ -168,7 +168,7 @@ def test_empty_words_have_a_place():
     assert [(first, last) for first, last, (_, kind) in found.spans if kind == "content"] == [(10, 10), (17, 18)]
 
 
-def test_what_the_conversation_does_not_have_the_template_does_not_see():
+def test_absent_fields_are_undefined():
     source = "{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}{{ enable_thinking is defined }}"
     assert render(source, user("q")).text == "TrueTrueFalseFalse"
     assert render("{{ tools | length }}", user("q"), tools=[{"name": "f"}]).text == "1"
@@ -262,7 +262,7 @@ def test_numbers_in_definitions_of_tools_are_written_as_the_source_spells_them()
         assert render("{{ tools | tojson }}", tools=found.tools).text == tools
 
 
-def test_a_date_is_what_the_variable_says():
+def test_date_is_the_variable():
     source = "{{ strftime_now('%d %B %Y, %H:%M') }}"
     at = ChatTemplate(source, {"date": "2026-03-01T12:30"}).render([], [])
     assert not isinstance(at, Rejected)
@@ -280,7 +280,7 @@ def test_a_date_is_what_the_variable_says():
         ("%s", {"date": "2026-03-01"}, "SecurityError"),
     ],
 )
-def test_a_template_that_asks_for_what_no_date_has_says_so(form, variables, named):
+def test_undated_templates_report_a_missing_date(form, variables, named):
     found = ChatTemplate(f"{{{{ strftime_now('{form}') }}}}", variables).render([], [])
     assert isinstance(found, Rejected)
     assert named in found.detail
@@ -292,7 +292,7 @@ def test_a_date_is_a_date(date):
         ChatTemplate("{{ strftime_now('%d') }}", {"date": date})
 
 
-def test_what_is_added_to_safe_text_is_escaped():
+def test_text_added_to_safe_text_is_escaped():
     found = ChatTemplate("{{ '<b>' | safe + '<i>' }}{{ '%s and %s' | format('<b>', 1) }}", {}).render([], [])
     assert not isinstance(found, Rejected)
     assert found.text == "<b>&lt;i&gt;<b> and 1"

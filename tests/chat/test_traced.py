@@ -115,7 +115,7 @@ def test_replace(text, old, new, count):
 
 
 @given(TEXTS, PIECES, TEXTS)
-def test_what_is_put_in_keeps_no_origin_of_another_text(text, old, new):
+def test_inserted_text_keeps_only_its_own_origin(text, old, new):
     # `new` may be traced itself: its spans say nothing about `text`, and are never shifted onto it.
     found = traced(text).replace(old, traced(new))
     known = [place for place in places(found) if place is not None]
@@ -136,7 +136,7 @@ def test_joined(texts, between):
     assert places(found) == expected
 
 
-def test_what_is_joined_from_plain_texts_is_plain():
+def test_joined_plain_texts_are_plain():
     assert type(joined(["a", "b"], "-")) is str
     assert type(joined([])) is str
     assert type(joined(["a", mark((1, "end"))])) is Traced
@@ -164,7 +164,7 @@ ARGUMENTS = {
 
 @pytest.mark.parametrize("name", [name for name in dir(str) if not name.startswith("_")])
 @given(text=TEXTS)
-def test_every_method_of_str_gives_what_it_gives_for_str(name, text):
+def test_methods_match_str(name, text):
     arguments = ARGUMENTS.get(name, ())
     found, expected = getattr(traced(text), name)(*arguments), getattr(text, name)(*arguments)
     assert found == expected
@@ -199,7 +199,7 @@ def test_a_part_of_a_span_is_a_span(found, text, spans):
         lambda text: text.partition(" \t")[0], lambda text: text.removeprefix(" \t"), lambda text: text.removesuffix(" \t"),
     ],
 )  # fmt: skip
-def test_what_is_cut_away_whole_leaves_its_place(gone):
+def test_removed_spans_keep_their_position(gone):
     blank = gone(Traced(" \t", ((0, 2, (7, "content")),)))
     assert blank == ""
     assert blank.spans == ((0, 0, (7, "content")),)
@@ -207,7 +207,7 @@ def test_what_is_cut_away_whole_leaves_its_place(gone):
     assert behind.spans == ((3, 3, (7, "content")),)
 
 
-def test_marks_stay_where_they_are():
+def test_marks_keep_their_position():
     text = joined(["one", mark((1, "message")), " two ", mark((1, "end")), "\n"])
     assert text.spans == ((3, 3, (1, "message")), (8, 8, (1, "end")))
     assert text.strip().spans == ((3, 3, (1, "message")),), "what stood in the blanks goes with them"

@@ -112,7 +112,7 @@ UNWRITTEN = [
 
 
 @pytest.mark.parametrize(("name", "row", "expected"), UNWRITTEN)
-def test_what_the_template_does_not_write_is_counted(rows_of, name, row, expected):
+def test_unwritten_parts_are_counted(rows_of, name, row, expected):
     rows, reference = rows_of(name)
     found = rows.read(row)
     assert [each.partition(" that the template")[0].partition(",")[0] for each in rows.unread(found)] == expected

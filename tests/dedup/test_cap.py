@@ -29,7 +29,7 @@ def by_sorting(prompts, ranks, most):
     slice_size=st.integers(1, 30),
     seed=st.integers(0, 9),
 )
-def test_the_best_of_each_prompt_stay_however_the_work_is_cut(rows, most, partitions, slice_size, seed):
+def test_best_of_each_prompt_are_kept_for_any_cut(rows, most, partitions, slice_size, seed):
     prompts, ranks = [prompt for prompt, _ in rows], [rank for _, rank in rows]
     with TemporaryDirectory() as folder:
         wiring = Wiring(Path(folder), partitions, slice_size, seed)
@@ -39,7 +39,7 @@ def test_the_best_of_each_prompt_stay_however_the_work_is_cut(rows, most, partit
 
 
 @pytest.mark.parametrize(("most", "dropped"), [(1, [0, 1, 3]), (2, [0, 1]), (4, [])])
-def test_correct_and_short_answers_stay(tmp_path, most, dropped):
+def test_correct_and_short_answers_are_kept(tmp_path, most, dropped):
     lengths = np.array([900, 100, 300, 400])
     ranks = ranks_of(np.array([1.0, 0.0, 1.0, 1.0]), -lengths)
     table = Wiring(tmp_path, partitions=1).cap(documents([""] * 4, ranks), large(["p"] * 4), most)

@@ -72,7 +72,7 @@ def test_a_question_is_found_however_it_is_written():
     }
 
 
-def test_runs_are_those_of_a_comparison():
+def test_runs_match_a_full_comparison():
     generator = random.Random(5)
     rows = [prose(generator, generator.randint(5, 60)) for _ in range(300)]
     files = {"one": rows[:150], "two": [*rows[150:], rows[3]]}

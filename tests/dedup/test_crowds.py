@@ -56,7 +56,7 @@ def test_who_fills_one_form_is_compared_with_all_who_do(tmp_path, filled):
 
 
 @pytest.mark.parametrize("words", [8, 3000])
-def test_what_goes_is_what_goes_when_every_pair_is_compared(tmp_path, words):
+def test_drops_match_all_pairs(tmp_path, words):
     texts = forms(VOCABULARY[:words], 300)
     ranks = [number * 31 % 7 for number in range(len(texts))]
     found = edges(Wiring(tmp_path).near(documents(texts, ranks)))
@@ -124,7 +124,7 @@ def test_small_buckets_and_large_ones_are_compared_the_same(tmp_path, monkeypatc
         )
     )
 )
-def test_who_surely_goes_goes_whatever_the_crowds_hold(graph):
+def test_certain_drops_do_not_depend_on_crowds(graph):
     ranks, alike, crowded = graph
     rows = [
         {"better": one, "worse": other, "jaccard": 0.9}

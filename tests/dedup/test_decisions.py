@@ -17,7 +17,7 @@ def gone(*numbers):
     return pa.table({"dropped": pa.array(numbers, pa.int64())})
 
 
-def test_each_step_sees_what_the_one_before_has_left(tmp_path):
+def test_each_step_sees_the_rest_of_the_previous_one(tmp_path):
     generator = random.Random(3)
     originals = [prose(generator, 80) for _ in range(60)]
     copies = [f"  {text}\n" for text in originals[:10]]
@@ -43,7 +43,7 @@ def test_each_step_sees_what_the_one_before_has_left(tmp_path):
     assert table["number"].to_pylist() == sorted(table["number"].to_pylist())
 
 
-def test_without_drops_nothing_goes():
+def test_without_drops_all_rows_are_kept():
     assert dropped({}).equals(DROPPED.empty_table())
     assert dropped({"dup_exact": EDGES.empty_table(), "cap": gone()}).equals(DROPPED.empty_table())
 

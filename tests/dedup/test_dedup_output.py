@@ -54,7 +54,7 @@ def table_of(paths):
     return pa.concat_tables(pq.read_table(path) for path in paths)
 
 
-def test_rows_that_stay_are_the_bytes_that_were_read(tmp_path):
+def test_kept_rows_keep_their_bytes(tmp_path):
     _, manifest = prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
     (path,) = published(tmp_path / "out")
     assert lines_of(path) == [*CLEAN, ROWS[5]]
@@ -75,7 +75,7 @@ def test_rows_that_stay_are_the_bytes_that_were_read(tmp_path):
     assert verify(str(tmp_path / "out"), inspect_rows).problems == []
 
 
-def test_rows_are_marked_without_a_look_at_what_they_hold(tmp_path):
+def test_marking_does_not_parse_rows(tmp_path):
     _, manifest = prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out", mode="tag")
     (path,) = published(tmp_path / "out")
     lines = lines_of(path)
@@ -111,7 +111,7 @@ def parquet_of(path):
 
 
 @pytest.mark.parametrize(("shard_size", "files"), [(1, 2), (1 << 30, 1)])
-def test_rows_of_parquet_keep_all_of_their_columns_and_are_marked_in_others(tmp_path, shard_size, files):
+def test_parquet_rows_keep_all_columns_when_marked(tmp_path, shard_size, files):
     whole = parquet_of(tmp_path / "a.parquet")
     _, manifest = prepare(blend_of(tmp_path / "a.parquet"), tmp_path / "out", shard_size=shard_size)
     found = table_of(published(tmp_path / "out"))
@@ -147,7 +147,7 @@ def split_blend(tmp_path):
     return {split: [{**source, "path": str(tmp_path / split)}] for split in ("train", "valid", "test")}
 
 
-def test_what_stands_in_two_splits_stays_in_the_first_and_the_output_is_a_blend(tmp_path):
+def test_rows_in_two_splits_are_kept_in_the_first(tmp_path):
     out = tmp_path / "out"
     _, manifest = prepare(split_blend(tmp_path), out)
     (train,), (valid,) = published(out, "train/a"), published(out, "valid/a")
@@ -166,7 +166,7 @@ def test_what_stands_in_two_splits_stays_in_the_first_and_the_output_is_a_blend(
     assert [path.read_bytes() for path in published(tmp_path / "again", "train/a")] == [train.read_bytes()]
 
 
-def test_one_file_in_two_data_sets_stays_in_the_first(tmp_path):
+def test_file_in_two_datasets_is_kept_in_the_first(tmp_path):
     path, bad = write_rows(tmp_path / "a.jsonl", ROWS), write_rows(tmp_path / "bad.jsonl", [b"{broken", b""])
     blend = {"datasets": [{"name": name, "path": str(path if name < "bad" else bad)} for name in ("a", "b", "bad")]}
     _, manifest = prepare(blend, tmp_path / "out")
@@ -180,7 +180,7 @@ def test_one_file_in_two_data_sets_stays_in_the_first(tmp_path):
     assert verify(str(tmp_path / "tagged"), inspect_rows).problems == []
 
 
-def test_evaluations_and_prompts_that_cannot_be_held_are_told_of(tmp_path):
+def test_impossible_evaluations_and_prompts_are_reported(tmp_path):
     exam = write_rows(tmp_path / "exam.jsonl", [{"text": "too short"}, {"text": TEXT}])
     rows = [{"text": "one", "topic": "t"}, {"text": "one more", "topic": "t"}, {"text": f"Now: {VERSION}"}]
     blend = blend_of(write_rows(tmp_path / "a.jsonl", rows))
@@ -199,7 +199,7 @@ def test_evaluations_and_prompts_that_cannot_be_held_are_told_of(tmp_path):
     assert not (tmp_path / "out/hits.parquet").exists()
 
 
-def test_documents_without_blanks_are_compared_and_it_is_said_by_which_units(tmp_path):
+def test_units_of_text_without_spaces_are_reported(tmp_path):
     generator = random.Random(0)
     texts = [
         written(generator, "Chinese", 60),
@@ -222,7 +222,7 @@ def test_documents_without_blanks_are_compared_and_it_is_said_by_which_units(tmp
     assert duplicates["not_compared"] == {"documents": 0, "first": []}
 
 
-def test_documents_that_meet_a_bound_and_stay_are_counted_and_named(tmp_path, monkeypatch):
+def test_bounded_documents_are_counted_and_named(tmp_path, monkeypatch):
     monkeypatch.setattr("tokenmill.tasks.dedup.near.COMPARED", 3)
     texts = forms(VOCABULARY, 120)
     _, manifest = prepare(blend_of(write_lines(tmp_path / "a.jsonl", texts)), tmp_path / "out")
@@ -280,7 +280,7 @@ def test_the_output_has_the_budget_and_the_facts_of_the_input(tmp_path):
     assert written == {**budget, "datasets": [{**source, "path": str(tmp_path / "out/data/a")}]}
 
 
-def test_a_dry_run_tells_what_is_signed_and_why_not(tmp_path):
+def test_dry_run_shows_signed_slices_and_reasons(tmp_path):
     write_rows(tmp_path / "in/a.jsonl", ROWS)
     (tmp_path / "in/b.docx").touch()
     blend = {"datasets": [{"name": "a", "path": str(tmp_path / "in")}]}
@@ -307,7 +307,7 @@ def test_a_dry_run_tells_what_is_signed_and_why_not(tmp_path):
         ({}, {"near_on": "prompt"}, "near_on: unknown key"),
     ],
 )
-def test_what_cannot_be_deduplicated_is_an_error_before_anything_starts(tmp_path, source, chosen, message):
+def test_unusable_inputs_fail_before_the_start(tmp_path, source, chosen, message):
     parquet_of(tmp_path / "a.parquet")
     blend = {"datasets": [{"name": "a", "path": str(tmp_path / "a.parquet"), **source}]}
     with pytest.raises(InputError, match=message):
@@ -325,7 +325,7 @@ def test_rows_that_were_decided_and_are_not_there_are_an_error(tmp_path, monkeyp
         build(decided, decisions, decided.plan.pending)
 
 
-def test_shards_that_do_not_add_up_to_what_was_decided_are_not_published(tmp_path):
+def test_shards_that_contradict_decisions_are_not_published(tmp_path):
     decided, _ = prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
     decisions = decided.found.decisions
     other = replace(decisions, facts={**decisions.facts, "tally": {"kept": 4, "exact_duplicate": 1}})
@@ -342,7 +342,7 @@ def test_shards_that_do_not_add_up_to_what_was_decided_are_not_published(tmp_pat
         (b'{"a": 1}\n{broken\n', "cannot be read"),
     ],
 )
-def test_rows_that_are_no_objects_are_told_of(tmp_path, content, problem):
+def test_non_object_rows_are_reported(tmp_path, content, problem):
     decided, _ = prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
     (key,), store = decided.plan.keys, decided.plan.store
     receipt = store.receipt(key)
@@ -352,7 +352,7 @@ def test_rows_that_are_no_objects_are_told_of(tmp_path, content, problem):
     assert problem in found
 
 
-def test_decisions_that_are_not_what_they_were_or_of_another_run_are_not_applied(tmp_path):
+def test_changed_or_foreign_decisions_are_not_applied(tmp_path):
     files = [write_rows(tmp_path / f"{count}.jsonl", ROWS[:count]) for count in (3, 7)]
     one, other = (decisions_of(prepare(blend_of(file), tmp_path / file.stem)[0]) for file in files)
     content = Path(other.uri).read_bytes()

@@ -85,7 +85,7 @@ def planted(seed):
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [1 << 40, 15_000])
-def test_what_goes_is_what_a_comparison_of_all_pairs_finds(tmp_path, many_partitions, seed, size):
+def test_drops_match_a_comparison_of_all_pairs(tmp_path, many_partitions, seed, size):
     texts, exact, near = planted(seed)
     slices = slices_of(tmp_path, size, one=texts[:70], two=texts[70:120], three=texts[120:])
     names = [f"{each.name}#{row}" for each in slices for row in range(rows_of(each))]
@@ -133,7 +133,7 @@ def test_partitions_are_a_power_of_two_of_128_megabytes(source_bytes, partitions
     ("chosen", "documents"),
     [(["blank"], 0), (["bad", "blank"], 0), (["wordless"], 3), (["blank", "wordless", "bad", "good"], 7)],
 )
-def test_slices_without_documents_are_no_trouble(tmp_path, monkeypatch, chosen, documents):
+def test_slices_without_documents(tmp_path, monkeypatch, chosen, documents):
     monkeypatch.setattr("tokenmill.tasks.dedup.rounds.PARTITION_BYTES", 20)
     files = {
         "blank": [b"", b" "],
@@ -154,7 +154,7 @@ def test_slices_without_documents_are_no_trouble(tmp_path, monkeypatch, chosen, 
     assert outcomes(found, slices) == {name: what for name, what in expected.items() if name.split("@")[0] in chosen}
 
 
-def test_a_file_that_is_there_twice_goes_once(tmp_path):
+def test_duplicate_file_is_dropped_once(tmp_path):
     texts, exact, _ = planted(0)
     once, run = slices_of(tmp_path, 15_000, a=texts), Run()
     alone = decisions_about(once, tmp_path / "alone")
@@ -193,7 +193,7 @@ def test_a_choice_costs_only_the_rounds_that_it_concerns(tmp_path, choices, roun
     assert run.built == rounds
 
 
-def test_names_have_no_part_in_signatures(tmp_path):
+def test_names_do_not_affect_signatures(tmp_path):
     slices, run = slices_of(tmp_path, a=["one", "two", "one"]), Run()
     decisions_about(slices, tmp_path)
     renamed = [DocumentSlice(each.reader, each.part, each.options, "b") for each in slices]
@@ -202,7 +202,7 @@ def test_names_have_no_part_in_signatures(tmp_path):
     assert outcomes(found, renamed) == {"b#2": ("exact_duplicate", "b#0")}
 
 
-def test_versions_are_told_apart_by_the_threshold(tmp_path):
+def test_versions_below_the_threshold_are_kept(tmp_path):
     generator = random.Random(0)
     text = prose(generator, 100)
     slices = slices_of(tmp_path, a=[text, edited(generator, text, 1)])  # 91 of 101 runs
@@ -210,7 +210,7 @@ def test_versions_are_told_apart_by_the_threshold(tmp_path):
     assert decisions_about(slices, tmp_path, threshold=0.91).tally == {"kept": 2}
 
 
-def test_the_shortest_of_a_prompt_stay_and_duplicates_do_not_count(tmp_path):
+def test_shortest_answers_are_kept_without_counting_duplicates(tmp_path):
     texts = ["a long answer", "short", "short", "an answer", "a longer answer", "none"]
     topics = ["sum", "sum", "sum", "sum", "product", None]
     rows = [{"text": text, "at": {"topic": topic}} for text, topic in zip(texts, topics, strict=True)]
@@ -271,7 +271,7 @@ def test_evaluations_that_have_a_hole_or_are_not_there_are_an_error(tmp_path, pl
         decisions_about(slices_of(tmp_path, a=["one"]), tmp_path, evaluations=blend)
 
 
-def test_decisions_are_found_by_their_hash_and_are_what_they_were(tmp_path):
+def test_decisions_are_found_by_hash_and_unchanged(tmp_path):
     slices = slices_of(tmp_path, a=["one", "one"], b=["two", "two", "one"], c=["three"], d=["four"])
     found = decisions_about(slices, tmp_path)
     assert found.digests[2] == found.digests[3]
@@ -288,7 +288,7 @@ def test_a_round_that_leaves_gaps_is_an_error(tmp_path):
         decisions_about(slices, tmp_path, lambda *_, **__: ())
 
 
-def test_what_is_compared_is_part_of_the_identity(tmp_path):
+def test_compared_fields_are_part_of_the_identity(tmp_path):
     slices = slices_of(tmp_path, a=["one"])
     store = Store(str(tmp_path), KIND)
     signed = {
@@ -301,7 +301,7 @@ def test_what_is_compared_is_part_of_the_identity(tmp_path):
     assert len({shard.key for shard in planned_rounds(other, DedupChoices(), store)[0]} - signed) == 2
 
 
-def test_what_is_gone_takes_no_place_of_a_prompt(tmp_path):
+def test_dropped_rows_do_not_count_for_the_cap(tmp_path):
     generator = random.Random(0)
     text = prose(generator, 100)
     rows = [
@@ -334,7 +334,7 @@ def harmony_slice(folder, rows):
     return DocumentSlice("harmony", stored_conversations(folder, named))
 
 
-def test_conversations_are_compared_by_what_was_said_and_the_most_correct_stay(tmp_path):
+def test_conversations_are_compared_by_text_and_the_most_correct_kept(tmp_path):
     generator = random.Random(0)
     long, questions = prose(generator, 200), [prose(generator, 30) for _ in range(3)]
     answers = [prose(generator, 30) for _ in range(6)]

@@ -45,7 +45,7 @@ def found(table):
     return {row["dropped"]: (row["kept"], row["group"]) for row in table.to_pylist()}
 
 
-def test_white_space_composition_and_gaps_between_numbers_make_no_difference(tmp_path):
+def test_whitespace_composition_and_number_gaps_are_ignored(tmp_path):
     texts = ["something else", *VARIANTS, "A caf\u00e9 by the mill", "a cafe by the mill"]
     assert edges(Wiring(tmp_path).exact(documents(texts))) == {2: (1, 1.0), 3: (1, 1.0)}
     whole = documents(["a", "b", "a"], numbers=[5, 2**40, 2**41])
@@ -70,7 +70,7 @@ def test_files_may_lie_in_an_object_store_and_be_read_as_several_slices(tmp_path
     seed=st.integers(0, 9),
 )
 @example(rows=[], partitions=2, slice_size=1, seed=0)
-def test_duplicates_are_those_of_a_dictionary_however_the_work_is_cut(rows, partitions, slice_size, seed):
+def test_duplicates_match_a_dictionary_for_any_cut(rows, partitions, slice_size, seed):
     texts, ranks = [text for text, _ in rows], [rank for _, rank in rows]
     with TemporaryDirectory() as folder:
         wiring = Wiring(Path(folder), partitions, slice_size, seed)

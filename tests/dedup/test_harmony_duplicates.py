@@ -103,7 +103,7 @@ def said(row):
 
 
 @pytest.mark.slow
-def test_copies_are_marked_with_the_row_that_stays_for_them(normalized):
+def test_copies_are_marked_with_the_kept_row(normalized):
     rows, groups = by_name(normalized["tag"][0]), {}
     for name, row in rows.items():
         groups.setdefault(name.replace("~", "=").partition("=")[0], []).append(row)
@@ -126,7 +126,7 @@ def test_copies_are_marked_with_the_row_that_stays_for_them(normalized):
 
 
 @pytest.mark.slow
-def test_edges_name_the_rows_that_go_and_those_that_stay_for_them(normalized):
+def test_edges_name_dropped_and_kept_rows(normalized):
     out, _, manifest = normalized["tag"]
     edges = pq.read_table(out / "edges.parquet").to_pylist()
     rows = rows_of(out)
@@ -138,13 +138,13 @@ def test_edges_name_the_rows_that_go_and_those_that_stay_for_them(normalized):
     assert (out / "edges.parquet").read_bytes() == (normalized["drop"][0] / "edges.parquet").read_bytes()
 
 
-def test_what_is_dropped_is_what_would_be_marked(normalized):
+def test_dropped_rows_are_the_marked_ones(normalized):
     marked, left = published(normalized["tag"][0]), published(normalized["drop"][0])
     assert left == {split: [row for row in rows if row["dedup_outcome"] == "kept"] for split, rows in marked.items()}
     assert sum(map(len, marked.values())) - sum(map(len, left.values())) == len(EXACT) + NEAR
 
 
-def test_duplicates_left_alone_are_the_normalized_rows_themselves(normalized):
+def test_mode_off_keeps_normalized_rows(normalized):
     out, plan, manifest = normalized["off"]
     marked, alone = published(normalized["tag"][0]), published(out)
     unmarked = {split: [row | dict.fromkeys(MARKS) for row in rows] for split, rows in marked.items()}
@@ -233,7 +233,7 @@ def test_instructions_and_tools_do_not_make_conversations_alike(tmp_path):
 
 
 @pytest.mark.parametrize(("near_on", "outcome"), [("prompt", "near_duplicate"), ("conversation", "kept")])
-def test_questions_can_be_compared_alone(tmp_path, near_on, outcome):
+def test_questions_can_be_compared_separately(tmp_path, near_on, outcome):
     generator = random.Random(4)
     question = prose(generator, 30)
     rows = [talk("long", question, prose(generator, 40)), talk("short", question, prose(generator, 20))]
@@ -268,7 +268,7 @@ def exam(folder, *texts):
     return {"datasets": [{"name": "exam", "path": str(path)}]}
 
 
-def test_rows_with_words_of_an_evaluation_are_marked_and_the_hits_say_where(tmp_path):
+def test_contaminated_rows_are_marked_with_hits(tmp_path):
     rows, generator = talks(6, ["innocent", "guilty"]), random.Random(7)
     question = prose(generator, 20)
     row = rows["guilty"]
@@ -323,7 +323,7 @@ def proofs(out):
     return {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in out.glob("shards/*/*/receipt.json")}
 
 
-def test_what_has_nothing_to_do_with_a_new_data_set_is_not_built_again(tmp_path):
+def test_unrelated_shards_are_not_rebuilt_for_new_datasets(tmp_path):
     paths = {
         name: write_rows(tmp_path / f"{name}.jsonl", talks(name, [f"{name}{n}" for n in range(5)]).values())
         for name in "abc"
@@ -354,7 +354,7 @@ def test_a_better_copy_elsewhere_marks_anew_the_shard_it_concerns(tmp_path):
     assert found["a0"]["dup_of"] == found["c0"]["row_id"]
 
 
-def test_no_place_of_the_store_is_in_what_is_published(normalized):
+def test_store_paths_are_not_published(normalized):
     out, _, manifest = normalized["tag"]
     for entry in [*manifest["shards"], *manifest["derived"]["shards"]]:
         assert entry["file"].startswith(str(out.parent / "in"))

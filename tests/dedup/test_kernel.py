@@ -29,7 +29,7 @@ def ragged(lists):
 )
 @given(texts=st.lists(st.lists(PARTS, max_size=12).map(" ".join), max_size=5))
 @example(texts=["", "中 文and ไทย", "x" * 41 + "中" + "y" * 100, "12345678 123456789 1234567812345678 a\x00"])
-def test_shingles_are_those_of_plain_python(length, texts):
+def test_shingles_match_plain_python(length, texts):
     found = normalized(large(texts))
     weights = dict(zip(KINDS, length.by_kind.tolist(), strict=True))
     expected = [reference.shingles(units(text), weights, length.parts) for text in found.to_pylist()]
@@ -37,7 +37,7 @@ def test_shingles_are_those_of_plain_python(length, texts):
 
 
 @given(lists=st.lists(st.lists(NUMBERS, min_size=1, max_size=40), min_size=1, max_size=9))
-def test_band_keys_are_those_of_plain_python(lists):
+def test_band_keys_match_plain_python(lists):
     found = Shingles(*ragged(lists))
     assert band_keys(found).tolist() == [reference.keys(sketch) for sketch in reference.sketches(found)]
 
@@ -66,7 +66,7 @@ def test_keys_that_occur_again_are_found_with_few_others():
     assert found.sum() < 25_000 + 0.15 * len(alone)
 
 
-def test_bounds_and_types_that_do_not_fit_are_refused():
+def test_wrong_bounds_and_types_are_rejected():
     values, pair = np.arange(4, dtype=np.uint64), np.zeros((1, 2), np.int64)
     for bounds in ([0, 5], [-1, 4], [0, 3, 2, 4]):
         with pytest.raises(ValueError, match="bounds"):

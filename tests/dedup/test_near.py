@@ -134,7 +134,7 @@ def test_versions_that_are_cut_in_other_units_are_compared_by_those_they_share(t
     assert edges(Wiring(tmp_path).near(documents(texts))).keys() == {1, 3}
 
 
-def test_what_a_document_is_made_of_is_written_down(tmp_path):
+def test_parts_of_a_document_are_recorded(tmp_path):
     texts = ["two words", "漢字 かな word", "", "ภาษา", library()[:100]]
     mostly = sign_near(documents(texts), f"{tmp_path}/bands", f"{tmp_path}/shingles", 1)
     found = read_partition([f"{tmp_path}/shingles.units"], 0, 1, MADE_OF).to_pylist()
@@ -150,7 +150,7 @@ def test_what_a_document_is_made_of_is_written_down(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_is_left_holds_no_pair_and_whoever_goes_has_a_witness(tmp_path, seed):
+def test_no_pair_remains_and_drops_have_a_witness(tmp_path, seed):
     texts, alike = planted(seed)
     ranks = [number * 31 % 5 for number in range(len(texts))]
     whole = documents(texts, ranks)
@@ -271,7 +271,7 @@ def test_candidates_are_the_leaders_of_each_bucket_with_all_others(monkeypatch, 
     assert {*found} == expected
 
 
-def test_without_documents_there_are_no_candidates(tmp_path):
+def test_no_candidates_without_documents(tmp_path):
     assert list(candidate_pairs(buckets_of(BANDS_SCHEMA.empty_table()))) == []
     assert Wiring(tmp_path).near(documents(["", "a"])).num_rows == 0
     assert near.resolve([]).num_rows == 0

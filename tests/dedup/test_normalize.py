@@ -49,7 +49,7 @@ def test_a_slice_of_texts_is_normalized_as_the_whole_is():
     assert normalized(texts.slice(1, 3)).to_pylist() == ["", "c d", ""]
 
 
-def test_case_and_punctuation_stay_but_not_in_bare_words():
+def test_case_and_punctuation_are_kept_except_in_bare_words():
     texts = large(["The mill's wheel, (re)built in 1802:\nÉté!", "Cafe\u0301 - 北京。 \u0915\u093f"])
     assert normalized(texts).to_pylist() == ["The mill's wheel, (re)built in 1802: Été!", "Café - 北京。 \u0915\u093f"]
     assert normalized_words(texts).to_pylist() == ["the mill s wheel re built in 1802 été", "café 北京 \u0915\u093f"]

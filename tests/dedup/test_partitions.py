@@ -39,7 +39,7 @@ def read(place):
 
 
 @pytest.mark.slow
-def test_no_bit_of_a_file_of_a_round_changes_what_is_read(shard):
+def test_flipped_bits_in_round_files_are_detected(shard):
     store, key, place = shard
     whole, expected, refused = Path(place).read_bytes(), read(place), []
     for number in np.random.default_rng(BITS).choice(8 * len(whole), BITS, replace=False).tolist():
@@ -56,7 +56,7 @@ def test_no_bit_of_a_file_of_a_round_changes_what_is_read(shard):
 
 
 @pytest.mark.parametrize("length", [0, 1, 100, -1])
-def test_a_file_that_was_cut_short_is_refused(shard, length):
+def test_truncated_files_are_rejected(shard, length):
     store, key, place = shard
     Path(place).write_bytes(Path(place).read_bytes()[:length])
     with pytest.raises(RunError, match="damaged"):
@@ -64,7 +64,7 @@ def test_a_file_that_was_cut_short_is_refused(shard, length):
     assert store.receipt(key) is None, "so that the next run builds it anew"
 
 
-def test_a_file_of_other_batches_is_refused(tmp_path):
+def test_files_with_different_batches_are_rejected(tmp_path):
     """Batches that are whole in themselves, but not those that were written, or not all of them."""
     table = pa.table({"key": pa.array(range(3), pa.uint64())})
     place = str(tmp_path / "dedup/key/rows.arrow")
@@ -81,7 +81,7 @@ def test_a_file_of_other_batches_is_refused(tmp_path):
             [*tables(place, 0, 1)]
 
 
-def test_signed_slices_are_what_its_name_says(tmp_path):
+def test_signed_slices_match_their_name(tmp_path):
     store, slices = Store(str(tmp_path), "dedup"), SignedSlices(("key", "other"), ("a", "b"))
     place = slices.publish(store)
     assert SignedSlices.load(place) == slices

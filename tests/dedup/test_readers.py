@@ -66,7 +66,7 @@ def parquet(tmp_path, rows):
     return tmp_path / "a.parquet"
 
 
-def test_ids_and_prompts_are_those_of_the_same_row(tmp_path, monkeypatch):
+def test_ids_and_prompts_belong_to_the_same_row(tmp_path, monkeypatch):
     monkeypatch.setattr("tokenmill.tasks.sources.parquet_batches.MAX_BATCH_ROWS", 2)
     chosen = options(id_field="id", cap_by="at.topic")
     lines = list(read_text(part_of(write_rows(tmp_path / "a.jsonl", [b"{", b"", *ROWS])), chosen, "conversation"))
@@ -122,7 +122,7 @@ def harmony_file(tmp_path, texts):
         ("prompt", "What is flour? And bran?"),
     ],
 )
-def test_a_conversation_is_compared_by_what_was_said(tmp_path, near_on, view):
+def test_conversations_are_compared_by_their_text(tmp_path, near_on, view):
     text = render(CONVERSATION)
     found = list(read_harmony(harmony_file(tmp_path, [text] * 3), {}, near_on))
     assert texts_in(found, "names") == ["row0", "row1", "row2"]
@@ -136,7 +136,7 @@ def test_a_conversation_is_compared_by_what_was_said(tmp_path, near_on, view):
 
 
 @pytest.mark.parametrize("first", ["\u0338", "\u0327\u0338", " \n", "e\u0301", "|>", "<|"])
-def test_no_beginning_of_a_body_hides_what_was_said(tmp_path, first):
+def test_body_prefixes_do_not_hide_text(tmp_path, first):
     text = render([HarmonyMessage("user", f"{first} Why?\n"), *CONVERSATION[4:5]])
     (found,) = read_harmony(harmony_file(tmp_path, [text]), {}, "conversation")
     (view,) = found.views.to_pylist()
@@ -144,7 +144,7 @@ def test_no_beginning_of_a_body_hides_what_was_said(tmp_path, first):
     assert view == " ".join(view.split())
 
 
-def test_a_text_that_is_no_harmony_is_an_error(tmp_path):
+def test_non_harmony_text_is_an_error(tmp_path):
     with pytest.raises(RunError, match="a normalized row is not valid Harmony"):
         list(read_harmony(harmony_file(tmp_path, ["plain"]), {}, "conversation"))
 

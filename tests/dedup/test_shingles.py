@@ -69,7 +69,7 @@ def test_hashes_of_many_words_are_distinct_and_evenly_spread():
 
 
 @given(texts=TEXTS)
-def test_similarity_is_that_of_python_sets(texts):
+def test_similarity_matches_python_sets(texts):
     texts = [text for text in texts if text.strip()]
     pairs = np.array([*combinations(range(len(texts)), 2)], np.int64).reshape(-1, 2)
     found = similarities(sets_of(shingles(normalized(large(texts)), 2)), pairs)
@@ -113,7 +113,7 @@ def alike(similarity, pairs, size=60, seed=0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("similarity", [0.0, 0.2, 0.5, 0.8, 0.95])
-def test_sketches_agree_as_often_as_the_similarity_says(similarity):
+def test_sketches_agree_with_the_similarity(similarity):
     sets, exactly = alike(similarity, 2000)
     sketches = reference.sketches(sets)
     assert sketches.shape == (4000, BANDS * ROWS)
@@ -132,7 +132,7 @@ def test_bands_are_shared_with_the_odds_of_the_formula(similarity):
     assert abs(found - odds) <= 6 * math.sqrt(odds * (1 - odds) / 3000) + 1e-4
 
 
-def test_a_band_is_never_taken_for_another():
+def test_bands_are_never_confused():
     same = np.full(BANDS * ROWS, 7, np.uint32)
     keys = np.array(reference.keys(same))
     assert len({*keys.tolist()}) == BANDS

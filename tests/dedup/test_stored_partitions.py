@@ -23,7 +23,7 @@ def keys():
         yield keys
 
 
-def test_a_partition_costs_what_it_holds(keys, monkeypatch):
+def test_partition_memory_matches_its_size(keys, monkeypatch):
     fetch, fetched = getattr(S3File, "_fetch_range"), []  # noqa: B009 - what s3fs asks the store for
 
     def counting(self, start, stop):

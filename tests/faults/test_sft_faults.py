@@ -72,7 +72,7 @@ def before():
     return descriptors()
 
 
-def test_a_preparation_closes_what_it_opens_and_leaves_nothing_strange(preparation, before):
+def test_preparation_closes_files_and_leaves_no_foreign_ones(preparation, before):
     preparation.clear()
     preparation.run()
     assert descriptors() == before
@@ -85,7 +85,7 @@ def failing(preparation, error, **changed):
         preparation.run(**changed)
 
 
-def test_a_preparation_that_fails_closes_what_it_opened(preparation, before):
+def test_failed_preparation_closes_files(preparation, before):
     failing(preparation, BadRowError, on_bad_row="fail")
     failing(preparation, RunError, on_oversize="error", pack_size=40)
     for number in range(30, preparation.operations, 25):  # beyond the verdicts, which may be lost
@@ -97,7 +97,7 @@ def test_a_preparation_that_fails_closes_what_it_opened(preparation, before):
 
 
 @pytest.mark.parametrize(("where", "name"), [(SequenceWriter, "append"), (PackWriter, "_table")])
-def test_a_kill_while_sequences_are_stored_or_packed_leaves_nothing(preparation, monkeypatch, where, name):
+def test_kills_while_storing_or_packing_leave_no_files(preparation, monkeypatch, where, name):
     preparation.clear()
     called = getattr(where, name)
 
@@ -113,7 +113,7 @@ def test_a_kill_while_sequences_are_stored_or_packed_leaves_nothing(preparation,
     assert_mended(preparation, preparation.whole, "sequences")
 
 
-def test_a_full_disk_proves_nothing(preparation):
+def test_full_disk_leaves_no_receipt(preparation):
     """No file may grow beyond 4 kB."""
     preparation.clear()
 
@@ -129,7 +129,7 @@ def test_a_full_disk_proves_nothing(preparation):
     assert_mended(preparation, preparation.whole, "sequences")
 
 
-def test_packing_again_with_damaged_sequences_is_refused_and_mends_them(preparation):
+def test_packing_damaged_sequences_fails_and_repairs_them(preparation):
     preparation.clear()
     preparation.run()
     for number, tokens in enumerate((preparation.out / "shards/sft").glob("*/train.tokens")):

@@ -25,7 +25,7 @@ def lines(output, name):
     ]
 
 
-def test_rows_that_stay_keep_their_bytes_and_drops_have_the_names_of_rules(tmp_path):
+def test_kept_rows_keep_bytes_and_drops_name_rules(tmp_path):
     rows = [
         json.dumps({"n": 1, "text": GOOD}).encode().replace(b'"n": 1', b'"n":  1.50'),
         b'{"text": "too short"}',
@@ -94,7 +94,7 @@ def test_parquet_with_where_gives_the_same_rows_and_counts_the_others(tmp_path):
         ({"holdout": {"valid": 0.1}}, "holdout does not apply to filters"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(tmp_path, chosen, words):
+def test_impossible_settings_are_rejected(tmp_path, chosen, words):
     path = write_rows(tmp_path / "a.jsonl", [{"text": GOOD}])
     with pytest.raises(InputError, match=words):
         plan_here("filter", blend_of(path), tmp_path / "out", **chosen)

@@ -83,7 +83,7 @@ def test_default_verdicts_on_thousands_of_real_texts_equal_the_peers(family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "settings"), RULES, ids=str)
-def test_each_rule_alone_agrees_with_the_peer_on_real_text(family, settings):
+def test_each_rule_agrees_with_the_peer_on_real_text(family, settings):
     found = real(60, 2000)
     settings = {**OFF.get(family, {}), **settings}
     assert verdicts(family, settings, found) == peers(family, settings, found)
@@ -153,6 +153,6 @@ def test_verdicts_do_not_depend_on_the_other_texts_of_a_batch():
 
 
 @pytest.mark.slow
-def test_the_data_about_words_are_those_of_the_libraries():
+def test_word_data_match_the_libraries():
     stale = "english.json is stale; run python -m tests.filter.english_words"
     assert english_words.FILE.read_bytes() == english_words.english_words(), stale

@@ -88,7 +88,7 @@ def one_complaint(folder, command, blend, *arguments):
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_call_is_one_clear_complaint_and_leaves_nothing(case, tmp_path, blend):
+def test_wrong_call_prints_one_line_and_writes_no_files(case, tmp_path, blend):
     make, arguments, expected = WRONG[case]
     content = make(blend)
     name = content if isinstance(content, str) and content.endswith(".json") else "wrong.json"
@@ -128,7 +128,7 @@ def test_a_prefect_server_that_does_not_answer_is_a_wrong_call(tmp_path, blend):
 
 
 @pytest.mark.slow
-def test_plan_writes_one_line_of_json_and_verify_reads_what_a_preparation_printed(tmp_path, blend):
+def test_plan_prints_json_and_verify_reads_a_record(tmp_path, blend):
     result = tokenmill("plan", blend, "--format", "json", "--output-dir", tmp_path / "out", "shard_size=1kB")
     (record,) = json.loads(result.stdout).values()
     assert record["shards"]["pending"] == record["shards"]["total"] > 1
@@ -147,7 +147,7 @@ def test_plan_writes_one_line_of_json_and_verify_reads_what_a_preparation_printe
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "pipeline"])
 @pytest.mark.parametrize("text", ["steps: [", "- steps", "steps: 1\nsteps: 2"])
-def test_a_training_file_that_holds_no_settings_is_refused(tmp_path, command, text):
+def test_training_file_without_settings_is_rejected(tmp_path, command, text):
     (tmp_path / "mine.yaml").write_text(text)
     folders = [tmp_path] * (command == "train")
     refused = tokenmill(command, *folders, "--output-dir", tmp_path / "out", "--config", tmp_path / "mine.yaml")
@@ -171,7 +171,7 @@ def test_options_override_the_config_file_and_overrides_override_both(tmp_path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["plan", "verify", "--help"])
-def test_commands_that_run_no_flow_import_neither_prefect_nor_dask_and_help_reads_no_data(command, tmp_path, blend):
+def test_light_commands_import_neither_prefect_nor_dask(command, tmp_path, blend):
     prepare(str(blend), tmp_path / "out")
     arguments = {"plan": ["plan", str(blend)], "verify": ["verify", str(tmp_path / "out")], "--help": ["--help"]}[
         command
@@ -216,13 +216,13 @@ WRONG_RL = {
 
 
 @pytest.mark.parametrize("case", WRONG_RL)
-def test_a_wrong_call_for_rl_is_one_clear_complaint_before_anything_starts(case, tmp_path):
+def test_wrong_rl_call_fails_before_the_start(case, tmp_path):
     transforms, overrides, expected = WRONG_RL[case]
     said = one_complaint(tmp_path, "rl", write_blend(tmp_path, *transforms), *overrides)
     assert all(part in said for part in expected), said
 
 
-def test_transforms_are_the_same_wherever_they_are_written_and_a_dry_run_tells_by_what_is_there(tmp_path, questions):
+def test_transforms_are_equal_in_every_spelling(tmp_path, questions):
     """A preparation stands there already; a plan asks for its shard again exactly where its rows would be others."""
     out, config = tmp_path / "out", tmp_path / "settings.yaml"
     uuid, renamed = [{"select": ["uuid", "agent_ref"]}], [{"rename": {"uuid": "uuid", "asked": "question"}}]
@@ -365,7 +365,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "c
         ("rl", [CHAT] * 20, None),
     ],
 )
-def test_rows_of_another_form_are_refused_with_the_command_that_takes_them(tmp_path, command, rows, advice):
+def test_rows_of_a_different_form_name_the_command(tmp_path, command, rows, advice):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = called(command, path, "--output-dir", tmp_path / "out", "--dry-run")
@@ -389,7 +389,7 @@ def test_only_a_close_name_is_suggested(name, known, meant):
     assert closest(name, known) == meant
 
 
-def test_splits_stand_in_the_order_train_valid_test(tmp_path, blend, capsys):
+def test_splits_are_ordered_train_valid_test(tmp_path, blend, capsys):
     _, manifest = prepare(str(blend), tmp_path / "out", holdout={"valid": 0.2, "test": 0.2})
     assert list(artifact_record(manifest, "out")["pretrain"]["splits"]) == ["train", "valid", "test"]
     print_summary(manifest, "out", Console(file=sys.stderr))
@@ -433,7 +433,7 @@ def test_a_mix_is_estimated_before_a_preparation_exact_after_it_and_written_for_
     assert refused.returncode == 2
 
 
-def test_a_demo_in_the_place_of_a_file_is_refused(data):
+def test_demo_cannot_replace_a_file(data):
     done = tokenmill("demo", "--output-dir", data)
     assert (done.returncode, done.stderr) == (
         2,

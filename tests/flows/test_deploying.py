@@ -39,7 +39,7 @@ def test_an_empty_folder_gets_all_that_prefect_yaml_names(tmp_path, monkeypatch)
     assert all(Path(source.path).is_relative_to(tmp_path) for source in sources)
 
 
-def test_what_is_there_is_left_alone(tmp_path):
+def test_existing_files_are_kept(tmp_path):
     (tmp_path / "prefect.toml").write_text("[results]\n")
     assert "prefect.toml" not in write_project(tmp_path)
     assert (tmp_path / "prefect.toml").read_text() == "[results]\n"
@@ -49,7 +49,7 @@ def test_what_is_there_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("declared", ["deployments: {", "- a", "deployments:\n- {entrypoint: a.b}", "", "\0"])
-def test_a_prefect_yaml_that_declares_nothing_is_refused(declared, tmp_path, monkeypatch, capsys):
+def test_empty_prefect_yaml_is_rejected(declared, tmp_path, monkeypatch, capsys):
     (tmp_path / "prefect.yaml").write_text(declared)
     assert called_in(tmp_path, monkeypatch, "http://127.0.0.1:1/api") == 2
     assert "prefect.yaml: " in capsys.readouterr().err
@@ -72,7 +72,7 @@ def test_without_a_server_nothing_is_deployed(url, remedy, tmp_path, monkeypatch
         assert not list(tmp_path.iterdir())
 
 
-def test_only_what_is_declared_anew_is_applied():
+def test_only_new_declarations_are_applied():
     noted = {
         "parameters": digests({"same": 1, "changed": 1, "gone": 1, "back": 1}),
         "fields": digests({"tags": ["a"]}),

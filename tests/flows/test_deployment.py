@@ -204,7 +204,7 @@ def test_the_runs_log_reaches_the_server(prepared, prefect_server):
 
 
 @pytest.mark.slow
-def test_what_the_trainer_reads_is_published(prepared):
+def test_trainer_inputs_are_published(prepared):
     output, _ = prepared
     blend = json.loads((output / "blend.json").read_text())
     prefixes = blend["train"][1::2] + (blend["valid"] or [])[1::2] + (blend["test"] or [])[1::2]
@@ -214,7 +214,7 @@ def test_what_the_trainer_reads_is_published(prepared):
 
 
 @pytest.mark.slow
-def test_flow_slash_deployment_runs_and_reuses_what_is_there(prepared, clone, prefect_server):
+def test_flow_slash_deployment_reuses_shards(prepared, clone, prefect_server):
     output, _ = prepared
     result = prefect(clone, prefect_server, "deployment", "run", f"{NAME}/{NAME}", "-p", f"output_dir={output}")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -277,7 +277,7 @@ def test_runs_wait_for_whoever_works_in_their_folder_and_for_nobody_else(deploye
 
 
 @pytest.mark.slow
-def test_a_run_cancelled_at_work_leaves_no_process_and_the_next_one_finishes_it(deployed, prefect_server, tmp_path):
+def test_cancelled_run_leaves_no_process_and_is_resumed(deployed, prefect_server, tmp_path):
     """No engine supports WordPiece, so the reference takes long enough to be cancelled while it encodes."""
     source = write_lines(tmp_path / "some.jsonl", [f"{'some words about data ' * 2_000}{row}" for row in range(400)])
     chosen = {
@@ -347,7 +347,7 @@ def flow_run_of(process):
 
 
 @pytest.mark.slow
-def test_a_bare_name_that_several_have_is_refused(deployed, clone, prefect_server):
+def test_ambiguous_bare_name_is_rejected(deployed, clone, prefect_server):
     client = prefect_server.client()
     flow = client.create_flow_from_name("another-flow")
     twin = client.create_deployment(flow, NAME)
@@ -361,21 +361,21 @@ def test_a_bare_name_that_several_have_is_refused(deployed, clone, prefect_serve
 
 
 @pytest.mark.slow
-def test_a_bare_name_that_none_has_is_refused(deployed, clone, prefect_server):
+def test_unknown_bare_name_is_rejected(deployed, clone, prefect_server):
     result = prefect(clone, prefect_server, "deployment", "run", "pretrain-data-perp")
     assert result.returncode == 1
     assert "No deployment is called 'pretrain-data-perp'" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_the_plugin_stays_out_of_other_commands(monkeypatch):
+def test_plugin_ignores_other_commands(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["prefect", "deploy", "--all"])
     before = PrefectClient.read_deployment_by_name
     setup_environment(ctx=None)
     assert PrefectClient.read_deployment_by_name is before
 
 
-def test_the_plugin_does_nothing_where_prefect_has_changed(monkeypatch):
+def test_plugin_ignores_a_changed_prefect(monkeypatch):
     owner = next(base for base in PrefectClient.__mro__ if "read_deployment_by_name" in vars(base))
     monkeypatch.delattr(owner, "read_deployment_by_name")
     monkeypatch.setattr(sys, "argv", ["prefect", "deployment", "run", NAME])
@@ -384,7 +384,7 @@ def test_the_plugin_does_nothing_where_prefect_has_changed(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_plugin_loads_nothing_that_prefect_does_not(clone):
+def test_plugin_loads_no_extra_modules(clone):
     """Prefect's own modules for plugins aside, because they are what switching plugins on costs."""
     code = "import prefect, sys; print(*sys.modules)"
 
@@ -399,7 +399,7 @@ def test_the_plugin_loads_nothing_that_prefect_does_not(clone):
 
 
 @pytest.mark.slow
-def test_unknown_parameters_are_refused_by_the_server(deployed, prefect_server):
+def test_unknown_parameters_fail_on_the_server(deployed, prefect_server):
     with pytest.raises(PrefectHTTPStatusError, match="409") as refused:
         create_run(prefect_server, deployed, nope=1)
     assert "nope" in refused.value.response.json()["detail"]
@@ -426,7 +426,7 @@ def create_run(server, deployment, **parameters):
         (7, r"blend"),
     ],
 )
-def test_the_server_refuses_a_wrong_blend_at_once(deployed, prefect_server, blend, complaint):
+def test_wrong_blend_fails_on_the_server_at_once(deployed, prefect_server, blend, complaint):
     with pytest.raises(PrefectHTTPStatusError) as refused:
         create_run(prefect_server, deployed, blend=blend)
     assert re.search(complaint, refused.value.response.json()["detail"])
@@ -453,7 +453,7 @@ def test_seeds_of_64_bits_pass_the_server_whole(deployed, prefect_server, seed):
 
 
 @pytest.mark.slow
-def test_a_wrong_setting_is_refused_with_a_sentence_before_there_is_a_run(deployed, clone, prefect_server):
+def test_wrong_setting_fails_before_a_run(deployed, clone, prefect_server):
     result = prefect(clone, prefect_server, "deployment", "run", NAME, "-p", "shard_size=banana")
     assert result.returncode == 1
     assert "Validation failed for field 'shard_size'" in " ".join(result.stdout.split())
@@ -588,7 +588,7 @@ def test_entrypoint_and_default_parameters_fit_the_flow(deployment, monkeypatch)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deployment", deployments(), ids=lambda deployment: deployment["name"])
-def test_an_empty_output_folder_is_refused_by_the_server_and_by_the_flow(deployment, monkeypatch):
+def test_empty_output_folder_fails_on_server_and_flow(deployment, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     flow = load_flow_from_entrypoint(deployment["entrypoint"])
     defaults = {name: parameter.default for name, parameter in inspect.signature(flow.fn).parameters.items()}
@@ -642,7 +642,7 @@ def test_prefect_toml_has_only_settings_that_prefect_knows():
     assert list(unknown_settings(Settings, {"server": {"analytics_enable": False}})) == ["analytics_enable"]
 
 
-def test_what_the_readme_sets_at_the_server_is_what_prefect_reads(monkeypatch):
+def test_readme_server_settings_are_prefects(monkeypatch):
     """Prefect ignores variables that it does not know, and values that mean nothing are an error."""
     block = re.search(
         r"```\n(PREFECT_SERVER_SERVICES_DB_VACUUM.*?)```", (REPOSITORY / "docs/prefect.md").read_text(), re.DOTALL

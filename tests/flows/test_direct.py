@@ -79,14 +79,14 @@ def test_engines_encode_in_threads_of_this_process(tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_need_no_prefect_and_make_the_same_bytes(blend, expected, tmp_path):
+def test_workers_without_prefect_make_the_same_bytes(blend, expected, tmp_path):
     assert prepared(blend, tmp_path / "out", "--workers", "2") == ["distributed"]
     assert tree(tmp_path / "out") == expected
     assert prepared(blend, tmp_path / "out", "--workers", "2") == [], "nothing is to be built"
 
 
 @pytest.mark.slow
-def test_a_configured_server_is_told_of_little_work_too(blend, expected, tmp_path, prefect_server):
+def test_configured_server_sees_little_work_too(blend, expected, tmp_path, prefect_server):
     client, output = prefect_server.client(), str(tmp_path / "out")
     assert "prefect" in prepared(blend, tmp_path / "out", environment=prefect_server.environment)
     latest = client.read_flow_runs(sort=FlowRunSort.EXPECTED_START_TIME_DESC)  # other processes use this server
@@ -194,7 +194,7 @@ def test_an_error_that_may_pass_is_tried_again(planned, tmp_path, monkeypatch):
     ("failures", "error", "told"),
     [(4, "reset", "ConnectionReset"), (1, "defect", "ZeroDivision"), (1, "gone", "FileNotFound")],
 )
-def test_an_error_that_stays_is_told_and_other_shards_are_kept(failures, error, told, planned, tmp_path, monkeypatch):
+def test_lasting_error_is_reported_and_other_shards_kept(failures, error, told, planned, tmp_path, monkeypatch):
     monkeypatch.setattr(executor, "RETRY_SECONDS", (0, 0, 0))
     with pytest.raises(
         RunError, match=rf"1 of 3 batches failed: batch \d: {told}Error: told; finished shards are kept"

@@ -57,7 +57,7 @@ def die_once(marker):
     Store.issue = issue_or_die
 
 
-def test_workers_make_the_same_bytes_and_a_changed_weight_builds_nothing(prepared, dask_cluster, tmp_path, prefect_api):
+def test_workers_make_the_same_bytes_and_weights_rebuild_no_shard(prepared, dask_cluster, tmp_path, prefect_api):
     out, marker, deadly = tmp_path / "out", tmp_path / "killed", prepared.kind in {"sft", "rl"}
     if deadly:
         with Client(dask_cluster) as client:

@@ -43,7 +43,7 @@ def packed(blend, out, *words):
 
 
 @pytest.mark.slow
-def test_one_command_makes_packs_of_what_a_normalization_published(normal, tmp_path):
+def test_one_command_packs_a_normalization(normal, tmp_path):
     arguments = ["chat_template=harmony", "shard_size=2KB", "holdout.valid=0.1", "holdout.test=0"]
     record = packed(normal / "blend.json", tmp_path / "out", *arguments)
     assert (record["rows"], record["documents"], record["dropped"]) == (ROWS, ROWS, {})
@@ -58,7 +58,7 @@ def test_one_command_makes_packs_of_what_a_normalization_published(normal, tmp_p
 
 
 @pytest.mark.slow
-def test_chat_needs_no_normalization(blend, tmp_path):
+def test_chat_works_without_normalization(blend, tmp_path):
     assert packed(blend, tmp_path / "out", "chat_template=harmony")["documents"] == ROWS
     viewed = called("view", tmp_path / "out", "--format", "json")
     (pack,) = json.loads(viewed.stdout)["view"]["packs"]
@@ -75,7 +75,7 @@ def test_chat_needs_no_normalization(blend, tmp_path):
     ],
     ids=str,
 )
-def test_a_wrong_call_is_told_before_anything_starts(blend, tmp_path, arguments, remedy):
+def test_wrong_call_fails_before_the_start(blend, tmp_path, arguments, remedy):
     model = str(chat_vocabulary(tmp_path / "small"))
     given = [argument.replace("SMALL", model) for argument in arguments]
     done = called("sft", blend, "--output-dir", tmp_path / "out", *given)

@@ -68,7 +68,7 @@ def standing(folder, port):
         yield address, process
 
 
-def test_a_killed_scheduler_fails_the_run_and_another_finishes_it(blend, expected, tmp_path, prefect_server):
+def test_killed_scheduler_fails_the_run_and_a_retry_finishes(blend, expected, tmp_path, prefect_server):
     out, port = tmp_path / "out", free_port()
     with standing(tmp_path, port) as (address, process):
         run = start(blend, out, prefect_server, "--cluster", address)
@@ -131,9 +131,7 @@ def deployed(prefect_server):
 
 
 @pytest.mark.timeout(600)
-def test_a_run_whose_prefect_worker_is_killed_finishes_alone_and_frees_its_slot(
-    blend, expected, tmp_path, prefect_server, deployed
-):
+def test_run_survives_a_killed_prefect_worker_and_frees_its_slot(blend, expected, tmp_path, prefect_server, deployed):
     out, log = tmp_path / "out", tmp_path / "worker.log"
     client = prefect_server.client()
     environment = prefect_server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"}

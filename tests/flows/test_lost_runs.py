@@ -71,7 +71,7 @@ def test_the_next_run_in_a_folder_ends_the_one_that_was_killed_there_and_all_tha
     assert not (tmp_path / RECORD).exists()
 
 
-def test_a_run_that_another_server_knows_or_nobody_stands_in_no_ones_way(prefect_api, tmp_path):
+def test_foreign_or_orphaned_runs_do_not_block(prefect_api, tmp_path):
     (tmp_path / RECORD).write_bytes(sealed({"id": str(UUID(int=7)), "volatile": {}}))
     works_in(str(tmp_path))
     assert not (tmp_path / RECORD).exists()

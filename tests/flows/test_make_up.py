@@ -77,7 +77,7 @@ def printed(clone, environment):
         local(clone, environment, "down")
 
 
-def test_what_it_prints_runs_a_deployment_on_the_dask_cluster(printed, clone, environment):
+def test_printed_command_runs_on_the_dask_cluster(printed, clone, environment):
     url, command = re.search(r"run: +PREFECT_API_URL=(\S+) (.*)", printed).groups()
     address = re.search(r"-p (cluster=\S+)", printed)[1]
     output = clone / "prepared"
@@ -106,7 +106,7 @@ def test_what_it_prints_runs_a_deployment_on_the_dask_cluster(printed, clone, en
     assert f"(file://{output}/report.html)" in artifact.data
 
 
-def test_everything_listens_on_this_machine_alone(printed, clone):
+def test_services_listen_on_loopback_only(printed, clone):
     listening = {
         connection.laddr.ip
         for process in started(clone)
@@ -116,7 +116,7 @@ def test_everything_listens_on_this_machine_alone(printed, clone):
     assert listening == {"127.0.0.1"}
 
 
-def test_up_again_starts_nothing_twice(printed, clone, environment):
+def test_up_twice_starts_services_once(printed, clone, environment):
     before = {path.name: path.read_text() for path in (clone / "run").glob("*.pid")}
     assert set(before) == {f"{name}.pid" for name in ("server", "scheduler", "workers", "worker", "gpu-worker")}
     with SyncPrefectClient(api=f"http://127.0.0.1:{environment['PREFECT_PORT']}/api") as client:
@@ -128,7 +128,7 @@ def test_up_again_starts_nothing_twice(printed, clone, environment):
     assert {path.name: path.read_text() for path in (clone / "run").glob("*.pid")} == before
 
 
-def test_down_leaves_nothing_running(printed, clone, environment):
+def test_down_stops_all_processes(printed, clone, environment):
     assert len(started(clone)) >= 5
     local(clone, environment, "down")
     assert started(clone) == []

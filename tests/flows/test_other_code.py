@@ -73,7 +73,7 @@ def built(planned):
         (None, None),
     ],
 )
-def test_workers_that_would_build_other_data_are_refused(tmp_path, planned, environment, words):
+def test_workers_with_other_code_are_rejected(tmp_path, planned, environment, words):
     paths = tmp_path / "there"
     paths.mkdir()
     if environment:
@@ -98,7 +98,7 @@ def test_workers_that_would_build_other_data_are_refused(tmp_path, planned, envi
             assert len(client.scheduler_info()["workers"]) == 1
 
 
-def test_a_worker_that_comes_later_with_other_code_builds_nothing(planned):
+def test_late_worker_with_other_code_builds_no_shard(planned):
     kind, (shard,) = preparation("filter"), planned.plan.pending
     store = replace(planned.plan.store, built_with={"tokenmill": "0.0.1+1234abcd"})
     build = executor.build_work

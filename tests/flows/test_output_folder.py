@@ -43,7 +43,7 @@ def test_an_error_that_teaches_is_the_runs_message_and_is_raised_to_the_caller(k
     assert str(state.result(raise_on_failure=False)) == SENTENCE
 
 
-def test_its_log_has_no_traceback_but_that_of_a_defect_has(tmp_path, prefect_api):
+def test_log_has_tracebacks_of_defects_only(tmp_path, prefect_api):
     assert "Traceback" not in log_of(preparation(str(tmp_path), InputError(SENTENCE), return_state=True), prefect_api)
     log = log_of(preparation(str(tmp_path), ZeroDivisionError(), return_state=True), prefect_api)
     assert log.count("Traceback") == 2, "the task's, and the flow's"
@@ -57,19 +57,19 @@ def log_of(state, server):
     return "\n".join(messages)
 
 
-def test_what_a_person_wrote_wrongly_is_the_message_of_a_real_flow(tmp_path, prefect_api):
+def test_input_errors_are_the_flow_message(tmp_path, prefect_api):
     state = pretrain_data_prep(str(tmp_path / "none.json"), str(tmp_path / "out"), return_state=True)
     assert re.fullmatch(rf"{tmp_path}/none\.json: .*", state.message), state.message
 
 
-def test_a_run_that_has_ended_stays_as_it_ended(tmp_path, prefect_api):
+def test_ended_run_keeps_its_state(tmp_path, prefect_api):
     ended = preparation(str(tmp_path), return_state=True).state_details.flow_run_id
     (tmp_path / RECORD).write_bytes(sealed({"id": str(ended), "volatile": {}}))
     preparation(str(tmp_path))
     assert prefect_api.client().read_flow_run(ended).state.name == "Completed"
 
 
-def test_each_output_folder_has_artifacts_of_its_own(tmp_path, prefect_api, monkeypatch):
+def test_each_output_folder_has_its_own_artifacts(tmp_path, prefect_api, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     keys = [key_of(place, prefect_api) for place in ("Out A/ü", "out-a/b", str(tmp_path / "out-a" / "b"), "s3://b/out")]

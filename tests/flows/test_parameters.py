@@ -117,7 +117,7 @@ def is_of(place, location):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_server_refuses_what_a_setting_refuses(name):
+def test_server_and_setting_reject_the_same_values(name):
     parameter, models = SETTINGS[name]
     missed, caught = [], 0
     for place in dict.fromkeys(place for model in models for place in fields_of(model)):
@@ -177,7 +177,7 @@ def test_the_server_accepts_every_way_to_write_a_size(size):
         ({"blend": {"datasets": [{"name": "../up", "path": "a"}]}}, "'../up' does not match"),
     ],
 )
-def test_the_server_says_what_is_wrong(chosen, sentence):
+def test_server_explains_the_error(chosen, sentence):
     with pytest.raises(Refused, match=re.escape(sentence)):
         validate(
             DEPLOYMENTS["pretrain-data-prep"]["parameters"] | chosen,
@@ -208,14 +208,14 @@ def test_keys_of_a_file_of_rows_are_parameters_of_its_flow(tmp_path, monkeypatch
     assert f"{next(iter(keys))}: is a key of a dataset" in state.message
 
 
-def test_the_form_has_no_switch_for_remote_code():
+def test_form_hides_remote_code():
     assert "trust_remote_code" not in schema_of("pretrain-data-prep")["definitions"]["TokenizerSettings"]["properties"]
 
 
 @pytest.mark.parametrize(
     "chosen", [{"keep_versions": 0}, {"grace_seconds": -1}, {"workers": 0}, {"keep_versions": "seven"}]
 )
-def test_the_server_refuses_wrong_parameters_of_nights(chosen):
+def test_server_rejects_wrong_nightly_parameters(chosen):
     assert refused("reprep-changed-blends", chosen)
 
 

@@ -18,7 +18,7 @@ def events(server, name):
         return client._client.post("/events/filter", json=body).json()["events"]  # noqa: SLF001 - no public reader
 
 
-def test_a_preparation_is_named_tagged_and_told_and_its_output_is_an_asset_of_its_sources(tmp_path, prefect_api):
+def test_preparation_is_named_tagged_and_an_asset(tmp_path, prefect_api):
     data = write_lines(tmp_path / "some data [1]" / "a.jsonl", [f"document number {number}" for number in range(50)])
     blend = tmp_path / "news.json"
     blend.write_text(json.dumps(blend_of(data)))

@@ -58,7 +58,7 @@ def start(blend, out, server, *arguments):
     return preparation_runs.start("pretrain", blend, out, server, "shard_size=20kB", *arguments)
 
 
-def test_a_killed_worker_of_four_costs_nothing_but_time(blend, expected, tmp_path, prefect_server):
+def test_killed_worker_only_costs_time(blend, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
     process = start(blend, out, prefect_server, "--workers", "4")
     wait_for_receipts(out, 25, lambda: process.poll() is None)
@@ -140,7 +140,7 @@ def run_mapped(build, planned, **arguments):
     return mapped_flow(return_state=True)
 
 
-def test_a_run_whose_worker_dies_again_and_again_fails_and_says_so(blend, tmp_path, prefect_api):
+def test_run_fails_after_repeated_worker_deaths(blend, tmp_path, prefect_api):
     state = run_mapped(kill, planned(blend, tmp_path / "out"))
     assert state.type == StateType.FAILED
     error = state.result(raise_on_failure=False)

@@ -178,9 +178,7 @@ MOMENTS = {
         *(("in Prefect", moment) for moment in (SERVER_STARTS, BUILDS)),
     ],
 )
-def test_ctrl_c_ends_a_run_with_exit_code_130_and_leaves_no_process(
-    way, moment, blend, environment, in_prefect, tmp_path
-):
+def test_ctrl_c_exits_130_without_leftover_processes(way, moment, blend, environment, in_prefect, tmp_path):
     with preparing(blend, tmp_path / "out", environment, in_prefect if way == "in Prefect" else ()) as run:
         wait_until(lambda: MOMENTS[moment](run, tmp_path / "out", blend) or not run.runs(), SECONDS)
         kept = receipts(tmp_path / "out")
@@ -225,9 +223,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(blend, environment, in_prefect, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "how"), [("directly", signal.SIGTERM), ("in Prefect", signal.SIGKILL)])
-def test_a_run_without_a_terminal_that_a_signal_ends_leaves_no_process(
-    way, how, blend, environment, in_prefect, tmp_path
-):
+def test_signal_without_terminal_leaves_no_process(way, how, blend, environment, in_prefect, tmp_path):
     out, mark = tmp_path / "out", uuid.uuid4().hex
     command, options = [TOKENMILL, *arguments(blend, out)], in_prefect if way == "in Prefect" else []
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
@@ -289,7 +285,7 @@ pretrain_data_prep({blend!r}, {out!r}, workers=1)
 
 
 @pytest.mark.slow
-def test_a_script_that_calls_a_flow_when_it_is_imported_is_told_the_remedy(blend, environment, tmp_path):
+def test_flow_call_at_import_names_the_remedy(blend, environment, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(blend=str(blend), out=str(tmp_path / "out")))
     run = subprocess.run(
@@ -371,7 +367,7 @@ def test_a_preparation_is_whole_without_standard_streams(how, blend, environment
     assert (out / "blend.json").exists()
 
 
-def test_a_stream_that_fails_says_why_once_and_takes_the_rest():
+def test_failing_stream_is_reported_once():
     with Path("/dev/full").open("wb", buffering=0) as full, Stream(full, "utf-8", line_buffering=True) as stream:
         stream.write("first\n")
         lost = stream.lost
@@ -382,7 +378,7 @@ def test_a_stream_that_fails_says_why_once_and_takes_the_rest():
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_what_an_encoding_lacks_is_escaped_as_in_json(encoding):
+def test_unencodable_text_is_escaped_as_json(encoding):
     text = "⟦ü 🦊⟧"
     program = f"from tokenmill.flows.process import open_streams; open_streams(); print({text!a})"
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
@@ -417,7 +413,7 @@ finally:
 
 
 @pytest.mark.parametrize("how", INTERRUPTIONS)
-def test_however_ctrl_c_ends_a_process_it_says_what_to_do_and_nothing_else(how):
+def test_ctrl_c_prints_only_the_next_step(how):
     program = "import atexit, signal, time, tokenmill.flows.process as process\nprocess.end_when_interrupted()\n"
     run = subprocess.run(
         [sys.executable, "-c", program + INTERRUPTIONS[how]], capture_output=True, text=True, check=False
@@ -428,7 +424,7 @@ def test_however_ctrl_c_ends_a_process_it_says_what_to_do_and_nothing_else(how):
     )
 
 
-def test_ctrl_c_after_the_end_of_the_work_changes_nothing():
+def test_late_ctrl_c_has_no_effect():
     """Python itself makes Ctrl-C deadly again while it frees its objects."""
     program = """
 import os, signal, tokenmill.flows.process as process
@@ -451,7 +447,7 @@ NOT_WRITABLE = "/proc"
 
 
 @pytest.mark.slow
-def test_a_preparation_needs_no_home(blend, environment, tmp_path):
+def test_preparation_without_a_home(blend, environment, tmp_path):
     homeless = environment | {"HOME": NOT_WRITABLE, "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
     command = [TOKENMILL, *arguments(blend, tmp_path / "out")]
     run = subprocess.run(command, capture_output=True, text=True, env=homeless, timeout=SECONDS, check=False)

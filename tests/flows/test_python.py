@@ -134,7 +134,7 @@ def test_paths_may_be_objects(tmp_path):
         ({"text": "a", "score": np.array([1, np.inf])}, "row 2: .*not JSON compliant"),
     ],
 )
-def test_rows_that_are_no_json_objects_are_refused(tmp_path, row, message):
+def test_non_object_rows_from_python_are_rejected(tmp_path, row, message):
     with pytest.raises(InputError, match=message):
         blend_of_rows([{"text": "good"}, row], str(tmp_path / "out"))
     assert not list(tmp_path.iterdir())
@@ -158,7 +158,7 @@ MAKE = [
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_tables_of_other_libraries(tmp_path, make):
+def test_tables_from_other_libraries(tmp_path, make):
     table = pa.table(TABLE)
     if make == "duckdb":
         data = duckdb.from_arrow(table)
@@ -211,7 +211,7 @@ NO_TABLES = [
 
 
 @pytest.mark.parametrize("data", NO_TABLES, ids=type)
-def test_data_that_is_no_table(tmp_path, data):
+def test_non_tables_are_rejected(tmp_path, data):
     with pytest.raises(InputError, match=r"data: .*(table|no rows|splits train;)"):
         blend_of_rows(data, str(tmp_path / "out"))
     assert not list(tmp_path.iterdir())

@@ -66,7 +66,7 @@ def test_the_readme_shows_every_command():
 
 
 @pytest.mark.parametrize("line", of_tokenmill())
-def test_what_the_readme_calls_is_a_command_with_these_options_and_settings(line):
+def test_readme_commands_exist_with_their_options(line):
     words = shlex.split(line)[1:]
     app.parse_args(words, exit_on_error=False, print_error=False)
     overrides = [word for word in words if re.match(r"[a-z_.]+=", word)]
@@ -122,7 +122,7 @@ def test_generated_files_match_the_models(path):
     assert path.read_text("utf-8") == settings_page.generated()[path], "run python -m tests.settings_page"
 
 
-def test_the_page_of_settings_lists_each_once_and_none_that_its_command_refuses():
+def test_settings_page_lists_each_setting_once():
     rows = [line.split(" | ") for line in settings_page.page().splitlines() if line.startswith("| `")]
     assert max(Counter(tuple(row[:4]) for row in rows).values()) == 1
     assert {row[-1] for row in rows if row[0].startswith("| `holdout.")} == {"pretrain, sft, rl |"}
@@ -198,7 +198,7 @@ def test_from_a_fresh_clone_to_a_completed_run(terminal, printed):
 
 
 @pytest.mark.weekly
-def test_the_ui_is_where_the_readme_says_and_calls_this_server(terminal, printed):
+def test_ui_address_in_the_readme(terminal, printed):
     assert "<title>Prefect" in terminal.get(f"{URL}/")
     assert json.loads(terminal.get(f"{URL}/ui-settings"))["api_url"] == f"{URL}/api"
 

@@ -91,7 +91,7 @@ def tokens_of(folder, row):
     return sum(len(vocabulary.encode(text, add_special_tokens=False).ids) for text in texts)
 
 
-def test_every_row_is_published_once_as_it_should_be_and_the_record_says_so(folder, tmp_path, prefect_api):
+def test_every_row_is_published_once_and_recorded(folder, tmp_path, prefect_api):
     """Built by one preparation, published and recorded by a flow that builds nothing."""
     out = tmp_path / "out"
     planned, _ = undisturbed(folder, out)

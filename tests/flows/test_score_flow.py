@@ -104,7 +104,7 @@ def test_a_killed_run_of_two_workers_is_finished_by_one_with_the_same_bytes(pref
 
 
 @pytest.mark.slow
-def test_a_number_that_is_none_fails_the_command_publishes_nothing_and_is_noted(prefect_api, folder, tmp_path):
+def test_nan_fails_the_command_without_publishing(prefect_api, folder, tmp_path):
     out = tmp_path / "out"
     chosen = [f"{name}={value}" for name, value in settings(folder, "nll", "confused").items()]
     failed = called("score", "nll", folder / "out", "--output-dir", out, "--workers", 1, *chosen)
@@ -123,7 +123,7 @@ def test_a_number_that_is_none_fails_the_command_publishes_nothing_and_is_noted(
     assert "the run failed and didn't publish" in checked.stderr.replace("\n", " ")
 
 
-def test_a_dry_run_scores_nothing_and_knows_what_is_there(folder, expected, tmp_path):
+def test_dry_run_only_counts(folder, expected, tmp_path):
     prepare("embed", str(folder / "out"), tmp_path / "out", **settings(folder, "embed"))
     for place, pending in (
         (tmp_path / "out", 0),
@@ -145,7 +145,7 @@ def test_a_dry_run_scores_nothing_and_knows_what_is_there(folder, expected, tmp_
         ("embed", ["loss_on=final_only"], "loss_on: unknown key"),
     ],
 )
-def test_a_wrong_call_is_one_clear_complaint_and_leaves_nothing(folder, tmp_path, what, arguments, words):
+def test_wrong_score_call_prints_one_line_and_writes_no_files(folder, tmp_path, what, arguments, words):
     result = called("score", what, folder / "out", "--output-dir", tmp_path / "out", *arguments)
     assert result.returncode == 2, result.stderr
     assert words in result.stderr.replace("\n", " ")
@@ -153,7 +153,7 @@ def test_a_wrong_call_is_one_clear_complaint_and_leaves_nothing(folder, tmp_path
 
 
 @pytest.mark.slow
-def test_settings_of_the_other_score_are_refused_by_the_flow(prefect_api, folder, tmp_path):
+def test_settings_for_the_other_score_are_rejected(prefect_api, folder, tmp_path):
     state = score_candidates(str(folder / "out"), str(tmp_path), "embed", loss_on="final_only", return_state=True)
     with pytest.raises(InputError, match="loss_on: unknown key"):
         state.result()
@@ -182,7 +182,7 @@ def numbered(number):
 
 
 @pytest.mark.slow
-def test_workers_of_a_local_cluster_have_what_is_asked_for_and_numbers_of_their_own(prefect_api):
+def test_local_workers_have_resources_and_numbers(prefect_api):
     with task_runner("local", 2, {"GPU": 1}) as runner, asking_for(runner.client, {"GPU": 1}):
         futures = [runner.submit(numbered, {"number": number}) for number in range(8)]
         assert {future.result() for future in futures} <= {0, 1}
@@ -191,7 +191,7 @@ def test_workers_of_a_local_cluster_have_what_is_asked_for_and_numbers_of_their_
 
 
 @pytest.mark.slow
-def test_a_cluster_whose_workers_declare_no_gpu_is_refused_instead_of_waited_for(prefect_api):
+def test_cluster_without_declared_gpu_is_rejected(prefect_api):
     command = "`CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nthreads 1 --resources GPU=1 --name gpu-0`"
     with task_runner("local", 1, {}) as runner, pytest.raises(InputError, match=command):  # noqa: SIM117
         with asking_for(runner.client, {"GPU": 1}):
@@ -217,7 +217,7 @@ def test_the_number_of_a_worker_is_of_its_name_and_never_of_its_address(name, nu
 
 
 @pytest.mark.slow
-def test_runs_take_turns_on_gpus_where_somebody_has_said_how_many_there_are(prefect_api):
+def test_runs_take_turns_on_declared_gpus(prefect_api):
     with holding("gpu"):
         pass  # nobody has, and nothing waits
     client = prefect_api.client()

@@ -62,7 +62,7 @@ def test_without_the_password_nothing_is_run(guarded, blend, tmp_path):
     assert not (tmp_path / "out/blend.json").exists()
 
 
-def test_with_the_password_it_runs_listens_on_this_machine_alone_and_leaves_no_pickle(guarded, blend, tmp_path):
+def test_password_server_listens_on_loopback_without_pickles(guarded, blend, tmp_path):
     server, _, environment = guarded
 
     class Known:

@@ -78,7 +78,7 @@ def run(folder, out, workers):
     return sft_data_prep(str(folder / "blend.json"), str(out), workers=workers, return_state=True, **settings)
 
 
-def test_two_workers_complete_with_the_same_bytes_and_a_record_of_them(folder, expected, tmp_path, prefect_api):
+def test_two_workers_make_the_same_bytes_and_record(folder, expected, tmp_path, prefect_api):
     out = tmp_path / "out"
     state = run(folder, out, workers=2)
     assert state.is_completed()

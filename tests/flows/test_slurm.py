@@ -133,7 +133,7 @@ def read_until(process, words):
         ),
     ],
 )
-def test_a_cluster_that_cannot_come_is_told_with_slurms_words(chosen, complaint, cluster, blend, on_slurm, tmp_path):
+def test_impossible_cluster_is_reported_with_slurms_words(chosen, complaint, cluster, blend, on_slurm, tmp_path):
     process = start(blend, tmp_path / "out", on_slurm, profile(tmp_path, **chosen))
     _, said = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1
@@ -221,6 +221,6 @@ def last_checkpoint(out):
     return max((int(path.name[5:]) for path in out.glob("checkpoints/step_*")), default=0)
 
 
-def test_the_tutorial_does_what_it_says(on_slurm, tmp_path):
+def test_slurm_tutorial_works(on_slurm, tmp_path):
     needed = {name: on_slurm.environment[name] for name in ("SLURM_CONF", "PREFECT_API_URL")}
     follow("tutorial-slurm.md", [], tmp_path, **needed)

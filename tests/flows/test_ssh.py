@@ -59,7 +59,7 @@ def on_hosts(program="distributed.cli.dask_spec"):
     return [each.pid for each in processes if program in (each.info["cmdline"] or [])]
 
 
-def test_a_quiet_run_over_ssh_and_tls_publishes_the_same_bytes_and_leaves_nothing(
+def test_quiet_ssh_run_publishes_the_same_bytes_and_cleans_up(
     sshd,
     blend,
     prefect_server,
@@ -99,7 +99,7 @@ def test_hosts_that_ssh_does_not_reach_are_all_named(change, complaint, sshd, bl
     assert "Traceback" not in said
 
 
-def test_a_host_without_the_installation_is_named_with_what_its_python_says_in_a_notebook_too(sshd, tmp_path):
+def test_host_without_installation_is_named(sshd, tmp_path):
     runner = task_runner(profile(tmp_path, sshd.options, remote_python="/nowhere/python"), None, {})
 
     async def cell():

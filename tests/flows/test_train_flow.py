@@ -104,7 +104,7 @@ def command(*arguments, piped=None):
 
 
 @pytest.mark.slow
-def test_commands_piped_into_each_other_name_what_they_were_made_from(texts, undisturbed, prefect_api, tmp_path):
+def test_piped_commands_record_their_inputs(texts, undisturbed, prefect_api, tmp_path):
     out, printed = undisturbed
     (trained,) = json.loads(printed).values()
     assert trained["final_loss"] < trained["first_loss"] - 0.5
@@ -121,9 +121,7 @@ def test_commands_piped_into_each_other_name_what_they_were_made_from(texts, und
 
 
 @pytest.mark.slow
-def test_a_training_that_was_killed_goes_on_from_its_checkpoint_with_the_same_losses(
-    prefect_api, texts, undisturbed, tmp_path
-):
+def test_killed_training_resumes_with_the_same_losses(prefect_api, texts, undisturbed, tmp_path):
     out = tmp_path / "model"
     killer = threading.Thread(target=kill_trainer_after, args=(out, 4))
     killer.start()
@@ -201,7 +199,7 @@ def recording(calls, function):
     return called
 
 
-def test_a_server_is_told_the_first_lines_of_a_trainer_and_the_log_has_all(tmp_path, monkeypatch, caplog):
+def test_server_gets_first_lines_and_the_log_all(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(stage, "get_run_logger", lambda: logging.getLogger("of a run"))
     caplog.set_level(logging.INFO, "of a run")
     with logged(str(tmp_path / "training.log")) as log:
@@ -216,9 +214,7 @@ def test_a_server_is_told_the_first_lines_of_a_trainer_and_the_log_has_all(tmp_p
 
 
 @pytest.mark.slow
-def test_a_command_that_was_killed_leaves_no_trainer_and_the_next_one_reports_its_end(
-    texts, undisturbed, prefect_server, prefect_api, tmp_path
-):
+def test_killed_command_leaves_no_trainer(texts, undisturbed, prefect_server, prefect_api, tmp_path):
     out = tmp_path / "model"
     arguments = ["train", texts, *words(checkpoint_every=2), "--output-dir", str(out)]
     killed = subprocess.Popen([TOKENMILL, *arguments], env=prefect_server.environment, stderr=subprocess.DEVNULL)
@@ -279,7 +275,7 @@ def test_a_watcher_that_was_killed_before_it_wrote_the_last_steps_down_loses_non
 
 
 @pytest.mark.slow
-def test_a_training_that_says_what_to_mend_is_not_tried_again(prefect_api, texts, tmp_path):
+def test_input_error_is_not_retried(prefect_api, texts, tmp_path):
     with pytest.raises(InputError, match="more than max_epochs"):
         train_model(texts, str(tmp_path / "model"), settings(steps=100_000, max_epochs=1.0))
 
@@ -325,7 +321,7 @@ def test_the_whole_pipeline_from_blends_to_evaluated_models_offline(prefect_api,
 
 
 @pytest.mark.slow
-def test_a_pipeline_that_could_not_train_where_it_is_to_go_prepares_nothing(prefect_api):
+def test_pipeline_that_cannot_train_prepares_no_data(prefect_api):
     with pytest.raises(InputError, match="output_dir=memory://pipeline"):
         pipeline("memory://pipeline")
     assert not filesystem("memory://pipeline")[0].exists("/pipeline")
@@ -333,7 +329,7 @@ def test_a_pipeline_that_could_not_train_where_it_is_to_go_prepares_nothing(pref
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["pretrain", "sft", "rl"])
-def test_a_pipeline_whose_blends_are_not_all_there_prepares_nothing(prefect_api, tmp_path, stage):
+def test_pipeline_with_missing_blends_prepares_no_data(prefect_api, tmp_path, stage):
     settings = load_settings("pipeline-tiny")
     changed = getattr(settings, stage).model_copy(update={"blend": str(tmp_path / "nowhere.json")})
     with pytest.raises(InputError, match=r"nowhere\.json: no such blend file"):

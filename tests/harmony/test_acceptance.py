@@ -82,7 +82,7 @@ def same(ours, theirs):
 
 @given(disturbed(), DECLARED, OFF, st.integers(0, 3))
 @max_examples(400)
-def test_exactly_what_is_valid_is_accepted_and_with_the_same_parts(messages, declared, off, least):
+def test_exactly_valid_text_is_accepted_with_the_same_parts(messages, declared, off, least):
     require_agreement(composed(messages, declared), off, least)
 
 
@@ -108,7 +108,7 @@ TYPED = {"type": "object", "properties": {"id": {"type": "string"}}, "additional
 )
 @pytest.mark.parametrize("schema", [None, {"required": ["id"]}, TYPED])
 @pytest.mark.parametrize("off", [frozenset(), frozenset({"S13"}), frozenset({"S14", "S15"})])
-def test_arguments_are_judged_as_those_of_a_parsed_text(body, schema, off):
+def test_arguments_are_judged_as_in_parsed_text(body, schema, off):
     messages = [replace(each, body=body) if each.content_type == "json" else each for each in GOLDEN]
     for declared in (None, {}, {"python": None}, {"python": None, "functions.get_order": schema}):
         require_agreement(composed(messages, declared), off)
@@ -140,7 +140,7 @@ def test_the_composition_knows_whether_a_body_holds_the_beginning_of_a_tag(texts
 
 
 @pytest.mark.parametrize("name", sorted(rows.GOOD))
-def test_rows_of_every_source_are_accepted(name):
+def test_rows_from_every_source_are_accepted(name):
     for record, split in rows.GOOD[name]:
         found = CONVERTERS[name](record, split)
         found = compose(found, Policy()) if isinstance(found, Source) else found

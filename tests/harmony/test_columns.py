@@ -63,7 +63,7 @@ def test_there_is_a_column_for_every_promise():
 
 
 @pytest.mark.parametrize("name", sorted(rows.GOOD))
-def test_every_row_fits_the_schema_and_comes_back(name):
+def test_every_row_round_trips_through_the_schema(name):
     made_rows = [made(name, given, Place("d", split, "f", 0)) for given, split in rows.GOOD[name]]
     assert all(list(each) == SCHEMA.names for each in made_rows)
     assert table(made_rows).to_pylist() == made_rows
@@ -121,7 +121,7 @@ def test_messages_as_json():
     assert found[2] == {"author": "assistant", "channel": "final", "body": "Hello", "terminator": "return"}
 
 
-def test_columns_that_nobody_knows_are_refused():
+def test_unknown_columns_are_rejected():
     valid, _ = judged(CONVERTERS["harmony_text"](rows.HARMONY, ""), frozenset(), 1, None)
     with pytest.raises(KeyError, match="meta_colour"):
         row(PLACE, valid, {"meta_colour": "blue"})

@@ -152,7 +152,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_what_is_said_to_whom_on_which_channel(name):
+def test_recipients_and_channels(name):
     messages, source, expected, facts = SAID[name]
     found = composed(*messages, **source)
     assert expected in (lines(found), [line[1] for line in lines(found)])
@@ -264,7 +264,7 @@ def test_each_call_is_followed_by_its_own_result(name):
     assert faults(found.messages) == []
 
 
-def test_grouped_calls_come_before_their_results_as_these_came():
+def test_grouped_calls_precede_results_in_order():
     results = [result("r2", tool_call_id="2"), result("r1", tool_call_id="1")]
     found = composed(ASK, TWO, *results, ANSWER, policy={"parallel_calls": "grouped"})
     assert by_place(found) == ['{"n":1}', '{"n":2}', "r2", "r1"]
@@ -328,14 +328,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("messages", "source", "reason", "words"), REFUSED)
-def test_what_harmony_cannot_say_is_refused(messages, source, reason, words):
+def test_inexpressible_rows_are_rejected(messages, source, reason, words):
     found = refused(*messages, **source)
     assert found.reason == reason
     assert words in found.detail
 
 
 @pytest.mark.parametrize("policy", [{"parallel_calls": "reject"}, {"trailing": "reject"}])
-def test_nothing_is_refused_that_is_not_there(policy):
+def test_absent_parts_are_not_rejected(policy):
     found = composed(*ONE_CALL[:2], result("r", name="f"), ANSWER, policy=policy)
     assert (found.facts["meta_parallel_calls"], found.facts["meta_dropped_trailing"]) == (0, 0)
 
@@ -381,7 +381,7 @@ WITH_TEXT = {
 
 
 @pytest.mark.parametrize("where", WITH_TEXT)
-def test_text_that_looks_like_structure_is_refused(where):
+def test_text_like_structure_is_rejected(where):
     messages, source = WITH_TEXT[where](FORGED)
     found = refused(*messages, **source)
     assert found.reason == "special_in_body"
@@ -411,7 +411,7 @@ def test_every_special_string_is_found():
 @pytest.mark.parametrize(
     "text", ["<|", "|>", "<|end", "<|end|", "<|refusal|>", "<| end |>", "<|<|", "<|reserved_201089|>"]
 )
-def test_text_that_only_resembles_structure_stays(text):
+def test_text_resembling_structure_is_kept(text):
     found = composed({**ASK, "content": text}, {**ANSWER, "content": text}, policy={"special_strings": "escape"})
     assert [message.body for message in found.messages[1:]] == [text, text]
     assert found.facts["meta_escaped_strings"] == 0
@@ -532,7 +532,7 @@ REASONS = {
         trailing=st.sampled_from(["drop", "reject"]),
     ),
 )
-def test_whatever_comes_is_harmony_or_has_its_reason(messages, python, policy):
+def test_any_row_is_harmony_or_has_a_reason(messages, python, policy):
     found = compose(Source(messages, python=python), policy)
     if isinstance(found, Rejected):
         assert found.reason in REASONS
@@ -551,7 +551,7 @@ def test_whatever_comes_is_harmony_or_has_its_reason(messages, python, policy):
 
 @max_examples(30)
 @given(conversations(), POLICIES)
-def test_the_source_stays_as_it_was(source, policy):
+def test_composing_does_not_change_the_source(source, policy):
     before = json.dumps(source.messages)
     compose(source, policy)
     assert json.dumps(source.messages) == before

@@ -48,7 +48,7 @@ def lines(messages):
 
 
 @pytest.mark.parametrize(("name", "row", "split"), EVERY_ROW)
-def test_what_comes_out_is_harmony_by_all_parsers_and_all_rules(name, row, split):
+def test_output_is_harmony_for_all_parsers_and_rules(name, row, split):
     found = composed(name, row, split)
     text = render(found.messages)
     parsed = parse(text)
@@ -59,7 +59,7 @@ def test_what_comes_out_is_harmony_by_all_parsers_and_all_rules(name, row, split
 
 
 @pytest.mark.parametrize(("name", "row", "split"), EVERY_ROW)
-def test_the_record_stays_as_it_was(name, row, split):
+def test_converting_does_not_change_the_record(name, row, split):
     before = copy.deepcopy(row)
     composed(name, row, split)
     assert row == before
@@ -137,7 +137,7 @@ DECLARED = {
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_what_is_said_to_whom(name):
+def test_converted_messages(name):
     converter, row, split, before, expected = SAID[name]
     found = composed(converter, row, split)
     said = "".join(message.body for message in found.messages if message.author in {"system", "developer"})
@@ -176,7 +176,7 @@ def test_python_of_other_sources_is_a_function():
         ("harmony_text", {"text": rows.HARMONY["text"].replace("Hello", "<|endoftext|>")}, "special_in_body"),
     ],
 )
-def test_rows_without_what_is_learned_are_rejected(name, row, reason):
+def test_rows_without_trained_text_are_rejected(name, row, reason):
     found = CONVERTERS[name](row, "train")
     assert found.reason == reason
     changed = [field for field in row if row[field] != rows.PROOF.get(field)]
@@ -204,7 +204,7 @@ def test_arguments_may_be_an_array(given, bare):
     [(each, "bad_tool_arguments") for each in ('{"id": ', "[1,", "A1", 7, "7", "null", [float("nan")])]
     + [(["\ud83d"], "lone_surrogate")],
 )
-def test_arguments_that_are_no_object_reject_the_row(given, reason):
+def test_non_object_arguments_reject_the_row(given, reason):
     row = copy.deepcopy(rows.AGENTIC)
     row["messages"][2]["tool_calls"][1]["function"]["arguments"] = given
     found = CONVERTERS["agentic"](row, "tool_calling")
@@ -287,7 +287,7 @@ def test_rows_show_whether_they_are_harmony_text(row, read):
     assert composed("openai_messages", row).messages[-1].body == read
 
 
-def test_harmony_text_keeps_what_is_not_trained_on():
+def test_harmony_text_keeps_masked_parts():
     row = {**rows.HARMONY, "untrained_messages": [2]}
     assert composed("openai_messages", row).facts["untrained_messages"] == [2]
 
@@ -337,7 +337,7 @@ def test_no_record_raises(name, record):
         ("harmony-room/my-chats", "openai_messages"),
     ],
 )
-def test_a_repository_s_name_says_which_converter(path, name):
+def test_repository_name_selects_the_converter(path, name):
     assert converter_for(path) == name
 
 

@@ -138,7 +138,7 @@ def test_every_code_has_a_case():
 
 
 @pytest.mark.parametrize("value", [None, 5, b"<|start|>user<|message|>x<|end|>", ["x"], {}, float("nan")])
-def test_what_is_no_string_is_no_text(value):
+def test_non_strings_are_not_text(value):
     found = parse(value)
     assert isinstance(found, Fault)
     assert (found.code, found.name, found.offset) == ("E13", "not_str", 0)
@@ -163,7 +163,7 @@ def test_the_expression_finds_the_special_strings_and_no_other():
 
 
 @pytest.mark.parametrize("place", ["", "before ", "é😀 "])
-def test_a_body_that_holds_a_special_string_is_refused_at_its_offset(place):
+def test_special_string_in_a_body_is_rejected_at_its_offset(place):
     wrong = {}
     for special in SPECIAL_STRINGS:
         head = f"{USER}<|start|>user<|message|>{place}"
@@ -179,7 +179,7 @@ def test_a_body_that_holds_a_special_string_is_refused_at_its_offset(place):
 
 
 @pytest.mark.parametrize("special", sorted(SPECIAL_STRINGS - {"<|channel|>", "<|constrain|>", "<|message|>"})[:40])
-def test_a_header_that_holds_a_special_string_is_refused_at_its_offset(special):
+def test_special_string_in_a_header_is_rejected_at_its_offset(special):
     found = parse(f"<|start|>assistant<|channel|>fin{special}al<|message|>x<|end|>")
     assert isinstance(found, Fault)
     ending = special in {"<|start|>", "<|end|>", "<|call|>", "<|return|>"}
@@ -242,7 +242,7 @@ def test_messages_know_their_places():
     assert [each.start for each in found] == [0, len(USER), len(USER + CALL)]
 
 
-def test_a_message_and_its_place_are_told_apart():
+def test_message_and_position_are_separate():
     (one, other) = parse(USER + USER)
     assert one != other
     assert one.message == other.message == HarmonyMessage("user", "Hi")

@@ -93,7 +93,7 @@ def test_control_strings_in_bodies_are_text_as_for_the_reference(bodies):
 
 @given(conversations())
 @max_examples(100)
-def test_trained_on_is_what_a_model_writes_at_inference(messages):
+def test_trained_tokens_are_written_at_inference(messages):
     encoded = encode([messages], FULL)
     assert encoded.loss.tolist() == written_by_the_model(encoded.ids.tolist())
 
@@ -139,7 +139,7 @@ AGAIN = [
     ],
     ids=str,
 )  # fmt: skip
-def test_a_policy_names_what_is_trained_on(policy, expected):
+def test_policy_names_trained_parts(policy, expected):
     assert trained(encode([GOLDEN], policy)) == expected
 
 
@@ -186,7 +186,7 @@ def test_every_token_is_of_one_part():
     assert (encoded.ids.dtype, encoded.loss.dtype, encoded.parts.dtype) == (np.int32, np.int8, np.int8)
 
 
-def test_a_last_word_that_is_no_answer_is_not_the_final_one():
+def test_last_message_without_answer_is_not_final():
     calling = GOLDEN[:5]
     assert trained(encode([calling], LossPolicy("final_only"))) == []
     assert trained(encode([calling], FULL)) == [f"{THOUGHT}<|start|>assistant{CALLS[0]}"]
@@ -240,7 +240,7 @@ def test_scoring_sees_what_training_sees(given_conversations, policy):
             assert arrays(found) == [(scored.ids[start:stop].tolist(), scored.loss[start:stop].tolist())]
 
 
-def test_a_text_that_is_no_harmony_is_refused_with_its_place():
+def test_non_harmony_text_is_rejected_with_its_position():
     with pytest.raises(InputError, match=r"^text 1, character 24: the text ends within a body.*E04"):
         encode([render(GOLDEN), "<|start|>user<|message|>"], FULL)
 
@@ -271,7 +271,7 @@ def test_an_answer_behind_an_answer_and_a_call_behind_a_call_are_prompted_for():
     assert encoded.loss.tolist() == written_by_the_model(encoded.ids.tolist())
 
 
-def test_a_text_keeps_the_thoughts_it_has_and_nothing_gives_nothing():
+def test_text_keeps_its_reasoning():
     assert arrays(sequences(AGAIN)) == [(reference_tokens(AGAIN), encode([AGAIN], FULL).loss.tolist())]
     encoded = encode([], FULL)
     assert [each.tolist() for each in (encoded.ids, encoded.loss, encoded.parts, encoded.offsets)] == [[], [], [], [0]]

@@ -115,7 +115,7 @@ def test_the_reference_is_asked_of_the_share_that_is_wanted(tmp_path, monkeypatc
     assert len(texts) == asked
 
 
-def test_which_rows_the_reference_is_asked_of_hangs_on_the_row_alone(tmp_path, monkeypatch):
+def test_reference_check_depends_on_the_row_only(tmp_path, monkeypatch):
     found = []
     for given in (rows_of_messages(200), rows_of_messages(200)[::-1]):
         texts = []
@@ -141,7 +141,7 @@ def test_of_long_rows_the_reference_is_asked_of_fewer(tmp_path, monkeypatch):
     assert 0 < asked_long < 25
 
 
-def test_what_the_reference_objects_to_is_not_written(tmp_path, monkeypatch):
+def test_rejected_by_the_reference_is_not_written(tmp_path, monkeypatch):
     fault = Fault("R02", "reference_differs", 7, "it reads something else")
     monkeypatch.setattr(shard, "cross_check", lambda text, messages: fault if "3?" in text else None)
     one = source(tmp_path, "chat", "openai_messages", *rows_of_messages(5))
@@ -149,7 +149,7 @@ def test_what_the_reference_objects_to_is_not_written(tmp_path, monkeypatch):
     assert manifest["totals"]["dropped"] == {"invalid_harmony_R02": 1}
 
 
-def test_a_drop_says_what_the_rule_is_and_who_breaks_it(tmp_path):
+def test_drop_names_rule_and_location(tmp_path):
     calling = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {}}]}
     undeclared = {
         "messages": [
@@ -186,7 +186,7 @@ def test_a_catalog_is_in_the_order_of_ids():
     assert list(json.loads(content).items()) == [("a", [{"name": "f"}]), ("b", [{"name": "g"}]), ("c", [])]
 
 
-def test_the_card_counts_what_is_there_and_names_the_strictest_licence(tmp_path):
+def test_card_counts_and_names_the_strictest_license(tmp_path):
     blend = {"datasets": [each for each in every_source(tmp_path) if each["name"] != "messy"]}
     _, manifest = prepare(blend, tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
@@ -221,11 +221,11 @@ def test_the_card_has_the_languages_that_the_blend_states(tmp_path):
         ([], "other"),
     ],
 )
-def test_the_strictest_licence_is_that_of_the_whole(licences, whole):
+def test_strictest_license_applies_to_the_whole(licences, whole):
     assert strictest(dict.fromkeys(licences, 1)) == whole
 
 
-def test_a_file_whose_texts_are_no_harmony_is_found(tmp_path):
+def test_file_without_harmony_text_is_found(tmp_path):
     one = source(tmp_path, "chat", "openai_messages", *rows_of_messages(3))
     planned, _ = prepare({"datasets": [one]}, tmp_path / "out")
     (key,) = planned.plan.keys
@@ -251,7 +251,7 @@ def test_a_file_whose_texts_are_no_harmony_is_found(tmp_path):
         ({"transforms": ["passthrough"]}, {}, "'transforms' doesn't affect Harmony"),
     ],
 )
-def test_a_wrong_choice_is_refused_before_anything_is_read(tmp_path, keys, settings, words):
+def test_wrong_choice_fails_before_reading(tmp_path, keys, settings, words):
     one = {**source(tmp_path, "chat", "openai_messages", *rows_of_messages(1)), **keys}
     with pytest.raises(InputError, match=words.replace("?", r"\?")):
         plan({"datasets": [one]}, tmp_path / "out", **settings)
@@ -285,7 +285,7 @@ def test_no_two_rows_have_one_name_though_files_do(tmp_path):
     assert [row["dup_of"] for row in found if row["dup_of"] == row["row_id"]] == []
 
 
-def test_splits_of_a_blend_stay_apart(tmp_path):
+def test_blend_splits_are_kept_apart(tmp_path):
     sources = {}
     for split, count in (("train", 5), ("valid", 2)):
         write_rows(tmp_path / split / "chats.jsonl", rows_of_messages(5)[:count])
@@ -323,7 +323,7 @@ def test_a_file_of_any_name_becomes_a_blend_that_can_be_read(tmp_path, name):
         ("selection.require=meta_domian is null", "meta_domain"),
     ],
 )
-def test_what_a_later_stage_would_refuse_is_said_before_anything_is_built(tmp_path, capsys, wrong, said):
+def test_later_stage_errors_are_reported_early(tmp_path, capsys, wrong, said):
     one = source(tmp_path, "chat", "openai_messages", *rows_of_messages(3))
     (tmp_path / "blend.json").write_text(json.dumps({"datasets": [one]}))
     assert (

@@ -33,5 +33,5 @@ def test_tokens_are_counted_as_the_reference_counts_them():
         assert 0 < spoken < total
 
 
-def test_no_conversations_have_no_tokens():
+def test_empty_input_has_zero_tokens():
     assert [each.tolist() for each in token_counts([])] == [[], []]

@@ -69,7 +69,7 @@ def test_a_folder_that_is_named_is_used_where_it_is_right(cache, tmp_path, monke
     assert cache.exists() != right
 
 
-def test_a_second_call_writes_nothing(cache):
+def test_second_call_does_not_write(cache):
     ensure_vocabulary()
     before = (cache / RANKS).stat()
     ensure_vocabulary()
@@ -104,7 +104,7 @@ def test_processes_that_unpack_it_at_once_all_get_it(tmp_path):
     assert digest(tmp_path / "tokenmill/harmony" / RANKS) == RANKS_SHA256
 
 
-def test_the_special_strings_are_those_of_the_library_and_of_tiktoken(tmp_path):
+def test_special_strings_match_the_library_and_tiktoken(tmp_path):
     theirs = o200k_ranks(tmp_path).special_tokens
     assert encoding().special_tokens_set | set(theirs) == SPECIAL_STRINGS
     assert theirs.keys() - encoding().special_tokens_set == {"<|endofprompt|>"}

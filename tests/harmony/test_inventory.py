@@ -53,7 +53,7 @@ def test_every_field_of_every_record_is_counted_by_its_json_type(records):
     assert found.get("roles", {}) == roles
 
 
-def test_what_only_parquet_has_keeps_its_name():
+def test_parquet_only_types_keep_their_names():
     assert fields_of([{"a": b"x"}])["fields"] == {"a": {"bytes": 1}}
 
 
@@ -94,7 +94,7 @@ def test_an_empty_table_and_no_records_count_nothing():
 
 
 @given(RECORDS, RECORDS, RECORDS)
-def test_counts_add_up_in_any_order_and_grouping_to_those_of_all(one, two, three):
+def test_counts_add_up_in_any_order_and_grouping(one, two, three):
     a, b, c = fields_of(one), fields_of(two), fields_of(three)
     before = json.dumps([a, b, c])
     whole = fields_of([*one, *two, *three])
@@ -124,7 +124,7 @@ def test_a_name_that_is_a_text_is_among_the_others():
     assert bounded(found)["roles"] == {"user": 1, OTHER: 2}
 
 
-def test_what_is_small_is_not_bounded():
+def test_small_values_are_not_bounded():
     found = fields_of([{"messages": [{"role": "user", "content": None}], "a": 1.5}])
     assert bounded(found) == found
 
@@ -138,7 +138,7 @@ def entry(dataset="math", split="high", rows_in=10, drops=None, lengths=(100, 20
     return Entry(dataset, split, rows_in, len(lengths), sum(lengths), drops, fields, coverage_of(table), **more)
 
 
-def test_an_inventory_tells_each_split_of_each_data_set_apart():
+def test_inventory_separates_splits_and_datasets():
     found = inventory([entry(), entry("chat", "train", 3, lengths=(5,)), entry(split="low"), entry(lengths=(3000,))])
     assert [(name, list(splits)) for name, splits in found.items()] == [("chat", ["train"]), ("math", ["high", "low"])]
     high = found["math"]["high"]
@@ -162,14 +162,14 @@ def test_an_inventory_does_not_depend_on_the_order_of_shards():
     assert json.dumps(inventory(entries)) == json.dumps(inventory(entries[::-1]))
 
 
-def test_a_shard_of_which_nothing_came_has_an_entry():
+def test_shard_without_output_has_an_entry():
     found = inventory([Entry("a", "train", 4, 0, 0, {"empty": 4})])
     assert found["a"]["train"]["rows_in"] == 4
     assert found["a"]["train"]["metadata"] == {}
     assert "| a | train | 4 | 0 | 4 | 0 |" in coverage_markdown(found)
 
 
-def test_the_coverage_says_every_number_in_a_table():
+def test_coverage_table_has_every_number():
     text = coverage_markdown(inventory([entry(rows_in=2000), entry("chat", "train", 3, lengths=(5,))]))
     lines = text.splitlines()
     for line in [

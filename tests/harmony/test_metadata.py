@@ -39,7 +39,7 @@ def test_the_domain_and_the_effort_are_in_names(read, name, found):
     assert read(name) == found
 
 
-def test_what_a_source_says_of_a_row():
+def test_metadata_from_sources():
     assert of_record({**rows.MATH, "capability_target": "chat", "reasoning": "on"}) == {
         "source_uuid": "u-1",
         "source_license": "cc-by-4.0",
@@ -61,7 +61,7 @@ def test_what_a_source_says_of_a_row():
         {"uuid": 7, "license": ["a"], "used_in": "x", "data_source": {}, "changed_answer_to_majority": 1},
     ],
 )
-def test_what_is_absent_or_odd_is_null(record):
+def test_absent_or_odd_metadata_is_null(record):
     assert set(of_record(record).values()) == {None}
 
 
@@ -104,7 +104,7 @@ def test_rates_of_a_problem():
     ],
     ids=["of equal rates the first", "no counts", "a count too large", "a rate too large", "a decimal", "bytes"],
 )  # fmt: skip
-def test_rates_are_the_best_and_what_no_column_holds_is_null(metadata, columns):
+def test_rates_use_the_best_column_or_null(metadata, columns):
     found = evaluation(metadata)
     names = ("meta_eval_best_setting", "meta_correctness", "meta_pass_k", "meta_correct_count")
     assert tuple(found[name] for name in names) == columns
@@ -115,7 +115,7 @@ def test_rates_are_the_best_and_what_no_column_holds_is_null(metadata, columns):
     ("effort", "tools", "own"),
     [("low", False, 1.0), ("high", False, 0.5), ("high", True, 0.25), ("low", True, None), (None, False, None)],
 )
-def test_the_own_rate_is_that_of_effort_and_tools(effort, tools, own):
+def test_own_rate_matches_effort_and_tools(effort, tools, own):
     assert evaluation(rows.MATH["metadata"], effort, tools=tools)["meta_correctness_own"] == own
 
 

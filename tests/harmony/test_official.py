@@ -188,7 +188,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("messages", "reason", "words"), BAD.values(), ids=BAD)
-def test_what_the_library_cannot_read_is_refused(messages, reason, words):
+def test_unreadable_for_the_library_is_rejected(messages, reason, words):
     found = openai_messages({"messages": messages})
     assert isinstance(found, Rejected), found
     assert found.reason == reason

@@ -48,7 +48,7 @@ def test_the_python_tool_is_described_between_effort_and_channels():
 
 
 @pytest.mark.parametrize("effort", ["", "Medium", "none", "xhigh"])
-def test_another_effort_is_refused(effort):
+def test_unknown_effort_is_rejected(effort):
     with pytest.raises(InputError, match=r"is unknown; use low, medium, high"):
         system_body(effort)
 
@@ -144,7 +144,7 @@ def test_schemas_are_written_by_the_references_rules(parameters, written):
         ),
     ],
 )  # fmt: skip
-def test_objects_that_do_not_say_so_keep_their_names(lost, meant):
+def test_implicit_objects_keep_their_names(lost, meant):
     given = json.dumps(lost)
     assert declaration(lost) == declaration(meant)
     assert json.dumps(lost) == given
@@ -162,12 +162,12 @@ def test_required_names_beside_the_parameters_count():
 
 
 @pytest.mark.parametrize("given", [{"name": "f", "description": None}, {"name": "f"}, {"name": "f", "description": ""}])
-def test_a_tool_may_stand_alone_and_without_a_description(given):
+def test_tool_without_description(given):
     assert developer_body(None, [given]) == developer_body(None, [{"type": "function", "function": given}])
     assert "{\n\ntype f = () => any;\n\n}" in developer_body(None, [given])
 
 
-def test_nothing_to_say_is_nothing():
+def test_empty_preamble_is_empty():
     assert developer_body(None, []) == developer_body("", []) == ""
     assert developer_body("Be kind.", []) == "# Instructions\n\nBe kind."
 
@@ -237,12 +237,12 @@ def test_odd_schemas_are_declared_all_the_same(parameters):
 TOOLS = [tool("f", parameters={"properties": {"a": {"type": "string"}}}, required=["a"]), tool("g")]
 
 
-def test_names_and_schemas_are_those_of_the_recipients():
+def test_names_and_schemas_match_the_recipients():
     mended = {"properties": {"a": {"type": "string"}}, "type": "object", "required": ["a"]}
     assert schemas(TOOLS) == {"functions.f": mended, "functions.g": None}
 
 
-def test_what_was_declared_is_found_in_the_text():
+def test_declared_tools_are_in_the_text():
     system = HarmonyMessage("system", system_body("low", python=True, functions=True))
     developer = HarmonyMessage("developer", developer_body("type x = (\n## python", TOOLS))
     told = HarmonyMessage("user", developer_body(None, [tool("h")]))

@@ -42,7 +42,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("text", "code", "offset"), FAULTS)
-def test_a_fault_makes_a_row_invalid_and_no_harmony_has_no_quality(text, code, offset):
+def test_fault_makes_a_row_invalid_without_quality(text, code, offset):
     found = judged(text)
     assert not found.quality_valid_harmony
     assert (found.quality_error_code, found.quality_error_offset) == (code, offset)
@@ -52,7 +52,7 @@ def test_a_fault_makes_a_row_invalid_and_no_harmony_has_no_quality(text, code, o
         assert found.num_messages == len(parse(text))
 
 
-def test_what_makes_no_row_invalid():
+def test_valid_rows():
     assert judged(ANSWER, off=frozenset({"S18"})).quality_valid_harmony, "a rule that is off"
     warned = judged(ASKED + "<|start|>assistant to=python<|channel|>commentary<|message|>1<|call|>")
     assert (warned.quality_valid_harmony, warned.quality_error_code) == (True, None)
@@ -72,7 +72,7 @@ def test_what_makes_no_row_invalid():
         ({"functions.f": {"type": "object", "required": ["b"]}}, True, False),
     ],
 )
-def test_calls_are_judged_by_what_is_declared(declared, valid, schema):
+def test_calls_are_judged_by_declared_tools(declared, valid, schema):
     found = judged(ASKED + CALL + RESULT + ANSWER, declared)
     assert (found.quality_valid_harmony, found.quality_valid_tool_schema) == (valid, schema)
 
@@ -92,7 +92,7 @@ def test_calls_are_judged_by_what_is_declared(declared, valid, schema):
         ("<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>", False, False),
     ],
 )
-def test_a_completion_is_a_last_answer_that_says_something_or_a_call(ending, nonempty, returns):
+def test_completion_is_a_nonempty_answer_or_a_call(ending, nonempty, returns):
     found = judged(ASKED + ending)
     assert found.quality_completion_nonempty == nonempty
     assert found.quality_completion_ends_with_return == returns
@@ -104,7 +104,7 @@ def test_a_completion_may_be_asked_to_be_longer(characters, nonempty):
     assert judged(text, least=32).quality_completion_nonempty == nonempty
 
 
-def test_what_the_reference_reads_otherwise_is_invalid():
+def test_different_reference_reading_is_invalid():
     other = parse(ASKED + ANSWER.replace("4", "5"))
     assert not isinstance(other, Fault)
     found = judge(ASKED + ANSWER, other)

@@ -186,7 +186,7 @@ WILD = st.sampled_from(
     )
 )
 @max_examples(300)
-def test_a_header_is_refused_or_read_back(message):
+def test_headers_are_rejected_or_read_back(message):
     try:
         text = render([message])
     except InputError:
@@ -210,7 +210,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_what_would_not_be_read_back_is_refused(why):
+def test_unreadable_headers_are_rejected(why):
     with pytest.raises(InputError, match=r"message 1 by .* cannot be written"):
         render([HarmonyMessage("user", "x"), REFUSED[why]])
 
@@ -221,13 +221,13 @@ def test_no_body_with_a_special_string_is_written():
             render([HarmonyMessage("user", f"é a{special}b")])
 
 
-def test_constrained_says_nothing_without_a_content_type():
+def test_constrained_needs_a_content_type():
     message = HarmonyMessage("user", "x", constrained=False)
     assert render([message]) == "<|start|>user<|message|>x<|end|>"
     assert cross_check(render([message]), [message]) is None
 
 
-def test_no_messages_are_no_text():
+def test_zero_messages_give_empty_text():
     with pytest.raises(InputError, match="without messages"):
         render([])
 
@@ -240,7 +240,7 @@ def test_no_messages_are_no_text():
         ("<|start|>user:bob<|message|>x<|end|>", "Unknown role"),
     ],
 )
-def test_what_the_reference_refuses_is_told(text, says):
+def test_reference_rejections_are_reported(text, says):
     found = official(text)
     assert (found.code, found.name) == ("R01", "reference_refuses")
     assert says in found.detail
@@ -257,7 +257,7 @@ def test_what_the_reference_refuses_is_told(text, says):
         [HarmonyMessage("user", "x"), HarmonyMessage("user", "y"), HarmonyMessage("user", "y")],
     ],
 )
-def test_what_the_reference_reads_otherwise_is_told(ours):
+def test_different_reference_readings_are_reported(ours):
     text = "<|start|>user<|message|>x<|end|><|start|>user<|message|>y<|end|>"
     assert cross_check(text, ours).code == "R02"
     assert cross_check(text, parse(text)) is None

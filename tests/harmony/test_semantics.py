@@ -103,7 +103,7 @@ def found(messages, **settings):
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_conversation_that_keeps_the_rules_has_no_fault(name):
+def test_valid_conversation_has_no_fault(name):
     assert found(GOOD[name]) == []
     assert faults(GOOD[name]) == []
 
@@ -137,7 +137,7 @@ def test_short_questions_are_questions(body):
 
 
 @pytest.mark.parametrize(("messages", "broken"), SEVERAL)
-def test_several_faults_come_in_the_order_of_messages(messages, broken):
+def test_faults_are_in_message_order(messages, broken):
     assert found(messages) == broken
     assert [fault.code for fault in faults([])] == ["S18", "S19", "S20"]
 
@@ -203,7 +203,7 @@ def test_a_violation_is_named(value, schema, says):
         (None, {"type": "string", "nullable": True}),
     ],
 )  # fmt: skip
-def test_what_a_schema_does_not_ask_is_no_violation(value, schema):
+def test_unspecified_fields_do_not_violate_a_schema(value, schema):
     assert violation(value, schema, "arguments") is None
 
 
@@ -233,5 +233,5 @@ SCHEMAS = st.recursive(
 
 @given(VALUES, SCHEMAS)
 @max_examples(300)
-def test_the_same_values_violate_a_schema_as_jsonschema_says(value, schema):
+def test_violations_match_jsonschema(value, schema):
     assert (violation(value, schema, "value") is None) == Draft202012Validator(schema).is_valid(value)

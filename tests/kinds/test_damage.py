@@ -55,7 +55,7 @@ def checked(out):
     return found.problems, {*found.withdrawn}
 
 
-def test_damage_is_named_and_the_next_run_mends_only_that(prepared):
+def test_damage_is_named_and_only_that_is_rebuilt(prepared):
     prepared.run()
     out, built = prepared.out, set()
     assert check(out).problems == []
@@ -84,7 +84,7 @@ def test_damage_is_named_and_the_next_run_mends_only_that(prepared):
     assert check(out).problems == []
 
 
-def test_damage_to_what_planning_remembers_costs_nothing_but_time(prepared):
+def test_damaged_caches_only_cost_time(prepared):
     prepared.run()
     for path in (prepared.out / "shards").glob("*.json"):
         for damage in DAMAGES.values():

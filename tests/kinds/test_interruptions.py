@@ -126,7 +126,7 @@ def test_order_batches_and_duplicates_change_no_byte(prepared, seed):
     assert tree(prepared.out) == expected
 
 
-def test_a_run_that_stops_publishes_nothing_and_the_next_goes_on_from_there(prepared):
+def test_stopped_run_is_not_published_and_resumes(prepared):
     prepared.run(shard_size=prepared.slices)
     expected = tree(prepared.out)
     prepared.clear()
@@ -154,7 +154,7 @@ def no_shards(step, pending, store, arguments, *, rebuild):
     return []
 
 
-def test_a_second_run_builds_nothing_whatever_the_clock_says(prepared, monkeypatch):
+def test_second_run_builds_no_shard_at_any_time(prepared, monkeypatch):
     prepared.run()
     real, real_ns = time.time, time.time_ns
     for days in (0, 1, -1):
@@ -195,14 +195,14 @@ def test_worker_processes_change_no_byte(forking, workers):
     assert tree(forking.out) == forking.whole
 
 
-def test_planning_alone_publishes_nothing(prepared):
+def test_planning_does_not_publish(prepared):
     planned = prepared.plan()
     assert [*planned.plan.pending] == [*planned.plan.shards]
     assert not prepared.out.exists() or {path.name for path in prepared.out.iterdir()} <= {"shards"}
     assert not list(prepared.out.rglob("receipt.json"))
 
 
-def test_a_source_that_changes_after_planning_proves_nothing(prepared):
+def test_source_changed_after_planning_leaves_no_receipt(prepared):
     """Nothing of its slices; the next run finds it as it was."""
     planned = prepared.plan()
     source = next(Path(shard.part.file.uri) for shard in planned.plan.shards if shard.part.file.uri.endswith(".jsonl"))

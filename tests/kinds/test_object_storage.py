@@ -147,7 +147,7 @@ def test_every_preparation_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_ru
 
 
 @pytest.mark.parametrize("stored", ["pretrain"], indirect=True)
-def test_a_store_that_goes_down_anywhere_fails_the_run_and_the_next_one_mends_it(stored, server, tmp_path):
+def test_store_outage_fails_the_run_and_the_next_repairs(stored, server, tmp_path):
     server.faults.clear()
     stored.run(tmp_path / "local")
     expected = resolved(tree(tmp_path / "local"))

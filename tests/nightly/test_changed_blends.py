@@ -55,7 +55,7 @@ def test_a_first_night_publishes_every_blend_and_each_shared_shard_is_built_once
     assert all("nothing was published before" in nights.latest(name)["reasons"][0] for name in manifests)
 
 
-def test_an_appended_file_builds_the_new_slices_once_and_leaves_other_blends_alone(nights):
+def test_appended_file_builds_new_slices_once(nights):
     before, untouched = nights.receipts(), whereabouts(f"{nights.out}/{BOOKS}")
     file = nights.data / "recent/first.jsonl"
     old_size = file.stat().st_size
@@ -82,7 +82,7 @@ def test_an_appended_file_builds_the_new_slices_once_and_leaves_other_blends_alo
         assert verify(f"{nights.out}/{name}/{version}", PRETRAIN.inspect).problems == []
 
 
-def test_a_version_is_what_a_preparation_from_nothing_would_be(nights, tmp_path):
+def test_version_equals_a_fresh_preparation(nights, tmp_path):
     nights.append("recent", texts("later", 70))
     nights.run(SECOND)
     alone = Nights.__new__(Nights)
@@ -92,7 +92,7 @@ def test_a_version_is_what_a_preparation_from_nothing_would_be(nights, tmp_path)
     assert tree(one) == tree(other)
 
 
-def test_an_unchanged_night_reads_neither_data_nor_receipts_and_writes_nothing(nights, monkeypatch):
+def test_unchanged_night_reads_no_data_and_writes_no_files(nights, monkeypatch):
     nights.compare(FIRST)  # the data was put back, which is looked into once
     for module in (parquet, slices):
         monkeypatch.setattr(module, "open_source", refuse)
@@ -107,7 +107,7 @@ def test_an_unchanged_night_reads_neither_data_nor_receipts_and_writes_nothing(n
         nights.compare(SECOND)
 
 
-def test_touched_files_are_no_reason_and_growth_that_rounding_hides_is_told_in_bytes(nights):
+def test_touched_files_are_unchanged_and_small_growth_is_in_bytes(nights):
     for file in nights.data.rglob("*.jsonl"):
         os.utime(file, (1_500_000_000, 1_500_000_000))
     assert nights.run(SECOND) == {}
@@ -121,7 +121,7 @@ def refuse(file):
     raise AssertionError(file.uri)
 
 
-def test_files_that_came_went_shrank_and_were_rewritten_are_told_apart(nights):
+def test_added_removed_shrunk_and_rewritten_files_are_distinguished(nights):
     nights.append("recent", texts("more", 3), file="second")
     nights.append("recent", texts("more", 3), file="third")
     nights.run(SECOND)
@@ -135,7 +135,7 @@ def test_files_that_came_went_shrank_and_were_rewritten_are_told_apart(nights):
     assert reason == f"recent: 1 file new (fourth.jsonl), {shrunk}, 1 changed (second.jsonl), 1 gone (third.jsonl)"
 
 
-def test_another_cut_is_a_setting_and_no_change_of_files(nights):
+def test_new_cut_is_a_settings_change(nights):
     nights.settings("web", shard_size=1500)
     assert nights.compare(SECOND)[WEB].reasons == [f"settings: shard_size {SHARD_SIZE} -> 1500"]
 
@@ -155,7 +155,7 @@ def test_a_changed_setting_or_weight_is_named_and_other_blends_keep_theirs(night
     assert nights.receipts().keys() - before == {entry["key"] for entry in shards}, "a weight makes none"
 
 
-def test_data_sets_that_came_went_or_changed_places_are_named(nights):
+def test_added_removed_or_reordered_datasets_are_named(nights):
     nights.blend("news", "common", "old")
     nights.blend("web", "recent", "common")
     reasons = {name: compared.reasons for name, compared in nights.compare(SECOND).items()}
@@ -164,7 +164,7 @@ def test_data_sets_that_came_went_or_changed_places_are_named(nights):
     assert reasons[BOOKS] == []
 
 
-def test_another_tokenizer_under_the_same_name_is_seen(nights):
+def test_changed_tokenizer_with_the_same_name_is_noticed(nights):
     file = nights.folder / "vocabulary/tokenizer.json"
     tokenizer = json.loads(file.read_text())
     file.unlink()
@@ -197,7 +197,7 @@ def test_a_night_killed_before_readers_were_led_to_its_version_is_repeated_besid
     assert verify(nights.latest(WEB)["path"], PRETRAIN.inspect).problems == []
 
 
-def test_a_night_that_lost_most_of_a_data_set_publishes_nothing_until_it_is_allowed_by_name(nights):
+def test_shrunk_dataset_is_not_published_until_allowed(nights):
     write(nights.data / "old/first.jsonl", texts("old", 15))
     with pytest.raises(RunError, match=f"dataset 'old': 15 documents, 62% fewer than the 40 .*{BOOKS}/{FIRST}"):
         nights.run(SECOND)
@@ -251,7 +251,7 @@ def test_two_nights_at_once_take_turns_and_make_one_version(nights):
         ("pretrain/web.yaml", "a: [", "not valid YAML"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_prepared_fails_by_name_and_is_not_passed_over(nights, name, content, said):
+def test_unpreparable_blend_fails_by_name(nights, name, content, said):
     path = nights.blends / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
@@ -262,7 +262,7 @@ def test_what_cannot_be_prepared_fails_by_name_and_is_not_passed_over(nights, na
         compare_blend(blend, nights.out, {}, at(SECOND))
 
 
-def test_what_all_blends_need_is_refused_by_name(nights, tmp_path):
+def test_missing_common_requirements_are_named(nights, tmp_path):
     with pytest.raises(InputError, match="no blends here"):
         find_blends(str(tmp_path))
     latest = Path(nights.out, WEB, "latest.json")

@@ -80,7 +80,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_change_is_told_exactly(night, planted):
+def test_planted_changes_are_found_exactly(night, planted):
     changes, expected, example = PLANTED[planted]
     found = diff(night("a"), night("b", **changes))
     assert told(found) == expected
@@ -107,7 +107,7 @@ def test_a_changed_row_is_one_change_or_a_move_by_its_new_hash(night):
     assert change.examples[0].endswith("b/web.jsonl:8")
 
 
-def test_another_seed_moves_documents_and_changes_none(night):
+def test_new_seed_only_moves_documents(night):
     found = diff(night("a"), night("b", holdout={**SHARES, "seed": 7}))
     counts = summed(found)
     assert counts["moved"] > 5
@@ -117,7 +117,7 @@ def test_another_seed_moves_documents_and_changes_none(night):
 
 
 @pytest.mark.slow
-def test_another_tokenizer_changes_every_document(night):
+def test_new_tokenizer_changes_every_document(night):
     found = diff(night("a"), night("b", tokenizer={"model": "cl100k_base"}))
     counts = summed(found)
     assert counts == {"kept": 0, "changed": ROWS + 20, "moved": 0, "gone": 0, "new": 0}
@@ -125,7 +125,7 @@ def test_another_tokenizer_changes_every_document(night):
     assert "settings: tokenizer.model 'o200k_harmony' -> 'cl100k_base'" in found.changes
 
 
-def test_a_removed_copy_and_a_row_that_is_whole_again_are_told_apart(night):
+def test_removed_copy_and_repaired_row_are_distinguished(night):
     found = diff(night("a", [*TEXTS, TEXTS[3]]), night("b", TEXTS))
     assert list(told(found)) == [("web", "gone", "a duplicate row was removed from the source; a copy is kept")]
     assert summed(found)["gone"] == 1
@@ -133,7 +133,7 @@ def test_a_removed_copy_and_a_row_that_is_whole_again_are_told_apart(night):
     assert told(found) == {("web", "new", "no longer dropped: quarantined: malformed_json"): 1}
 
 
-def test_data_sets_that_come_and_go(night, tmp_path):
+def test_added_and_removed_datasets(night, tmp_path):
     both, one = night("a"), tmp_path / "one"
     blend = {"datasets": [{"name": "web", "path": str(tmp_path / "a/web.jsonl")}]}
     prepare(blend, one, holdout=SHARES)
@@ -141,7 +141,7 @@ def test_data_sets_that_come_and_go(night, tmp_path):
     assert told(diff(str(one), both)) == {("code", "new", "the dataset is new"): 20}
 
 
-def test_a_duplicate_removed_by_deduplication_says_so(tmp_path):
+def test_deduplicated_row_is_explained(tmp_path):
     path = write_lines(tmp_path / "web.jsonl", [*TEXTS, TEXTS[3]])
     blend = {"datasets": [{"name": "web", "path": str(path)}]}
     other = {"datasets": [{"name": "web", "path": str(write_lines(tmp_path / "b/web.jsonl", TEXTS))}]}
@@ -217,7 +217,7 @@ def test_the_page_and_the_json_have_the_same_counts(night, tmp_path):
     assert "dataset web, documents 1, class new, reason " in called("diff", a, b, "--format", "text").stdout
 
 
-def test_outputs_of_other_kinds_and_scores_are_refused(night, tmp_path):
+def test_outputs_of_different_kinds_are_rejected(night, tmp_path):
     out = night("a")
     path = write_lines(tmp_path / "web.jsonl", TEXTS)
     preparing_dedup.prepare({"datasets": [{"name": "web", "path": str(path)}]}, tmp_path / "dedup")
@@ -300,7 +300,7 @@ def test_every_normalized_row_is_accounted_for(normalized, planted):
     summed(found)
 
 
-def test_a_normalized_row_that_is_dropped_as_a_duplicate_says_so_and_where(normalized):
+def test_dropped_duplicate_names_the_kept_row(normalized):
     """With a bad row before it, so that rows and normalized rows have other numbers. The others are marked as kept."""
     numbers = [0, "no list", *range(1, 6), 3, 4]
     every = normalized("a", numbers, dedup={"mode": "off"})

@@ -69,7 +69,7 @@ def keys(output_dir):
     return {entry["key"] for part in (manifest, manifest["derived"]) for entry in part["shards"]}
 
 
-def test_what_every_version_together_refers_to_all_stays(nights):
+def test_shards_in_any_version_are_kept(nights):
     before = whereabouts(store_of(nights.out))
     found = prune(store_of(nights.out), everything(nights))
     assert found.removable == []
@@ -90,7 +90,7 @@ def test_a_night_removes_old_versions_and_the_shards_that_only_they_had(nights):
     assert nights.run(THIRD) == {}, "and all are still up to date"
 
 
-def test_looking_counts_what_pruning_removes_and_removes_nothing(nights):
+def test_dry_run_counts_without_removing(nights):
     keep, before = versions(nights, f"{NEWS}/{SECOND}"), whereabouts(nights.out)
     looked = leftovers(store_of(nights.out), keep)
     assert whereabouts(nights.out) == before
@@ -139,7 +139,7 @@ def test_a_folder_inside_of_a_shard_is_left_where_it_is(nights):
     assert [path.name for path in shard.iterdir()] == ["notes"]
 
 
-def test_an_output_that_cannot_be_read_or_is_of_another_store_stops_everything(nights, tmp_path):
+def test_unreadable_or_foreign_output_stops_pruning(nights, tmp_path):
     store, before = store_of(nights.out), whereabouts(nights.out)
     shutil.copytree(nights.out, tmp_path / "copy")
     with pytest.raises(InputError, match="no outputs to keep were named"):
@@ -154,7 +154,7 @@ def test_an_output_that_cannot_be_read_or_is_of_another_store_stops_everything(n
     assert whereabouts(nights.out) == before
 
 
-def test_a_removal_cut_short_anywhere_leaves_no_receipt_without_its_files(nights, monkeypatch):
+def test_interrupted_removal_leaves_no_receipt_without_files(nights, monkeypatch):
     """Shards of which nothing is held out are files called `all`, which stand before `receipt.json`, those of others after."""
     nights.settings("web", holdout={"valid": 0, "test": 0}, max_shrink_fraction=1.0)
     nights.run(THIRD)
@@ -182,7 +182,7 @@ def test_a_removal_cut_short_anywhere_leaves_no_receipt_without_its_files(nights
     assert nights.receipts("*").keys() == keys(keep[0])
 
 
-def test_what_was_pruned_is_built_again_when_it_is_needed_again(nights):
+def test_pruned_shards_are_rebuilt_when_needed(nights):
     file = nights.data / "recent/first.jsonl"
     status, content = file.stat(), file.read_bytes()
     nights.run(THIRD, keep=1)
@@ -198,7 +198,7 @@ def test_what_was_pruned_is_built_again_when_it_is_needed_again(nights):
 
 
 @pytest.mark.slow
-def test_shards_that_marked_ones_were_made_from_stay(tmp_path):
+def test_sources_of_marked_shards_are_kept(tmp_path):
     rows = [
         {"messages": [{"role": "user", "content": f"question {n}"}, {"role": "assistant", "content": "yes"}]}
         for n in (1, 2, 2)
@@ -243,7 +243,7 @@ prune.prune(sys.argv[1], sys.argv[2:], grace_seconds=-1.0)
 """
 
 
-def test_what_is_being_published_again_is_not_pruned(tmp_path):
+def test_shards_in_publication_are_not_pruned(tmp_path):
     """Old shards that no output names are reused; pruning starts after their receipts were checked, and before the manifest."""
     store, out = tmp_path / "store", tmp_path / "out"
     reused, other = (blend_of(write_lines(tmp_path / f"{name}.jsonl", texts(name, 30))) for name in ("reused", "other"))
@@ -293,7 +293,7 @@ def test_a_damaged_version_is_prepared_again_by_the_remedy_that_verify_names(nig
     assert "run the preparation again" in remedy_for(nights.out)
 
 
-def test_the_command_prints_sizes_for_people_and_refuses_an_age_below_zero(nights, capsys):
+def test_sizes_are_readable_and_negative_age_is_rejected(nights, capsys):
     store, kept = store_of(nights.out), [f"--keep={place}" for place in everything(nights)]
     assert run(["prune", store, *kept, "--dry-run"]) == 0
     assert "0 shards of 0 bytes would be removed" in "".join(capsys.readouterr())

@@ -39,7 +39,7 @@ def test_the_next_version_is_the_day_or_continues_the_last_one(existing, today, 
 
 
 @given(st.lists(versions, max_size=8), st.floats(0, 4e9))
-def test_the_next_version_comes_after_all_others_whatever_the_clock_says(existing, now):
+def test_next_version_follows_all_others_at_any_time(existing, now):
     following = next_version(existing, now)
     assert all(order(version) < order(following) for version in existing)
 
@@ -88,7 +88,7 @@ def test_versions_go_by_the_policy_and_nothing_else_of_the_folder_is_touched(tmp
     assert prune_versions(folder, keep, also) == []
 
 
-def test_what_is_not_whole_is_no_version_and_goes_once_there_is_a_later_one(tmp_path):
+def test_incomplete_versions_are_ignored_and_removed_later(tmp_path):
     folder = published(tmp_path, *DAYS)
     (tmp_path / DAYS[0] / "blend.json").unlink()
     (tmp_path / DAYS[3] / "blend.json").unlink()
@@ -99,7 +99,7 @@ def test_what_is_not_whole_is_no_version_and_goes_once_there_is_a_later_one(tmp_
     assert (tmp_path / DAYS[3]).exists(), "it may be on its way"
 
 
-def test_a_removal_cut_short_leaves_no_half_version(tmp_path, monkeypatch):
+def test_interrupted_removal_leaves_no_half_version(tmp_path, monkeypatch):
     folder = published(tmp_path, *DAYS)
     lead(folder, DAYS[-1])
 
@@ -131,7 +131,7 @@ def stored():
     return f"memory://{uuid.uuid4()}"
 
 
-def test_nights_at_the_same_time_take_versions_of_their_own(stored):
+def test_concurrent_nights_make_separate_versions(stored):
     with ThreadPoolExecutor(4) as threads:
         taken = list(threads.map(lambda _: claim(stored, DAYS[1], at(DAYS[1])), range(4)))
     assert sorted(taken, key=order) == [DAYS[1], *(f"{DAYS[1]}.{number}" for number in (2, 3, 4))]
@@ -143,7 +143,7 @@ def test_on_a_disk_the_lock_is_enough(tmp_path):
     assert names_in(tmp_path) == []
 
 
-def test_a_version_that_another_night_is_writing_stays_until_it_is_old(stored):
+def test_version_in_progress_is_kept_until_old(stored):
     claim(stored, DAYS[0], at(DAYS[0]))
     publish_bytes(f"{stored}/{DAYS[2]}/blend.json", b"{}")
     lead(stored, DAYS[2])
@@ -162,7 +162,7 @@ def test_a_night_that_ends_after_a_later_one_leaves_readers_where_they_are(tmp_p
         assert latest(str(tmp_path)).version == expected
 
 
-def test_no_bit_of_the_latest_file_leads_to_another_version(tmp_path):
+def test_damaged_latest_file_never_names_a_wrong_version(tmp_path):
     follow(str(tmp_path), {"pretrain": {"path": "/out", "tokens": 5}}, version=DAYS[1], named_files={"a": "b"})
     place = tmp_path / "latest.json"
     whole, expected = place.read_bytes(), latest(str(tmp_path))

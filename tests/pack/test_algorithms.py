@@ -91,7 +91,7 @@ def by_the_loop(capacity, sequences, packing, seed=0):
 @pytest.mark.parametrize("packing", ALL)
 @given(problem=problems(), seed=SEEDS)
 @example(problem=(65_537, [(1, 0), (65_537, 0)]), seed=0)
-def test_bins_are_those_of_a_plain_loop(packing, problem, seed):
+def test_bins_match_a_plain_loop(packing, problem, seed):
     capacity, sequences = problem
     packs = packed(capacity, sequences, packing, seed)
     assert packs.offsets.dtype == packs.sequences.dtype == np.int64
@@ -100,7 +100,7 @@ def test_bins_are_those_of_a_plain_loop(packing, problem, seed):
 
 
 @pytest.mark.parametrize("packing", ALL)
-def test_bins_are_those_of_a_plain_loop_where_there_are_many(packing):
+def test_many_bins_match_a_plain_loop(packing):
     sequences = list(zip(*(column.tolist() for column in lognormal(1500)), strict=True))
     expected = by_the_loop(4096, sequences, packing)
     assert len(expected) > 250
@@ -109,7 +109,7 @@ def test_bins_are_those_of_a_plain_loop_where_there_are_many(packing):
 
 @pytest.mark.parametrize("packing", ANY_ORDER)
 @given(problem=problems(), seed=SEEDS, data=st.data())
-def test_the_order_of_arrival_changes_nothing(packing, problem, seed, data):
+def test_arrival_order_does_not_matter(packing, problem, seed, data):
     capacity, sequences = problem
     contents = [
         [[arrived[number] for number in numbers] for numbers in bins_of(packed(capacity, arrived, packing, seed))]
@@ -119,14 +119,14 @@ def test_the_order_of_arrival_changes_nothing(packing, problem, seed, data):
 
 
 @pytest.mark.parametrize("packing", [*DECREASING, "concatenative"])
-def test_another_seed_reorders_the_same_bins(packing):
+def test_new_seed_reorders_the_same_bins(packing):
     one, same, other = (bins_of(pack(*lognormal(1000), 4096, packing, seed)) for seed in (1, 1, 2))
     assert one == same
     assert one != other
     assert sorted(one) == sorted(other)
 
 
-def test_another_seed_shuffles_other_sequences_together():
+def test_new_seed_shuffles_sequences_differently():
     one, same, other = (bins_of(pack(*lognormal(1000), 4096, "first_fit_shuffle", seed)) for seed in (1, 1, 2))
     assert one == same
     several, several_other = ({frozenset(numbers) for numbers in bins if len(numbers) > 1} for bins in (one, other))
@@ -153,7 +153,7 @@ def test_a_seed_of_any_size_will_do():
 
 
 @pytest.mark.parametrize("packing", ALL)
-def test_where_a_bin_stands_says_nothing_about_its_sequences(packing):
+def test_bin_position_is_independent_of_its_sequences(packing):
     lengths, content = lognormal(20_000)
     lengths = np.sort(lengths)  # which concatenative packing keeps together
     packs = pack(lengths, content, 4096, packing, 3)
@@ -190,7 +190,7 @@ def test_a_sequence_that_fits_no_bin_is_named(packing, unfit):
 
 
 @pytest.mark.parametrize("packing", ALL)
-def test_lengths_without_a_hash_are_refused(packing):
+def test_lengths_without_a_hash_are_rejected(packing):
     with pytest.raises(ValueError, match=r"^3 lengths but 2 hashes"):
         pack(np.ones(3, np.int64), np.ones(2, np.uint64), 8, packing, 0)
 

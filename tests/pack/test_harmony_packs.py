@@ -142,7 +142,7 @@ def test_normalized_rows_are_packed_as_they_are_scored(tmp_path):
 
 
 @pytest.mark.slow
-def test_lines_of_text_and_another_field_of_it_give_the_same(packed, tmp_path):
+def test_text_lines_and_other_fields_give_the_same(packed, tmp_path):
     lines = write_rows(tmp_path / "train.jsonl", [{"text": text} for text in TEXTS])
     prepare(blend_of(lines), tmp_path / "out")
     assert stored(tmp_path / "out") == stored(packed[0])
@@ -236,7 +236,7 @@ def test_chat_is_composed_and_every_turn_with_thoughts_is_a_sequence(chats):
     ],
     ids=str,
 )  # fmt: skip
-def test_choices_are_those_of_any_template(chats, tmp_path, settings, expected):
+def test_choices_match_any_template(chats, tmp_path, settings, expected):
     prepare(blend_of(chats / "chat.jsonl"), tmp_path / "out", **settings)
     assert trained(tmp_path / "out") == expected
 
@@ -274,7 +274,7 @@ def test_fields_may_have_other_names(chats, tmp_path):
     assert stored(tmp_path / "functions") == stored(chats / "out")
 
 
-def test_columns_beside_the_messages_say_how_much_is_thought(tmp_path):
+def test_effort_columns_are_read(tmp_path):
     messages = [talk(user("One?"), thinking("First.", "1."))["messages"]] * 3
     given = {"reasoning_effort": ["high", None, "low"], "reasoning": [None, "off", "on"]}
     prepare(blend_of(parquet(tmp_path / "chat.parquet", messages=messages, **given)), tmp_path / "out")
@@ -306,7 +306,7 @@ def test_messages_that_the_data_leaves_out_are_not_trained_on(tmp_path, normaliz
     )  # one is a thought of the past
 
 
-def test_harmony_refuses_to_train_on_part_of_a_message(tmp_path):
+def test_harmony_rejects_partial_message_training(tmp_path):
     part = {**assistant("1."), "train_detail": [{"begin_offset": 0, "end_offset": 0, "train": True}]}
     source = write_rows(tmp_path / "chat.jsonl", [talk(user("One?"), part), FLAGGED[1]])
     _, manifest = prepare(blend_of(source), tmp_path / "out")
@@ -342,7 +342,7 @@ def written(message):
 # Identity, and what is refused.
 
 
-def test_another_version_of_the_template_builds_everything(chats, monkeypatch):
+def test_new_template_version_rebuilds_all(chats, monkeypatch):
     blend = blend_of(chats / "chat.jsonl")
     assert not plan(blend, chats / "out").plan.pending
     monkeypatch.setattr("tokenmill.tasks.harmony.training.TEMPLATE_VERSION", "next")
@@ -351,14 +351,14 @@ def test_another_version_of_the_template_builds_everything(chats, monkeypatch):
     }
 
 
-def test_a_worker_with_another_version_packs_nothing(chats, tmp_path, monkeypatch):
+def test_worker_with_different_version_packs_no_shard(chats, tmp_path, monkeypatch):
     planned = plan(blend_of(chats / "chat.jsonl"), tmp_path / "out")
     monkeypatch.setattr("tokenmill.tasks.harmony.training.TEMPLATE_VERSION", "next")
     with pytest.raises(RunError, match="harmony:next on this worker"):
         build(planned, planned.plan.pending)
 
 
-def test_a_tokenizer_without_the_control_tokens_of_harmony_is_refused_and_a_template_without_bodies(chats, tmp_path):
+def test_tokenizer_without_harmony_tokens_is_rejected(chats, tmp_path):
     blend, small = blend_of(chats / "chat.jsonl"), {"model": str(chat_vocabulary(tmp_path / "small"))}
     with pytest.raises(InputError, match=r"has no such token; set tokenizer\.model=o200k_harmony"):
         plan(blend, tmp_path / "out", tokenizer=small)
@@ -371,7 +371,7 @@ def test_a_tokenizer_without_the_control_tokens_of_harmony_is_refused_and_a_temp
     require_tokens(o200k)
 
 
-def test_a_tokenizer_with_other_words_between_the_control_tokens_is_refused():
+def test_tokenizer_with_different_words_is_rejected():
     o200k, cl100k = (find_vocabulary(TokenizerSource(model=name)) for name in ("o200k_harmony", "cl100k_base"))
     renderer = HarmonyRenderer(FULL, splits_turns=True)
     found = renderer.sequences(HarmonyConversation(GOLDEN))

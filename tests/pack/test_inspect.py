@@ -62,7 +62,7 @@ def problems(folder, *tables, **changed):
     return [problem.removeprefix(f"{place}: ") for problem in found]
 
 
-def test_many_packs_have_no_problems_and_each_is_looked_at(tmp_path):
+def test_all_packs_are_inspected(tmp_path):
     many = PACKS * 150
     facts = {name: count * 150 for name, count in FACTS.items()}
     assert problems(tmp_path / "good", table(many), facts=facts) == []
@@ -144,7 +144,7 @@ def test_other_columns_are_named(tmp_path, types):
     assert problems(tmp_path, table(PACKS, types)) == [f"its columns are {list(types)}, not the columns of packs"]
 
 
-def test_what_is_no_parquet_or_nothing_at_all_is_named(tmp_path):
+def test_non_parquet_or_missing_file_is_named(tmp_path):
     store, receipt = proven(tmp_path, table(PACKS))
     path = Path(store.path(receipt.key, "all.parquet"))
     good = path.read_bytes()
@@ -238,7 +238,7 @@ def test_a_file_that_is_whole_but_no_packs_costs_its_shard(whole):
     ],
     ids=["a sequence less", "no rows", "a token less"],
 )
-def test_sequences_that_are_not_those_of_the_receipt_cost_their_shard(whole, change, problem):
+def test_foreign_sequences_withdraw_their_shard(whole, change, problem):
     out, again, expected = whole
     plan = again().plan
     receipt = plan.store.receipt(plan.keys[0])

@@ -24,7 +24,7 @@ WANTED = [0, 1, 20, 63, 64, 1000, tokens_of(MADE[:300]), tokens_of(MADE[:301]) -
 
 
 @pytest.mark.parametrize("wanted", [*WANTED, *random.Random(3).sample(range(1, tokens_of(MADE)), 20)])
-def test_the_leading_packs_are_those_that_come_closest(file, wanted):
+def test_leading_packs_are_closest(file, wanted):
     sums = list(itertools.accumulate((tokens_of([pack]) for pack in MADE), initial=0))
     best = min(range(len(sums)), key=lambda count: abs(sums[count] - wanted))
     expected = facts_of(MADE[:best]) if best else None

@@ -172,7 +172,7 @@ def test_the_tokens_of_the_folder_are_in_proportion_to_the_weights(tmp_path, bui
     assert problems(tmp_path) == []
 
 
-def test_copies_are_links_with_names_of_their_own_and_a_cut_file_is_a_file_of_its_own(tmp_path, built):
+def test_copies_and_cut_files_have_separate_names(tmp_path, built):
     store, finished = built
     manifest = publish(tmp_path, store, finished, sampling="up", weights={**WEIGHTS, ("datasets", "code"): 9.0})
     code = [path for path in folder(tmp_path) if dataset_of(path) == "code"]
@@ -230,7 +230,7 @@ def bridge_packing(paths):
 
 
 @pytest.mark.parametrize("sampling", ["none", "down", "up"])
-def test_what_is_said_of_the_packs_holds_for_every_row_of_the_folder(tmp_path, built, sampling):
+def test_pack_facts_hold_for_every_row(tmp_path, built, sampling):
     store, finished = built
     manifest = publish(tmp_path, store, finished, sampling=sampling)
     (said,) = json.loads((tmp_path / "splits" / "packing_train.json").read_bytes())
@@ -248,7 +248,7 @@ def test_what_is_said_of_the_packs_holds_for_every_row_of_the_folder(tmp_path, b
     assert said == found
 
 
-def test_splits_are_held_out_of_every_data_set_and_one_without_packs_has_no_folder(tmp_path):
+def test_splits_are_held_out_of_every_dataset(tmp_path):
     store, finished = build(tmp_path / "shards", {"math": [30, 30], "code": [40]}, parts=("train", "valid"))
     weights = {("datasets", "math"): 1.0, ("datasets", "code"): 1.0}
     publish(tmp_path, store, finished, weights=weights, sampling="down")
@@ -282,7 +282,7 @@ def test_each_split_of_a_per_split_blend_has_its_own_weights(tmp_path):
     assert manifest["sampling"]["warnings"] == []
 
 
-def test_a_share_that_too_few_packs_miss_is_warned_of_unless_nothing_was_claimed(tmp_path):
+def test_missed_share_is_reported(tmp_path):
     store, finished = build(tmp_path / "shards", {"math": [3], "code": [40]})
     weights = {("datasets", "math"): 1.0, ("datasets", "code"): 1.3, ("datasets", "gone"): 1.0}
     manifest = publish(tmp_path, store, finished, weights=weights, sampling="down")
@@ -311,7 +311,7 @@ def test_equal_files_are_each_published(tmp_path):
         assert problems(tmp_path) == []
 
 
-def test_publishing_the_same_again_changes_nothing_and_other_choices_leave_nothing_behind(tmp_path, built):
+def test_republishing_is_stable_and_cleans_up(tmp_path, built):
     store, finished = built
     publish(tmp_path / "alone", store, finished, sampling="down")
     expected = tree(tmp_path / "alone")
@@ -333,7 +333,7 @@ def test_a_name_never_means_other_packs_than_before(tmp_path, built):
             assert meant.setdefault(path, content) == content
 
 
-def test_what_others_put_into_the_folder_stays(tmp_path, built):
+def test_foreign_files_are_kept(tmp_path, built):
     store, finished = built
     publish(tmp_path, store, finished, sampling="up")
     strangers = [
@@ -377,7 +377,7 @@ def test_on_an_object_store_folders_hold_copies_and_no_stale_ones(tmp_path, memo
     assert problems(out) == []
 
 
-def test_a_budget_says_how_many_tokens_of_each_data_set_are_published(tmp_path):
+def test_budget_sets_published_tokens(tmp_path):
     rows = {
         name: [
             talk(user(f"{name} {number}?"), assistant(f"{name} {number}. " * (number % 5 + 1))) for number in range(200)
@@ -406,7 +406,7 @@ def test_a_budget_says_how_many_tokens_of_each_data_set_are_published(tmp_path):
         ({"tokens": 100}, {"sampling": "none"}, "sampling=none publishes all packs once"),
     ],
 )
-def test_a_budget_that_packs_cannot_follow_is_refused(budget, settings, words):
+def test_impossible_budget_for_packs_is_rejected(budget, settings, words):
     blend = Blend.model_validate({"datasets": [{"name": "a", "path": "/a"}], **budget})
     with pytest.raises(InputError, match=words):
         preparation("sft").check(blend, SftSettings.model_validate(settings), "/out")

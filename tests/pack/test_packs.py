@@ -156,7 +156,7 @@ CHOICES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHOICES)
-def test_another_choice_of_packs_renders_and_encodes_nothing(tmp_path, source, chosen, monkeypatch, name):
+def test_new_pack_settings_reuse_sequences(tmp_path, source, chosen, monkeypatch, name):
     other = chosen | {name: CHOICES[name]}
     prepare(blend_of(source), tmp_path / "fresh", **other)
     prepare(blend_of(source), tmp_path / "out", **chosen)
@@ -215,7 +215,7 @@ def test_a_large_data_set_is_packed_in_groups_and_one_that_grows_packs_only_the_
     assert len(pack_receipts(planned)) == len(planned.plan.shards) > 5, "a shard larger than a group is one by itself"
 
 
-def test_a_dry_run_tells_what_is_left_to_pack(tmp_path, source, chosen):
+def test_dry_run_counts_packs_to_build(tmp_path, source, chosen):
     def told(**settings):
         return SFT.outlook(plan(blend_of(source), tmp_path / "out", **settings))
 

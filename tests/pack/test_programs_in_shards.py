@@ -39,7 +39,7 @@ def test_a_shard_is_the_same_with_and_without_programs(tmp_path, vocabulary, mon
     assert ours == built(tmp_path, vocabulary, "rendered")
 
 
-def test_a_wrong_program_is_noticed_told_and_not_used(tmp_path, vocabulary, monkeypatch, caplog):
+def test_wrong_program_is_detected_and_not_used(tmp_path, vocabulary, monkeypatch, caplog):
     original, calls = programs.Program.filled, []
 
     def wrong(self, texts):

@@ -37,7 +37,7 @@ def test_tokens_are_drawn_in_proportion_to_the_weights(blend, sampling, seed):
 
 
 @given(BLENDS, st.sampled_from(["down", "up"]), st.integers(0, 2**64 - 1))
-def test_down_repeats_nothing_up_leaves_nothing_out_and_one_data_set_is_used_exactly(blend, sampling, seed):
+def test_sampling_modes_use_one_dataset_exactly(blend, sampling, seed):
     held, weights = held_of(blend)
     drawn = draw(held, weights, sampling, seed)
     exactly = [Draw((1,) * len(files)) for files in held.values()]
@@ -84,7 +84,7 @@ def test_two_data_sets_by_hand():
 
 
 @pytest.mark.parametrize("sampling", ["none", "down", "up"])
-def test_data_sets_of_weight_zero_or_without_packs_take_no_part(sampling):
+def test_datasets_without_weight_or_packs_are_skipped(sampling):
     held = {A: [PackedFile("a", 300)], B: [PackedFile("b", 4)], ("datasets", "c"): []}
     weights = {A: 2.0, B: 0.0, ("datasets", "c"): 5.0, ("datasets", "d"): 5.0}
     assert draw(held, weights, sampling, 1) == {A: Draw((1,))}
@@ -99,7 +99,7 @@ def test_every_seed_chooses_other_files_and_each_is_chosen_by_some():
     assert len({order("0123456789abcdef" * 2, copy, seed) for copy in range(30) for seed in range(30)}) == 900
 
 
-def test_the_account_says_what_was_wanted_and_what_came_of_it():
+def test_account_has_target_and_result():
     held = {A: [PackedFile("a", 300), PackedFile("a2", 100)], B: [PackedFile("b", 400)]}
     books = account(held, {A: 3.0, B: 1.0}, {A: 400, B: 100})
     assert books["a"] == {"wanted": 0.75, "realised": 0.8, "tokens": 400, "copies": 1.0}

@@ -70,12 +70,12 @@ def pending(planned):
     ],
     ids=str,
 )
-def test_what_is_read_of_a_data_set_rebuilds_it_and_is_named(prepared, given, fields, reason):
+def test_read_fields_rebuild_a_dataset_and_are_named(prepared, given, fields, reason):
     planned = plan(blend(prepared / "corpus", **fields), prepared / "out", **given)
     assert pending_reasons(planned) == {reason: len(planned.plan.shards)}
 
 
-def test_a_filter_of_one_data_set_rebuilds_that_one_alone(prepared, given):
+def test_filter_rebuilds_only_its_dataset(prepared, given):
     filtered = blend(prepared / "corpus")
     filtered["datasets"][1]["used_in"] = "train"
     planned = plan(filtered, prepared / "out", **given)
@@ -83,7 +83,7 @@ def test_a_filter_of_one_data_set_rebuilds_that_one_alone(prepared, given):
 
 
 @pytest.mark.parametrize("place", ["here", "there"])
-def test_another_tokenizer_rebuilds_everything_also_where_its_files_change_in_place(prepared, given, tmp_path, place):
+def test_changed_tokenizer_rebuilds_all(prepared, given, tmp_path, place):
     """In a process that has loaded it before."""
     out, chosen = tmp_path / "out", given | {"tokenizer": {"model": str(chat_vocabulary(tmp_path / "here", size=500))}}
     prepare(blend(prepared / "corpus"), out, **chosen)
@@ -106,7 +106,7 @@ def test_the_same_tokenizer_and_template_in_other_places_rebuild_nothing(prepare
     assert pending(plan(blend(prepared / "corpus"), prepared / "out", **given | changed)) == []
 
 
-def test_of_parquet_the_columns_that_are_read_count_and_those_of_a_filter_among_them(given, tmp_path):
+def test_read_parquet_columns_are_part_of_the_key(given, tmp_path):
     path = tmp_path / "some.parquet"
     filtered = {"datasets": [{**source, "used_in": "train"} for source in blend_of(path)["datasets"]]}
 

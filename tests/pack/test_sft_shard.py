@@ -344,7 +344,7 @@ def test_padding_needs_a_token_to_pad_with(tmp_path, chosen, vocabulary):
         prepare(blend_of(source), tmp_path / "out", pad_seq_to_mult=4, **chosen)
 
 
-def test_a_file_is_what_the_reader_asks_for(tmp_path, chosen):
+def test_file_matches_the_reader(tmp_path, chosen):
     """The rules of its `validate_row`, and row groups that it can hold in memory."""
     rows = [talk(user(f"{number}?"), assistant("Yes.")) for number in range(1_000, 2_100)]
     chosen |= {"pack_size": 40}
@@ -367,7 +367,7 @@ def test_a_file_is_what_the_reader_asks_for(tmp_path, chosen):
         assert not any(mask[end - 1] for end in [*starts[1:], len(ids)])
 
 
-def test_a_receipt_tells_what_its_file_holds(tmp_path, chosen):
+def test_receipt_matches_its_file(tmp_path, chosen):
     source = write_rows(tmp_path / "some.jsonl", CONVERSATIONS)
     chosen |= {"pad_seq_to_mult": 8, "holdout": {"valid": 0.3, "test": 0}}
     planned, _ = prepare(blend_of(source), tmp_path / "out", **chosen)
@@ -643,7 +643,7 @@ NOTHING_PREDICTED = "{% for m in messages %}{{ m.content ~ '<|im_end|>' }}{% end
         (NOTHING_PREDICTED, talk(assistant(""), user("word " * 300)), "nothing_trained"),
     ],
 )
-def test_a_sequence_that_has_nothing_left_to_learn_once_it_is_cut_is_dropped(tmp_path, chosen, template, row, reason):
+def test_sequence_masked_after_its_cut_is_dropped(tmp_path, chosen, template, row, reason):
     source = write_rows(tmp_path / "some.jsonl", [row])
     chosen |= {"chat_template": template, "pack_size": 100, "on_oversize": "truncate", "allow_shrink": ["some"]}
     _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
@@ -651,9 +651,7 @@ def test_a_sequence_that_has_nothing_left_to_learn_once_it_is_cut_is_dropped(tmp
     assert files_of(tmp_path / "out") == []
 
 
-def test_a_sequence_whose_answer_lies_behind_the_cut_is_counted_also_where_its_conversation_stays(
-    tmp_path, chosen, tokenizer
-):
+def test_answer_beyond_the_cut_is_counted(tmp_path, chosen, tokenizer):
     record = talk(user("#1#"), thinking("Hm.", "A."), user("word " * 300), thinking("Well.", "B."))
     source = write_rows(tmp_path / "some.jsonl", [record])
     chosen |= {"pack_size": 100, "on_oversize": "truncate"}
@@ -748,7 +746,7 @@ def splits(held_out):
     return held_out(HELD_OUT, again)
 
 
-def test_shares_are_as_asked_and_equal_conversations_and_the_sequences_of_one_stay_together(held_out, splits):
+def test_shares_hold_and_equal_conversations_stay_together_in_splits(held_out, splits):
     for split, share in {**SHARES, "train": 0.85}.items():
         deviation = (share * (1 - share) * len(HELD_OUT)) ** 0.5
         assert abs(len(splits[split]) - share * len(HELD_OUT)) < 5 * deviation
@@ -766,7 +764,7 @@ def test_neither_order_nor_slices_nor_company_move_a_conversation(held_out, spli
         assert numbers.keys() == splits[split].keys() & wanted
 
 
-def test_conversations_that_differ_at_their_end_alone_are_told_apart(held_out):
+def test_conversations_with_different_ends_are_distinct(held_out):
     alike = [talk(user("Say a number."), assistant(f"#{number}#")) for number in range(200)]
     found = held_out(alike, holdout={"valid": 0.5, "test": 0})
     assert 50 < len(found["valid"]) < 150
@@ -785,7 +783,7 @@ def test_a_split_of_the_blend_is_taken_as_it_is(tmp_path, chosen, tokenizer):
 # What a shard refuses to vouch for.
 
 
-def test_a_worker_with_another_template_or_tokenizer_packs_nothing(tmp_path, chosen):
+def test_worker_with_different_template_packs_no_shard(tmp_path, chosen):
     planned = plan(blend_of(write_rows(tmp_path / "some.jsonl", [marked(1)])), tmp_path / "out", **chosen)
     [shard], store, arguments = planned.plan.pending, planned.plan.store, SFT.stages[0].arguments(planned)
     other = TokenizerSource(model=str(chat_vocabulary(tmp_path / "other", size=501))).model_dump()
@@ -850,7 +848,7 @@ def test_megatron_bridge_itself_reads_the_packs_and_collates_them_as_is_assumed_
             assert batch[name][0] == getattr(ours, name).tolist(), name
 
 
-def test_what_is_not_read_of_rows_is_counted_and_shown_and_kept_by_reuse(tmp_path, chosen):
+def test_unread_fields_are_counted_and_kept_by_reuse(tmp_path, chosen):
     """In receipts, totals by dataset, the JSON record, the terminal, and on the page; in the second run as in the first."""
     rows = [talk(user("Q?"), assistant("A.")) | {"prompt": "Q?"} for _ in range(3)]
     rows += [{"prompt": "Q?", "response": "A.", "answer": None, "chosen": "A."}]

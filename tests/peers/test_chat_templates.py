@@ -56,7 +56,7 @@ def test_the_prompt_behind_a_question(tokenizers, name, opened):
         ("deepseek", [DEEPSEEK_USER, "<\uff5cAssistant\uff5c>", "<\uff5ctool▁sep\uff5c>", "<think>"], DEEPSEEK_END),
     ],
 )
-def test_what_the_template_writes_are_tokens_of_the_vocabulary(tokenizers, name, control, end):
+def test_template_output_uses_vocabulary_tokens(tokenizers, name, control, end):
     tokenizer = tokenizers[name]
     assert [len(tokenizer.encode(text, add_special_tokens=False)) for text in control] == [1] * len(control)
     assert tokenizer.eos_token == end
@@ -95,7 +95,7 @@ def test_a_folder_is_made_once_even_when_two_ask(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deepseek", "deepseek_chat"]
 
 
-def test_the_vocabularies_stay_as_they_were(directory, tokenizers):
+def test_vocabularies_are_unchanged(directory, tokenizers):
     config = json.loads((directory / "qwen" / "tokenizer_config.json").read_text("utf-8"))
     assert config["eos_token"] == "<|endoftext|>"
     assert not (directory / "qwen" / "chat_template.jinja").exists()

@@ -57,7 +57,7 @@ def test_an_end_that_differs(folders, tmp_path):
     assert f"EOS is {own}, AutoTokenizer's {auto}" in checked(folder).differences
 
 
-def test_what_cannot_be_compared(folders, tmp_path, monkeypatch):
+def test_incomparable_tokenizers(folders, tmp_path, monkeypatch):
     broken = byte_level_bpe(tmp_path)
     (broken / "config.json").write_text("{")
     assert "AutoTokenizer can't load" in checked(broken).line
@@ -66,7 +66,7 @@ def test_what_cannot_be_compared(folders, tmp_path, monkeypatch):
     assert "transformers isn't installed" in checked(folders["same"]).line
 
 
-def test_doctor_and_comparison_say_so(folders, tmp_path, capsys):
+def test_doctor_and_comparison_agree(folders, tmp_path, capsys):
     states = {name: examine(str(tmp_path), None, str(folder))[-1] for name, folder in folders.items()}
     assert {name: check.state for name, check in states.items()} == {"same": "ok", "other": "broken"}
     assert "texts get other ids" in states["other"].found

@@ -37,7 +37,7 @@ def test_a_server_is_there_broken_or_optional(tmp_path, server):
     assert states(tmp_path)["Prefect server"].state == "optional"
 
 
-def test_a_gpu_is_what_the_driver_lists(tmp_path, monkeypatch):
+def test_gpus_are_listed_by_the_driver(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert states(tmp_path)["CUDA"].state == "optional"

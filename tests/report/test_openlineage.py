@@ -35,7 +35,7 @@ def events_of(manifest, out, place, monkeypatch, warned):
     return [json.loads(line) for line in place.read_text().splitlines()]
 
 
-def test_two_events_say_what_came_in_and_what_came_out(prepared, tmp_path, monkeypatch, warned):
+def test_two_events_have_inputs_and_outputs(prepared, tmp_path, monkeypatch, warned):
     manifest, out, sources = prepared
     start, complete = events_of(manifest, out, tmp_path / "events.jsonl", monkeypatch, warned)
     assert warned == []
@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_written_is_a_warning(prepared, tmp_path, monkeypa
     assert warned[0].startswith("could not send the OpenLineage event: ")
 
 
-def test_without_the_client_the_remedy_is_told(prepared, monkeypatch):
+def test_missing_openlineage_client_names_the_remedy(prepared, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "openlineage.client", None)
     with pytest.raises(InputError, match=r"pip install 'tokenmill\[openlineage\]'"):
         tell(*prepared[:2])

@@ -125,7 +125,7 @@ def test_equal_preparations_have_equal_pages_and_cards_but_for_the_run_itself(pu
     assert (outputs[0] / "report.html").read_bytes() == before
 
 
-def test_counts_are_those_of_the_manifest_and_rows_are_all_accounted_for(published):
+def test_counts_match_the_manifest_and_rows_add_up(published):
     _, output, _ = published
     totals, found = read_manifest(str(output))["totals"], read_page(output)
     columns = ["documents", "tokens"] if totals["tokens"] else ["documents"]
@@ -136,7 +136,7 @@ def test_counts_are_those_of_the_manifest_and_rows_are_all_accounted_for(publish
     assert sum(count for (_, end), count in fates.items() if end in totals["splits"]) == totals["documents"]
 
 
-def test_lengths_are_those_of_the_published_files(published):
+def test_lengths_match_published_files(published):
     kind, output, _ = published
     expected = {"pretrain": by_megatron, "sft": by_packs, "harmony": by_harmony}.get(kind, by_lines)(output)
     rows = read_page(output).rows("Lengths in")
@@ -178,7 +178,7 @@ def by_lines(output):
     return {str(file): [len(line) for line in file.read_bytes().splitlines()] for file in files}
 
 
-def test_masks_by_role_are_those_of_the_packs(published):
+def test_masks_by_role_match_the_packs(published):
     kind, output, _ = published
     if kind != "sft":
         return
@@ -203,7 +203,7 @@ def test_tokens_per_byte_are_measured_on_the_text_itself(published):
     assert int(tokens.replace(",", "")) == 2443 - len(texts)  # without EOS
 
 
-def test_croissant_is_valid_and_names_what_the_data_were_made_from(published):
+def test_croissant_is_valid_and_names_sources(published):
     kind, output, _ = published
     data = mlcroissant.Dataset(jsonld=str(output / cards.CROISSANT))
     assert not data.metadata.issues.errors
@@ -232,7 +232,7 @@ def test_a_card_has_front_matter_and_the_published_counts(published):
     assert headings == ["1.", "1.1.", "1.2.", "1.3.", "2.", *second, "3.", "3.1.", "3.2.", "3.3."]
 
 
-def test_cards_say_the_languages_that_the_blend_states_and_no_others(tmp_path):
+def test_cards_list_only_stated_languages(tmp_path):
     path = write_lines(tmp_path / "in.jsonl", ["text", "more"])
     source = {"name": "a", "path": str(path), "languages": ["de", "gsw"]}
     other = {"name": "b", "path": str(write_lines(tmp_path / "other.jsonl", ["text"])), "domain": "mills"}
@@ -304,7 +304,7 @@ def test_contrast_is_computed_as_wcag_does():
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_and_figures_can_be_told_from_what_is_behind_them(theme):
+def test_text_is_readable_on_its_background(theme):
     of = colours(theme)
     code = 0.06 * of["ink"] + 0.94 * of["back"]
     sheet = html.document("style.css.jinja")
@@ -325,7 +325,7 @@ def test_text_and_figures_can_be_told_from_what_is_behind_them(theme):
 
 
 @pytest.mark.slow
-def test_scores_have_pages_whose_figures_are_those_of_their_tables(tmp_path):
+def test_score_pages_match_their_tables(tmp_path):
     rows = preparing_scores.normalization(tmp_path, count=12)
     model = preparing_scores.harmony_model(tmp_path / "model")
     for what, column, chosen in (("nll", "total_token_count", {"model": model}), ("embed", "token_count", {})):
@@ -347,7 +347,7 @@ def test_scores_have_pages_whose_figures_are_those_of_their_tables(tmp_path):
         assert run(["verify", str(out)]) == 1
 
 
-def test_rows_are_counted_by_what_they_state_and_by_nothing_else(tmp_path):
+def test_rows_are_counted_by_stated_values_only(tmp_path):
     rows = [{"text": f"row {at}", "language": "de" if at % 3 else "gsw", "lang": at, "title": "en"} for at in range(9)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = {"name": "a", "path": str(tmp_path / "in.jsonl"), "domain": "mills"}
@@ -357,7 +357,7 @@ def test_rows_are_counted_by_what_they_state_and_by_nothing_else(tmp_path):
     assert not [name for name in found.tables if name.startswith(("lang:", "title", "Languages,"))]
 
 
-def test_hostile_text_and_names_stay_text(tmp_path):
+def test_hostile_text_is_shown_as_text(tmp_path):
     write_lines(tmp_path / "<b>in&/<i>x.jsonl", [HOSTILE * 3, b"{<script>", "plain"])
     blend = {"datasets": [{"name": "a", "path": str(tmp_path / "<b>in&"), "license": "<u>|MIT"}]}
     found = reported("pretrain", blend, tmp_path / "out")

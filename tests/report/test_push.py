@@ -133,7 +133,7 @@ def rows_of(sources):
 
 
 @pytest.mark.slow
-def test_what_was_pushed_is_read_back_as_the_rows_that_were_published(hub, outputs):
+def test_pushed_rows_read_back(hub, outputs):
     output = outputs("harmony")
     commit = send(output)
     local = rows_of(load_blend(str(output / "blend.json")).datasets)
@@ -156,7 +156,7 @@ def test_the_card_names_every_file_of_rows_and_nothing_else(hub, outputs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_what_was_published_is_pushed_and_all_of_it(hub, outputs, kind):
+def test_exactly_the_published_files_are_pushed(hub, outputs, kind):
     output = outputs(kind)
     commit = send(output)
     pushed = hub.datasets["org/name"].commits[commit]
@@ -188,7 +188,7 @@ def test_nothing_pushed_names_a_place_of_this_machine(hub, outputs, kind):
     assert {entry["file"] for entry in manifest["shards"]} <= {f"{n}.jsonl" for n in ("chats", "more", "text", "rows")}
 
 
-def test_places_are_left_out_of_texts_and_settings_and_what_only_looks_like_one_stays(own, monkeypatch):
+def test_local_paths_are_removed_from_texts_and_settings(own, monkeypatch):
     manifest = read_manifest(str(own))
     source = str(own.parent / "secret place")
     written = {
@@ -218,7 +218,7 @@ def test_places_are_left_out_of_texts_and_settings_and_what_only_looks_like_one_
     assert pushed["settings"]["several"] == list(settings.values())
 
 
-def test_shards_that_lie_elsewhere_are_refused(hub, tmp_path):
+def test_shards_elsewhere_are_rejected(hub, tmp_path):
     path = preparing_rl.write_rows(tmp_path / "rows.jsonl", chats(0, 5))
     preparing_rl.prepare(preparing.blend_of(path), tmp_path / "out", store="memory://store")
     assert "is outside" in refusal(lambda: send(tmp_path / "out"))
@@ -282,7 +282,7 @@ def test_a_new_repository_is_as_private_as_was_asked_for(hub, outputs, public):
 
 
 @pytest.mark.parametrize(("private", "remedy"), [(False, "--public"), (True, "remove --public")])
-def test_a_repository_that_is_not_as_private_as_asked_for_is_refused_before_a_byte(hub, outputs, private, remedy):
+def test_wrong_visibility_is_rejected_before_uploading(hub, outputs, private, remedy):
     hub.create("org/name", private=private)
     said = refusal(lambda: send(outputs("rl"), public=private))
     assert "hf://org/name" in said
@@ -294,14 +294,14 @@ def test_a_repository_that_is_not_as_private_as_asked_for_is_refused_before_a_by
 
 
 @pytest.mark.parametrize(("asked", "made"), [(False, "public"), (True, "private")])
-def test_a_new_repository_is_asked_whether_it_is_what_was_asked_for(hub, outputs, asked, made):
+def test_new_repository_visibility_is_checked(hub, outputs, asked, made):
     hub.visible_when_created = made
     assert f"is {made}" in refusal(lambda: send(outputs("rl"), public=asked))
     assert hub.writes == {"create": 1}
     assert list(hub.datasets["org/name"].files) == [".gitattributes"]
 
 
-def test_pushing_again_sends_nothing_and_makes_no_commit(hub, outputs):
+def test_second_push_makes_no_commit(hub, outputs):
     first = send(outputs("rl"))
     received, commits = hub.received, len(hub.datasets["org/name"].commits)
     assert send(outputs("rl")) == first
@@ -328,7 +328,7 @@ def test_a_hub_that_is_busy_for_a_moment_is_asked_again(hub, outputs, kind):
     assert "manifest.json" in hub.datasets["org/name"].files
 
 
-def test_the_next_version_replaces_what_the_last_push_brought_and_nothing_else(hub, tmp_path):
+def test_next_version_replaces_only_the_last_push(hub, tmp_path):
     hub.create("org/name", files={"train/mine.jsonl": b"x", "LICENSE": b"y"})
     send(rl(tmp_path / "one"))
     repository = hub.datasets["org/name"]
@@ -346,7 +346,7 @@ def test_the_next_version_replaces_what_the_last_push_brought_and_nothing_else(h
 
 
 @pytest.mark.parametrize("content", [b"{}", b"[1]", b"no json", b'{"files": [{"path": "LICENSE"}], "volatile": {}}'])
-def test_a_manifest_that_no_push_brought_removes_nothing(hub, outputs, content):
+def test_foreign_manifest_removes_no_file(hub, outputs, content):
     hub.create("org/name", files={"manifest.json": content, "LICENSE": b"y"})
     send(outputs("rl"))
     assert "LICENSE" in hub.datasets["org/name"].files
@@ -381,7 +381,7 @@ def test_small_files_take_several_commits_by_their_size(hub, outputs, monkeypatc
     assert len(hub.datasets["org/other"].messages) == 2
 
 
-def test_a_push_in_parts_that_broke_goes_on(hub, outputs, monkeypatch):
+def test_interrupted_push_resumes(hub, outputs, monkeypatch):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     repository = hub.create("org/name")
     hub.failures["commit"] = [None, None, 500]
@@ -407,7 +407,7 @@ def break_off(hub, output, commits=1):
     refusal(lambda: send(output), RunError)
 
 
-def test_what_a_broken_push_left_goes_with_the_push_of_another_preparation(hub, outputs, tmp_path, monkeypatch):
+def test_leftovers_of_a_broken_push_are_removed_by_the_next(hub, outputs, tmp_path, monkeypatch):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     repository = hub.create("org/name", files={"LICENSE": b"y"})
     break_off(hub, outputs("harmony"))
@@ -423,7 +423,7 @@ def test_what_a_broken_push_left_goes_with_the_push_of_another_preparation(hub, 
 
 
 @pytest.mark.parametrize(("first", "second"), [("harmony", "rl"), ("rl", "harmony")])
-def test_a_broken_push_takes_nothing_of_others_along(hub, outputs, monkeypatch, first, second):
+def test_broken_push_keeps_foreign_files(hub, outputs, monkeypatch, first, second):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     theirs = {"data/chats/mine.parquet": b"x", "train/mine_1.jsonl": b"x", "data/part-00000-1234abcd.parquet": b"x"}
     repository = hub.create("org/name", files=theirs)
@@ -432,7 +432,7 @@ def test_a_broken_push_takes_nothing_of_others_along(hub, outputs, monkeypatch, 
     assert theirs.items() <= repository.files.items()
 
 
-def test_what_is_there_by_halves_cannot_be_read(hub, outputs, tmp_path, monkeypatch):
+def test_partial_pushes_cannot_be_read(hub, outputs, tmp_path, monkeypatch):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     send(outputs("harmony"))
     repository = hub.datasets["org/name"]
@@ -446,7 +446,7 @@ def test_what_is_there_by_halves_cannot_be_read(hub, outputs, tmp_path, monkeypa
     assert pushed_rows(commit) == published_rows(third)
 
 
-def test_a_push_that_broke_over_another_goes_on(hub, outputs, tmp_path, monkeypatch):
+def test_push_interrupted_over_an_older_one_resumes(hub, outputs, tmp_path, monkeypatch):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     send(outputs("harmony"))
     repository = hub.datasets["org/name"]
@@ -461,7 +461,7 @@ def test_a_push_that_broke_over_another_goes_on(hub, outputs, tmp_path, monkeypa
     assert commits - before == len(hub.datasets["org/new"].messages) - 1  # one made the repository
 
 
-def test_a_card_that_no_push_brought_stays_all_the_time(hub, outputs, tmp_path, monkeypatch):
+def test_foreign_card_is_always_kept(hub, outputs, tmp_path, monkeypatch):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     repository = hub.create("org/name", files={"README.md": b"mine"})
     assert run(["push", str(outputs("rl")), "org/name"]) == 0
@@ -470,9 +470,7 @@ def test_a_card_that_no_push_brought_stays_all_the_time(hub, outputs, tmp_path, 
     assert all(files["README.md"] == b"mine" for files in repository.commits.values())
 
 
-def test_the_card_of_a_push_goes_with_the_first_commit_of_the_next_and_its_own_comes_with_the_last(
-    hub, outputs, monkeypatch
-):
+def test_pushed_card_is_replaced_with_the_last_commit(hub, outputs, monkeypatch):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     send(outputs("harmony"))
     repository = hub.datasets["org/name"]
@@ -497,7 +495,7 @@ def test_the_cards_of_a_run_are_pushed_as_it_wrote_them(hub, outputs, kind):
             place.unlink()
 
 
-def test_a_commit_by_someone_else_in_between_is_told(hub, outputs):
+def test_concurrent_commit_is_reported(hub, outputs):
     repository = hub.create("org/name")
     parcel, target = parcel_of(str(outputs("rl"))), target_of("org/name", public=False)
     repository.commit_files({**repository.files, "theirs.txt": b"x"})
@@ -508,7 +506,7 @@ def test_a_commit_by_someone_else_in_between_is_told(hub, outputs):
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_what_the_hub_leaves_out_is_told(hub, outputs, tmp_path, before):
+def test_files_ignored_by_the_hub_are_reported(hub, outputs, tmp_path, before):
     if before:  # it keeps an older version
         send(rl(tmp_path, chats(500, 510)))
     repository = hub.datasets["org/name"] if before else hub.create("org/name")
@@ -543,13 +541,13 @@ def replaced(path, content):
         ("shards/rl/*/receipt.json", damaged),
     ],
 )
-def test_a_damaged_output_is_refused_before_a_byte(hub, own, name, damage):
+def test_damaged_output_is_rejected_before_uploading(hub, own, name, damage):
     damage(next(own.glob(name)))
     assert "run the preparation again" in refusal(lambda: send(own), RunError)
     assert writes(hub) == 0
 
 
-def test_a_partial_output_is_refused(hub, tmp_path):
+def test_partial_output_is_rejected(hub, tmp_path):
     path = preparing_rl.write_rows(tmp_path / "rows.jsonl", chats(0, 40))
     planned = preparing_rl.plan(preparing.blend_of(path), tmp_path / "out", shard_size=1500, allow_partial=True)
     preparing_rl.build(planned, planned.plan.pending[1:])
@@ -559,14 +557,14 @@ def test_a_partial_output_is_refused(hub, tmp_path):
     assert writes(hub) == 0
 
 
-def test_what_is_no_local_preparation_is_refused(hub, own, tmp_path):
+def test_non_preparations_cannot_be_pushed(hub, own, tmp_path):
     assert "no manifest.json" in refusal(lambda: send(tmp_path))
     assert "local" in refusal(lambda: send("s3://bucket/out"))
     damaged(own / "manifest.json")
     assert "manifest.json" in refusal(lambda: send(own))
 
 
-def test_a_copy_of_what_was_pushed_is_no_preparation(hub, outputs, tmp_path):
+def test_downloaded_copy_is_not_a_preparation(hub, outputs, tmp_path):
     send(outputs("rl"))
     for name, content in hub.datasets["org/name"].files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -574,7 +572,7 @@ def test_a_copy_of_what_was_pushed_is_no_preparation(hub, outputs, tmp_path):
     assert "a copy without its shards" in refusal(lambda: send(tmp_path))
 
 
-def test_an_output_that_was_moved_is_refused(hub, own, tmp_path):
+def test_moved_output_is_rejected(hub, own, tmp_path):
     moved = own.rename(tmp_path / "moved")
     own.mkdir()
     (moved / "shards").rename(own / "shards")
@@ -596,7 +594,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("status", ANSWERS)
 @pytest.mark.parametrize("kind", ["create", "commit"])
-def test_what_the_hub_refuses_is_told_with_a_remedy(hub, outputs, kind, status):
+def test_hub_rejections_name_a_remedy(hub, outputs, kind, status):
     error, parts = ANSWERS[status]
     hub.failures[kind] = [status]
     said = refusal(lambda: send(outputs("rl")), error)
@@ -606,7 +604,7 @@ def test_what_the_hub_refuses_is_told_with_a_remedy(hub, outputs, kind, status):
     assert all(part.replace("commit", kind) in said for part in parts), said
 
 
-def test_a_refused_upload_is_told_although_it_happens_in_a_thread(hub, outputs):
+def test_rejected_upload_in_a_thread_is_reported(hub, outputs):
     hub.failures["put"] = [403] * 9
     assert "injected into put" in refusal(lambda: send(outputs("rl")))
 
@@ -624,12 +622,12 @@ def test_tokens_are_looked_at_before_anything(hub, outputs, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["name", "org/name/more", "hf://org/name", "/name", "org/", "org/na me", "org/na--me"])
-def test_what_is_no_name_is_refused(hub, outputs, name):
+def test_invalid_names_are_rejected(hub, outputs, name):
     assert name in refusal(lambda: send(outputs("rl"), name))
     assert writes(hub) == 0
 
 
-def test_a_hub_that_cannot_be_reached_is_told(hub, outputs, monkeypatch):
+def test_unreachable_hub_is_reported(hub, outputs, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     assert "HF_ENDPOINT" in refusal(lambda: send(outputs("rl")), RunError)
 
@@ -646,7 +644,7 @@ def test_the_command_prints_one_line_of_json_and_pushes(hub, outputs, capsys):
     assert WRITER not in printed.out + printed.err
 
 
-def test_a_dry_run_lists_everything_and_writes_nothing(hub, outputs, capsys):
+def test_push_dry_run_lists_all_files(hub, outputs, capsys):
     output = outputs("rl")
     assert run(["push", str(output), "org/name", "--dry-run"]) == 0
     printed = capsys.readouterr()
@@ -663,7 +661,7 @@ def test_a_dry_run_lists_everything_and_writes_nothing(hub, outputs, capsys):
     assert record["files"] == len(hub.datasets["org/name"].files) - 1
 
 
-def test_a_dry_run_names_what_would_be_removed_and_refuses_what_a_push_would(hub, outputs, tmp_path, capsys):
+def test_push_dry_run_names_removals_and_errors(hub, outputs, tmp_path, capsys):
     send(rl(tmp_path / "one", chats(700, 720)))
     count = writes(hub)
     assert run(["push", str(outputs("rl")), "org/name", "--dry-run"]) == 0

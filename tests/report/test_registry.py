@@ -42,7 +42,7 @@ def test_versions_count_up_and_the_newest_is_the_latest(root):
     assert located("art://corpus:v2/blend.json") == absolute("art://corpus:v2/blend.json") == "/b/blend.json"
 
 
-def test_the_same_again_makes_no_new_version():
+def test_unchanged_content_makes_no_new_version():
     assert register("corpus", artifact("/a", tokens=1)).version == "v1"
     assert register("corpus", artifact("/a", tokens=1)).version == "v1"
     assert register("corpus", artifact("/a", tokens=2)).version == "v2"
@@ -77,7 +77,7 @@ def shared(request, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared")
-def test_registrations_at_the_same_time_get_versions_of_their_own():
+def test_concurrent_registrations_get_separate_versions():
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda place: register("corpus", artifact(place)), map(str, range(8))))
     assert sorted(registered.version for registered in found) == [f"v{number}" for number in range(1, 9)]
@@ -102,14 +102,14 @@ def test_registrations_at_the_same_time_get_versions_of_their_own():
         (lambda: publish_bytes("art://corpus/file", b""), "cannot publish"),
     ],
 )
-def test_what_is_no_name_or_not_there_is_refused_with_the_remedy(use, words):
+def test_missing_or_invalid_name_gives_the_remedy(use, words):
     register("corpus", artifact("/a"))
     with pytest.raises(InputError, match=words):
         use()
 
 
 @pytest.mark.slow
-def test_a_name_stands_for_its_folder_wherever_one_is_read(prepared):
+def test_name_replaces_its_folder_everywhere(prepared):
     register("corpus", artifact_in(str(prepared)))
     assert read_manifest("art://corpus") == read_manifest(str(prepared))
     blend = load_blend({"datasets": [{"name": "a", "path": "art://corpus/train"}]})
@@ -117,7 +117,7 @@ def test_a_name_stands_for_its_folder_wherever_one_is_read(prepared):
     assert run(["verify", "art://corpus"]) == 0
 
 
-def test_the_lineage_of_results_goes_back_to_the_data_sets(tmp_path, prepared):
+def test_lineage_of_results_reaches_the_datasets(tmp_path, prepared):
     model, results = tmp_path / "model", tmp_path / "results"
     data = prepared_data(str(prepared)).made_from
     source = {"type": "pretrain", "path": str(prepared), "digest": data}
@@ -142,7 +142,7 @@ def prepare_other_data(folder):
     prepare(blend_of(path), folder / "out", tokenizer={"model": "cl100k_base"})
 
 
-def test_another_preparation_in_the_same_folder_is_another_version(tmp_path, prepared, capsys):
+def test_second_preparation_in_a_folder_is_a_new_version(tmp_path, prepared, capsys):
     assert register("corpus", artifact_in(str(prepared))).version == "v1"
     path = str(tmp_path / "a.jsonl")
     prepare(blend_of(path), prepared, tokenizer={"model": "cl100k_base"})
@@ -159,12 +159,12 @@ def test_another_preparation_in_the_same_folder_is_another_version(tmp_path, pre
 @pytest.mark.parametrize(
     "line", [b"", b"[]", b"{}", b'{"a": 1}', b'{"a": {}, "b": {}}', b'{"a": {"path": "", "type": "x"}}', b"\xff"]
 )
-def test_what_is_no_artifact_is_refused(line):
+def test_non_artifacts_are_rejected(line):
     with pytest.raises(InputError, match="doesn't contain an artifact record"):
         read_artifact(line, set(), "train")
 
 
-def test_an_artifact_of_another_kind_is_refused():
+def test_artifact_of_the_wrong_type_is_rejected():
     line = b'{"harmony": {"path": "/x", "type": "harmony", "made_from": [{"type": "data", "path": "y"}], "rows": 3}}'
     assert read_artifact(line, {"harmony"}, "score").made_from == [MadeFrom(type="data", path="y")]
     with pytest.raises(InputError, match="of type pretrain or sft, but stdin holds 'harmony'"):

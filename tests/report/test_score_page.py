@@ -38,7 +38,7 @@ def by_svd(vectors):
 
 @given(st.integers(0, 10_000), st.sampled_from([7, 1000]))
 @max_examples(20)
-def test_the_plane_is_that_of_the_largest_singular_values(seed, size):
+def test_plane_has_the_largest_singular_values(seed, size):
     generator = np.random.default_rng(seed)
     vectors = (generator.normal(size=(60, 5)) * [9, 5, 2, 1, 1] + 3).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
@@ -155,7 +155,7 @@ def test_a_report_of_rows_and_scores_shows_all_of_them_on_one_page(published, ca
     assert not re.findall("<(?:script|img|link|iframe|object|image|foreignobject)", page, re.IGNORECASE)
 
 
-def test_scores_alone_are_drawn_beside_themselves(published, capfd):
+def test_scores_without_rows_are_plotted(published, capfd):
     folder, _ = published
     record, page, _ = report(capfd, folder / "nll", "--scores", folder / "nll")
     assert record["page"] == f"{folder}/nll/scores.html"
@@ -201,7 +201,7 @@ def test_the_same_report_is_the_same_bytes(published):
     assert written[0].xxh3_128 == written[1].xxh3_128
 
 
-def test_what_cannot_be_drawn_is_refused(published, tmp_path):
+def test_unplottable_folders_are_rejected(published, tmp_path):
     folder, _ = published
     empty, other = (publish_scores(tmp_path / kind, kind, []) for kind in ("nll", "sft"))
     for places, words in (

@@ -107,7 +107,7 @@ def count(request):
 
 
 @pytest.mark.parametrize("of_training", [True, False], ids=["a training", "an order"])
-def test_samples_of_documents_are_what_the_trainer_reads(data, tokenizer, tmp_path, count, of_training):
+def test_document_samples_match_the_trainer(data, tokenizer, tmp_path, count, of_training):
     place, rows = training(tmp_path / "model", data, SETTINGS)
 
     def encode(text):
@@ -126,7 +126,7 @@ def test_samples_of_documents_are_what_the_trainer_reads(data, tokenizer, tmp_pa
 
 
 @pytest.mark.slow
-def test_samples_of_packs_are_what_the_trainer_reads(packed_data, tokenizer, tmp_path, count):
+def test_pack_samples_match_the_trainer(packed_data, tokenizer, tmp_path, count):
     place, rows = training(tmp_path / "model", packed_data, PACKED)
 
     def decode(ids):
@@ -214,7 +214,7 @@ def test_a_step_is_shown_with_its_loss(data, tmp_path):
     assert "document1" in view_html(batch.view)
 
 
-def test_what_is_not_there(data, packed_data, tmp_path):
+def test_missing_steps_and_rows(data, packed_data, tmp_path):
     reading = Reading.of(data.path)
     for step in (0, STEPS + 1):
         with pytest.raises(InputError, match=f"--step: {step} isn't a step of"):

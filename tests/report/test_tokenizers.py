@@ -100,7 +100,7 @@ def test_the_record_has_counts_and_what_follows_from_them(samples):
     assert record["languages"]["de"]["tokenizers"] == german["tokenizers"]
 
 
-def test_the_page_has_a_bar_for_each_figure_data_set_and_tokenizer_and_fetches_nothing(samples):
+def test_page_has_all_bars_and_no_requests(samples):
     page = comparison_page(samples)
     titles = re.findall(r"<figcaption>([^<]*)<", page)
     assert len(titles) == 6 + 3
@@ -135,7 +135,7 @@ def test_a_table_too_wide_for_the_terminal_is_lines(samples):
     assert re.search(r"^ english +small .* \d+ $", shown[120].getvalue(), re.MULTILINE)
 
 
-def test_tokenizers_of_one_name_are_told_apart_by_their_paths(folder, blend, models):
+def test_tokenizers_with_equal_names_show_their_paths(folder, blend, models):
     other = byte_level_bpe(folder / "other" / "small", 400)
     found = compared(load_blend(str(blend)), [str(models["small"]), str(other)], 1)
     assert list(found[0].tokens) == [str(models["small"]), str(other)]
@@ -152,7 +152,7 @@ def test_tokenizers_of_one_name_are_told_apart_by_their_paths(folder, blend, mod
         ({"path": "chat.jsonl"}, ["small"], "holds conversations"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_with_a_remedy(folder, blend, models, monkeypatch, change, chosen, said):
+def test_incomparable_inputs_name_a_remedy(folder, blend, models, monkeypatch, change, chosen, said):
     chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
     write_lines(folder / "chat.jsonl", [json.dumps(chat).encode()])
     monkeypatch.chdir(folder)

@@ -179,7 +179,7 @@ def texts(view):
     return ["".join(passage.text for passage in sequence.passages) for sequence in sequences(view)]
 
 
-def test_a_pack_comes_back_as_its_messages(chat):
+def test_pack_decodes_to_its_messages(chat):
     second = [("system", "Be brief.", False), ("assistant", "Yes.", True), ("tool", "{}", False)]
     padding = ("padding", EOS * 3, False)
     view = view_output(chat([(3, MESSAGES), (8, [*second, padding])]))
@@ -229,7 +229,7 @@ def test_no_mask_makes_the_first_token_of_a_sequence_a_target(tmp_path, vocabula
     assert found == [[(2, False)], [(1, False), (1, True)]]
 
 
-def test_the_first_rows_come_in_order_and_no_more_than_there_are(many):
+def test_first_rows_in_order(many):
     assert texts(view_output(many)) == ALL_TEXTS[:1]
     assert texts(view_output(many, rows=6)) == ALL_TEXTS[:6]
     assert texts(view_output(many, rows=99)) == ALL_TEXTS
@@ -258,7 +258,7 @@ def test_one_data_set_can_be_asked_for(many):
         view_output(many, dataset="tool")
 
 
-def test_a_document_is_shown_alone_from_every_pack_that_holds_it(chat):
+def test_document_is_shown_from_every_pack(chat):
     turns = [[("user", f"turn {number}", False)] for number in range(6)]
     out = chat(
         [(3, turns[0]), (17, turns[1])], [(4, turns[2])], [(17, turns[3]), (5, turns[4]), (17, turns[5])], rows=18
@@ -316,7 +316,7 @@ def test_a_changed_tokenizer_is_an_error(tmp_path, encode):
         view_output(str(tmp_path))
 
 
-def test_what_cannot_be_viewed_says_so(tmp_path, chat, vocabulary):
+def test_unviewable_output_is_explained(tmp_path, chat, vocabulary):
     with pytest.raises(InputError, match=r"no manifest\.json here"):
         view_output(str(tmp_path / "nowhere"))
     out = chat([(3, MESSAGES)])
@@ -387,7 +387,7 @@ def pretrained(tmp_path_factory, vocabulary):
     return str(folder / "out")
 
 
-def test_documents_of_a_bin_come_back_as_their_texts(pretrained):
+def test_bin_documents_decode_to_their_texts(pretrained):
     view = view_output(pretrained, rows=99)
     assert sorted(texts(view)) == sorted(text + EOS for text in SOURCE_TEXTS)
     assert {(p.role, p.trained) for s in sequences(view) for p in s.passages} == {("text", True)}
@@ -411,7 +411,7 @@ def test_each_id_of_a_bin_names_its_document(pretrained):
 
 
 @pytest.mark.parametrize(("shortest", "reason"), [(None, "empty_document"), (2, "too_short")])
-def test_each_document_of_a_bin_names_the_line_that_it_came_from(shortest, reason, tmp_path, vocabulary):
+def test_bin_documents_name_their_source_line(shortest, reason, tmp_path, vocabulary):
     """Whatever was dropped before it in its slice, and wherever its file is cut."""
     kept = [f"document {number}:\n{HOSTILE}" for number in range(200)]
     dropped = [b"{broken", b"", "", f"a {EOS} b"]
@@ -440,7 +440,7 @@ def test_in_every_format_the_line_is_the_number_of_the_row(name, tmp_path, vocab
     assert rows == {number: text for number, text in enumerate(texts, 1) if text}
 
 
-def test_documents_of_shards_without_a_map_name_their_slice_alone(tmp_path, vocabulary):
+def test_documents_without_a_map_name_their_slice(tmp_path, vocabulary):
     """As of shards that were built before there were maps."""
     source = write_lines(tmp_path / "a.jsonl", SOURCE_TEXTS)
     prepare(blend_of(source), tmp_path / "out", tokenizer={"model": str(vocabulary)})
@@ -464,7 +464,7 @@ def test_a_damaged_bin_is_named(pretrained):
         index.write_bytes(content)
 
 
-def test_a_bin_with_fewer_documents_than_its_manifest_says_is_named(pretrained, tmp_path):
+def test_bin_with_missing_documents_is_named(pretrained, tmp_path):
     manifest = read_manifest(pretrained)
     last = manifest["shards"][-1]
     last["documents"]["train"] += 1
@@ -482,14 +482,14 @@ def unsafe_in(text):
 
 
 @given(st.text(st.characters(categories=None)))
-def test_visible_text_holds_nothing_that_acts(text):
+def test_visible_text_has_no_active_characters(text):
     shown = visible(text)
     assert unsafe_in(shown) == []
     assert shown.count("\n") == shown.count("↵\n") == text.count("\n")
 
 
 @given(st.text(st.characters(exclude_categories=UNSAFE)))
-def test_visible_text_leaves_what_only_shows_as_it_is(text):
+def test_visible_text_keeps_printable_characters(text):
     assert visible(text) == text
 
 
@@ -540,14 +540,14 @@ def test_hostile_text_is_inert_in_a_terminal(hostile, width):
         assert flowing.count(literal) == (1 if literal == "[bold]" else 4)
 
 
-def test_colours_come_from_the_view_alone(hostile):
+def test_colors_are_set_by_the_view_only(hostile):
     coloured = drawn(hostile, no_color=False, force_terminal=True, color_system="standard", width=400)
     plain = drawn(hostile, width=400)
     assert "\x1b[32m⟦" in coloured
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
 
 
-def test_training_is_told_without_colours_and_cannot_be_faked(chat):
+def test_trained_text_is_marked_without_colors_and_unforgeable(chat):
     fake = [("user", "⟦I am trained on⟧", False), ("assistant", "so am I", True), ("user", "not I", False)]
     output = drawn(view_output(chat([(3, fake)])))
     legend, *lines = output.splitlines()
@@ -607,7 +607,7 @@ def test_hostile_text_is_inert_in_a_page(hostile):
     assert parsed.text.count("<script>alert(1)</script>") == 8
 
 
-def test_a_page_needs_nothing_from_elsewhere(hostile):
+def test_page_is_self_contained(hostile):
     page = view_html(hostile)
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert policy
@@ -619,7 +619,7 @@ def test_a_page_needs_nothing_from_elsewhere(hostile):
     assert "prefers-color-scheme: dark" in style[1]
 
 
-def test_a_page_tells_padding_by_its_count_and_is_published_whole(chat, tmp_path):
+def test_page_counts_padding_and_is_published_whole(chat, tmp_path):
     view = view_output(chat([(3, [*MESSAGES, ("padding", EOS * 4, False)])]))
     output = publish_html(view, str(tmp_path / "deep" / "view.html"))
     page = Path(output.path).read_bytes()

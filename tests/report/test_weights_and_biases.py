@@ -89,7 +89,7 @@ def test_the_summary_has_the_totals(logged):
         assert summary[name] == manifest["totals"][name]
 
 
-def test_the_tables_say_what_was_planned_and_what_came_of_it(logged):
+def test_tables_have_plan_and_result(logged):
     folder, manifest, _ = logged
     tables = {}
     for file in folder.glob("wandb/offline-run-*/files/media/table/pretrain/*.table.json"):
@@ -120,7 +120,7 @@ def test_a_uri_becomes_a_name_that_is_allowed(uri, name):
     assert len(artifact_name("x" * 500)) == 128
 
 
-def test_without_the_package_the_remedy_is_told(logged, monkeypatch):
+def test_missing_wandb_names_the_remedy(logged, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(InputError, match=r"pip install 'tokenmill\[wandb\]'"):
         log_preparation(logged[1], str(Path("/out")))

@@ -320,7 +320,7 @@ def test_a_row_through_harmony_and_packing(tmp_path, mode, pools):
 
 
 @pytest.mark.slow
-def test_rows_of_parquet_and_of_arrays(tmp_path, vocabulary, decode):
+def test_rows_from_parquet_and_arrays(tmp_path, vocabulary, decode):
     texts = [sentence(number) if number % 3 else "" for number in range(60)]
     nulls = [text if number % 7 else None for number, text in enumerate(texts)]
     pq.write_table(pa.table({"text": nulls}), tmp_path / "a.parquet", row_group_size=10)
@@ -341,7 +341,7 @@ def test_rows_of_parquet_and_of_arrays(tmp_path, vocabulary, decode):
                 assert decode(document_ids(fate.places[0])[:-1]) == text
 
 
-def test_a_changed_source_hides_the_reason_alone(pretrained, tmp_path, vocabulary):
+def test_changed_source_hides_only_the_reason(pretrained, tmp_path, vocabulary):
     rows = [b"", {"text": ""}, {"text": sentence(1)}, b"{"]
     source = write_rows(tmp_path / "a.jsonl", rows)
     out = tmp_path / "out"
@@ -382,7 +382,7 @@ def test_a_row_that_is_not_there(pretrained, row):
         why_row(str(pretrained[0]), row)
 
 
-def test_an_ambiguous_file_is_told_apart(tmp_path, vocabulary):
+def test_ambiguous_file_is_reported(tmp_path, vocabulary):
     for folder in ("a", "b"):
         write_rows(tmp_path / folder / "x.jsonl", [{"text": sentence(folder)}])
     sources = [{"name": folder, "path": str(tmp_path / folder)} for folder in ("a", "b")]

@@ -102,7 +102,7 @@ def test_batches_follow_the_shares_and_give_out_every_row(wanted, size):
     st.integers(1, 9),
     st.sampled_from([0.0, 0.1]),
 )
-def test_no_row_comes_twice_before_all_have_come_once(sets, size, span):
+def test_rows_repeat_only_after_all_were_used(sets, size, span):
     held, wanted = np.array([each for each, _ in sets]), np.array([each for _, each in sets])
     rates = [np.linspace(0, 1, count) for count in held]
     counts = deal(wanted, size)
@@ -149,7 +149,7 @@ def test_phases_follow_each_other(small):
     assert len(rows) == len(set(rows)) == 73
 
 
-def test_rows_that_are_always_or_never_solved_are_left_out_and_told(tmp_path):
+def test_unsolved_and_always_solved_rows_are_excluded(tmp_path):
     rates = [0, 1, 0.5, 0.25, 0.75, None, "0.5", 0.5]
     write_sets(tmp_path, {"a": 8}, lambda *_: rates)
     chosen = {"batch_size": 2, "curriculum": {"field": "pass.rate", "pass_rate_range": 0.1}}
@@ -159,7 +159,7 @@ def test_rows_that_are_always_or_never_solved_are_left_out_and_told(tmp_path):
     assert manifest["batches"]["datasets"]["a"]["unread"] == 0
 
 
-def test_one_batch_has_no_schedule(tmp_path):
+def test_single_batch_without_schedule(tmp_path):
     rows = [b'{"p": 0.5}', b'{"p": 0.25, "far": 123456789012345678901234567890}', b'{"p": 0.75}']
     blend = {"datasets": [{"name": "a", "path": str(write_rows(tmp_path / "a.jsonl", rows))}]}
     _, manifest = prepare(blend, tmp_path / "out", batch_size=3, curriculum={"field": "p"})
@@ -180,7 +180,7 @@ def test_one_batch_has_no_schedule(tmp_path):
         ({"tokens": 900}, {"batch_size": 8, "sampling": "up"}, "'a': max_epochs=2 of 100 tokens"),
     ],
 )  # fmt: skip
-def test_orders_that_cannot_be_are_refused(small, budget, chosen, words):
+def test_impossible_orders_are_rejected(small, budget, chosen, words):
     blend = blend_of(small, "ab", **{name: {"max_epochs": 2} for name in ("ab" if budget.get("tokens") == 900 else "")})
     with pytest.raises(InputError, match=words):
         prepare({**blend, **budget}, small / "out", **chosen)

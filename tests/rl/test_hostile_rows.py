@@ -116,7 +116,7 @@ def reads(target, row):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", MISREAD)
-def test_what_is_kept_is_what_the_reader_reads(target):
+def test_kept_rows_are_readable(target):
     check, found = TARGETS[target].check, Counter()
     for row in hostile(target, SEED):
         rejected, read = check(row), reads(target, row)
@@ -140,7 +140,7 @@ def test_the_schema_is_made_of_openais_types():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", MISREAD)
-def test_what_is_said_of_a_row_names_a_place_and_a_remedy(target):
+def test_row_errors_include_location_and_fix(target):
     for row in hostile(target, SEED + 1):
         rejected = TARGETS[target].check(row)
         if isinstance(rejected, Rejected):

@@ -62,7 +62,7 @@ def test_exactly_the_rows_with_more_tokens_are_left_out(tmp_path, counting, coun
     assert manifest["totals"]["tokens"] == sum(length for length in lengths if length <= most)
 
 
-def test_a_row_of_just_as_many_tokens_stays(tmp_path, counting, count):
+def test_row_at_the_token_limit_is_kept(tmp_path, counting, count):
     (row,) = rows = [{"input": text(17), "output": text(99)}]
     path, length = write_rows(tmp_path / "some.jsonl", rows), count(row["input"], row["output"])
     for most, expected in ((length - 1, []), (length, rows), (length + 1, rows)):
@@ -84,7 +84,7 @@ def test_every_text_of_a_conversation_counts(tmp_path, vocabulary, count):
     assert kept(manifest) == [row for row, length in zip(rows, lengths, strict=True) if length <= most]
 
 
-def test_what_is_counted_is_what_the_transforms_made(tmp_path, counting, count):
+def test_tokens_are_counted_after_transforms(tmp_path, counting, count):
     rows = [{"q": row["input"], "a": row["output"], "notes": "long " * 500} for row in QUESTIONS]
     path = write_rows(tmp_path / "some.jsonl", rows)
     transforms = [{"rename": {"input": "q", "output": "a"}}]
@@ -93,7 +93,7 @@ def test_what_is_counted_is_what_the_transforms_made(tmp_path, counting, count):
     assert kept(manifest) == [{"input": row["q"], "output": row["a"]} for row in expected]
 
 
-def test_rows_that_stay_keep_their_bytes_and_their_sides(tmp_path, counting, count):
+def test_kept_rows_keep_bytes_and_order(tmp_path, counting, count):
     lines = [b' {"output":%s ,"input" : "q"}' % json.dumps(text(number)).encode() for number in range(100)]
     path = write_rows(tmp_path / "some.jsonl", lines)
     held_out = {"holdout": {"valid": 0.3, "test": 0.3}}
@@ -136,7 +136,7 @@ def test_without_a_limit_no_tokenizer_is_asked_for(tmp_path):
         plan(blend_of(path), tmp_path / "out", max_tokens=5, **chosen)
 
 
-def test_a_worker_with_another_tokenizer_refuses(tmp_path, counting):
+def test_worker_with_different_tokenizer_fails(tmp_path, counting):
     path = write_rows(tmp_path / "some.jsonl", QUESTIONS)
     planned = plan(blend_of(path), tmp_path / "out", max_tokens=5, **counting)
     other = TokenizerSource(model=str(byte_level_bpe(tmp_path / "other", size=400))).model_dump()

@@ -64,7 +64,7 @@ def rejection(*arguments, **options):
     return found.reason, found.detail
 
 
-def test_a_dapo_question_stands_between_prefix_and_suffix_instead_of_its_own_wrapper():
+def test_dapo_question_is_between_prefix_and_suffix():
     found = resolved(record(template={"prefix": "Think.", "suffix": "Box it."}), (WRAPPED, "42"))
     assert found == {
         "dataset": "d",
@@ -74,7 +74,7 @@ def test_a_dapo_question_stands_between_prefix_and_suffix_instead_of_its_own_wra
     }
 
 
-def test_a_skywork_question_takes_the_place_of_the_marker_and_question_stays_bare():
+def test_skywork_question_replaces_the_marker():
     found = resolved(record(template="Solve: {question}\n"), ("What is 40 + 2?\n\n", '["42"]'), style="skywork")
     assert found == {
         "dataset": "d",
@@ -182,7 +182,7 @@ FULL = record(
 )
 
 
-def test_everything_else_of_a_row_stays_where_it_was():
+def test_other_fields_of_a_row_are_unchanged():
     found = resolved(FULL, ("p", "1"), ("q", "2"))
     params = {**FULL["responses_create_params"], "input": [{"role": "user", "content": "A\n\nq"}]}
     kept = {name: value for name, value in FULL.items() if name != "_hf_placeholder"}
@@ -209,7 +209,7 @@ def unused():
         {"dataset": "d", "_hf_placeholder": {}},
     ],
 )
-def test_a_row_without_a_placeholder_comes_back_as_the_same_object(given):
+def test_row_without_placeholder_is_the_same_object(given):
     before = copy.deepcopy(given)
     assert resolve_placeholders({"d": unused})(given) is given
     assert given == before
@@ -232,7 +232,7 @@ def test_a_row_without_a_placeholder_comes_back_as_the_same_object(given):
     ],
 )
 @pytest.mark.parametrize("style", ["dapo", "skywork"])
-def test_a_placeholder_that_names_no_row_is_rejected(placeholder, said, style):
+def test_placeholder_without_row_is_rejected(placeholder, said, style):
     given = {"dataset": "d", "_hf_placeholder": placeholder}
     assert placeholder_of(given)
     reason, detail = rejection(given, ("p", "1"), style=style)
@@ -271,7 +271,7 @@ def test_each_table_is_called_for_once_and_only_when_it_is_needed():
     assert calls == ["d"]
 
 
-def test_rows_share_nothing_that_can_change_with_one_another():
+def test_rows_do_not_share_mutable_state():
     resolve = resolve_placeholders({"d": lambda: table("dapo", ("q", "[[1, [2]]]"))})
     first, second = resolve(record()), resolve(record())
     first["expected_answer"][1].append(3)
@@ -333,7 +333,7 @@ def stored(path, pairs):
 @given(case=st.sampled_from(["dapo", "skywork"]).flatmap(filled_rows))
 @example(case=("dapo", [("a\n\n\nb\n\nc", "0", {"prefix": "A"}, {})]))
 @max_examples(150)
-def test_random_rows_become_what_a_plain_fill_makes_of_them(tmp_path_factory, case):
+def test_random_rows_match_a_plain_fill(tmp_path_factory, case):
     style, rows = case
     path = tmp_path_factory.getbasetemp() / f"random{next(numbered)}.parquet"
     stored(path, [(question, answer) for question, answer, _, _ in rows])
@@ -415,7 +415,7 @@ def test_a_masked_question_is_put_wherever_it_was():
     }
 
 
-def test_a_masked_row_without_a_prompt_has_its_question_alone():
+def test_masked_row_without_prompt_has_only_its_question():
     given = {"_hf_question_placeholder": masked(SKYWORK, prefix="[", suffix="]")["_hf_question_placeholder"]}
     assert unmasked(given, skywork=[("question", '["answer"]')]) == {
         "question": "[question]",

@@ -34,7 +34,7 @@ def ranked(rows):
 @pytest.mark.parametrize(
     ("target", "one", "other"), [("nemo_rl_dpo", PAIRS, ranked(PAIRS)), ("nemo_rl_grpo_math", QUESTIONS, CHATS)]
 )
-def test_a_split_of_two_forms_is_refused_and_says_where_each_is(tmp_path, target, one, other):
+def test_split_with_two_forms_is_rejected_with_both_places(tmp_path, target, one, other):
     with pytest.raises(RunError, match=r"rows of train have different forms.*'one'.*'other'|'other'.*'one'"):
         prepare({"datasets": sources(tmp_path, one, other)}, tmp_path / "out", target=target)
     assert not (tmp_path / "out" / "manifest.json").exists()

@@ -47,7 +47,7 @@ def problems(folder, content, documents, compression="none"):
     [(b'{"a": 1}\n{}\n', 2), (b' {"a": "\\u2028 \xe2\x80\xa8"}\r\n', 1), (b'{"a": "' + b"x" * 3_000_000 + b'"}\n' + b"{}\n" * 9, 10)],
     ids=["two", "blanks", "a row longer than a block"],
 )  # fmt: skip
-def test_rows_that_are_objects_have_no_problems(tmp_path, compression, content, documents):
+def test_object_rows_have_no_problems(tmp_path, compression, content, documents):
     assert problems(tmp_path, PACK[compression](content), documents, compression) == []
 
 
@@ -55,13 +55,13 @@ def test_rows_that_are_objects_have_no_problems(tmp_path, compression, content, 
 @pytest.mark.parametrize(
     "line", [b"[1]", b"", b" ", b"7", b'"text"', b"null", b'{"a": 1', b'{"a": "\xff"}', b"{}{}", b"{}\x00"]
 )
-def test_a_line_that_is_no_object_is_named(tmp_path, compression, line):
+def test_non_object_line_is_named(tmp_path, compression, line):
     content = PACK[compression](b'{"a": 1}\n' * 1200 + line + b"\n{}\n")
     assert problems(tmp_path, content, 1202, compression) == ["line 1,201 is not a JSON object"]
 
 
 @pytest.mark.parametrize("compression", ENDINGS)
-def test_more_or_fewer_rows_than_the_receipt_says_are_a_problem(tmp_path, compression):
+def test_row_count_differs_from_the_receipt(tmp_path, compression):
     content = PACK[compression](b"{}\n" * 1500)
     for documents in (1499, 1501):
         found = problems(tmp_path / f"{documents}", content, documents, compression)

@@ -104,7 +104,7 @@ def test_the_splits_of_the_source_take_training_data_as_it_is(tmp_path):
     ],
     ids=str,
 )
-def test_what_is_taken_of_a_data_set_rebuilds_it_alone_and_is_named(prepared, fields, reason):
+def test_read_parts_rebuild_only_their_dataset(prepared, fields, reason):
     changed = blend(prepared / "corpus")
     changed["datasets"][1] |= fields
     planned = plan(changed, prepared / "out", **GIVEN)
@@ -176,7 +176,7 @@ def answers(manifest):
     return [row["expected_answer"] for row in rows if "expected_answer" in row]
 
 
-def test_a_table_that_changes_rebuilds_what_is_filled_in_from_it_alone(tmp_path, resolving):
+def test_changed_table_rebuilds_only_its_rows(tmp_path, resolving):
     table(tmp_path / "table.parquet", [("How many?", "All"), *QUESTIONS[1:]], seconds=1_000_000_001)
     planned, manifest = prepare(resolving, tmp_path / "out")
     assert {name for name, _ in pending(planned)} == {"fill.jsonl"}
@@ -184,7 +184,7 @@ def test_a_table_that_changes_rebuilds_what_is_filled_in_from_it_alone(tmp_path,
     assert manifest["mode"] == "resolve"
 
 
-def test_a_table_that_is_touched_or_moved_or_has_other_columns_rebuilds_nothing(tmp_path, resolving):
+def test_touched_moved_or_extended_table_rebuilds_no_shard(tmp_path, resolving):
     os.utime(tmp_path / "table.parquet")
     assert pending(plan(resolving, tmp_path / "out")) == []
     table(tmp_path / "table.parquet", note="some column more")
@@ -197,7 +197,7 @@ def test_a_table_that_is_touched_or_moved_or_has_other_columns_rebuilds_nothing(
     assert pending(plan(resolving, tmp_path / "out")) == []
 
 
-def test_another_style_or_another_name_of_a_table_rebuilds_what_it_fills_in(tmp_path, resolving):
+def test_new_style_or_table_name_rebuilds_its_rows(tmp_path, resolving):
     tables = resolving["datasets"][0]["transforms"][0]["resolve_placeholders"]
     tables["some"]["style"] = "dapo"
     assert {name for name, _ in pending(plan(resolving, tmp_path / "out"))} == {"fill.jsonl"}
@@ -217,7 +217,7 @@ def test_tables_that_settings_name_lie_where_the_command_is_given(tmp_path, reso
     assert answers(publish_here("rl", planned, 0.0)) == ["Ten", "Two", "Far"] * 3
 
 
-def test_a_table_that_is_not_there_is_refused_by_the_name_that_rows_know(tmp_path, resolving):
+def test_missing_table_is_rejected_by_its_name_in_rows(tmp_path, resolving):
     (tmp_path / "table.parquet").unlink()
     with pytest.raises(InputError, match=r"table 'some': .*table\.parquet does not exist"):
         plan(resolving, tmp_path / "out")

@@ -97,7 +97,7 @@ def test_a_whole_file_holds_the_rows_of_all_shards_in_the_order_of_the_plan(tmp_
     assert problems(tmp_path / "out") == []
 
 
-def test_manifest_and_blend_name_every_shard_by_a_name_of_its_own(tmp_path, built):
+def test_manifest_and_blend_name_every_shard_uniquely(tmp_path, built):
     store, finished = built
     manifest = publish(tmp_path, store, finished)
     names = [name for entry in manifest["shards"] for name in entry["published"]["train"]]
@@ -111,7 +111,7 @@ def test_manifest_and_blend_name_every_shard_by_a_name_of_its_own(tmp_path, buil
     assert {file["path"] for file in manifest["files"]} == {"blend.json", f"splits/{Path(manifest['train']).name}"}
 
 
-def test_a_data_set_weighs_what_the_blend_says_and_its_shards_by_their_rows(tmp_path, built):
+def test_datasets_weigh_as_in_the_blend_and_shards_by_rows(tmp_path, built):
     store, finished = built
     publish(tmp_path, store, finished)
     weights = list(listed(tmp_path).values())
@@ -149,7 +149,7 @@ def test_equal_shards_are_all_there(tmp_path):
     assert problems(tmp_path) == []
 
 
-def test_a_split_of_one_shard_takes_no_room_of_its_own(tmp_path):
+def test_single_shard_split_is_linked(tmp_path):
     store = Store(str(tmp_path / "shards"), "rl")
     manifest = publish(tmp_path, store, [shard(store, "math", 0, {"train": 5, "valid": 3})])
     described = {file["path"]: file["size"] for file in manifest["files"]}
@@ -161,7 +161,7 @@ def test_a_split_of_one_shard_takes_no_room_of_its_own(tmp_path):
     assert problems(tmp_path) == []
 
 
-def test_nothing_at_all_is_published_as_nothing(tmp_path):
+def test_empty_input_is_published_empty(tmp_path):
     manifest = publish(tmp_path, Store(str(tmp_path / "shards"), "rl"), [])
     assert [manifest[key] for key in ("train", "val", "test")] == ["", "", ""]
     assert json.loads((tmp_path / "blend.json").read_bytes()) == {"train": None, "valid": None, "test": None}
@@ -180,7 +180,7 @@ def files(out):
     }
 
 
-def test_stale_names_of_an_earlier_publication_go_and_those_of_others_stay(tmp_path):
+def test_stale_names_are_removed_and_foreign_ones_kept(tmp_path):
     store, finished = made(tmp_path / "shards", parts=("train", "valid", "test"))
     publish(tmp_path, store, finished)
     strangers = [
@@ -214,7 +214,7 @@ def test_a_name_never_means_other_rows_than_before(tmp_path, built):
     assert len(hashes) > 15
 
 
-def test_the_run_hash_is_of_what_is_published_and_of_nothing_else(tmp_path, built):
+def test_run_hash_covers_exactly_the_published_rows(tmp_path, built):
     store, finished = built
     first = publish(tmp_path / "one", store, finished)["run_hash"]
     assert first == publish(tmp_path / "other", store, finished, weights=dict.fromkeys(WEIGHTS, 1.0))["run_hash"]
@@ -237,7 +237,7 @@ ROWS = [{"id": number, "text": f"text {number}"} for number in range(300)]
         ({"splits": "source"}, "passthrough"),
     ],
 )
-def test_the_manifest_says_how_rows_came_about(tmp_path, chosen, mode):
+def test_manifest_explains_the_rows(tmp_path, chosen, mode):
     write_rows(tmp_path / "in/rows/some.jsonl", ROWS[:20])
     _, manifest = prepare(blend_of(tmp_path / "in"), tmp_path / "out", **chosen)
     assert manifest["type"] == "rl"

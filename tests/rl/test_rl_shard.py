@@ -110,7 +110,7 @@ def exact(line):
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=repr)
-def test_an_element_over_several_lines_is_one_line_that_says_the_same(tmp_path, end):
+def test_multi_line_element_becomes_one_equal_line(tmp_path, end):
     rows = [
         b'{"n": 123456789012345678901234567890,\n  "x": 1.50, "x": 2}',
         b'{\n  "deep": {\n    "a": [1E+05,\n\n 2]\n  },\n\n  "text": "a\\nb"\n}',
@@ -142,7 +142,7 @@ def test_an_array_of_many_blocks_keeps_every_byte(tmp_path):
 @pytest.mark.parametrize(
     "transforms", [[], ["passthrough"], [{"select": ["b", "a"]}], [{"rename": {"b": "b", "a": "a"}}]]
 )
-def test_a_transform_with_nothing_to_do_changes_no_byte(tmp_path, transforms):
+def test_unneeded_transform_keeps_every_byte(tmp_path, transforms):
     rows = [b'{"b" :1.0,"a":"\\u00e9" }', b'{ "b":1e2, "b": 10000000000000000000000, "a": null}']
     path = write_rows(tmp_path / "some.jsonl", rows)
     assert train(transformed(path, *transforms), tmp_path / "out") == rows
@@ -159,7 +159,7 @@ def says_a_key_twice(row):
 
 @max_examples(20)
 @given(st.lists(spelling, min_size=1, max_size=10))
-def test_a_changed_row_is_compact_json_that_says_the_same(tmp_path_factory, rows):
+def test_changed_row_is_equal_compact_json(tmp_path_factory, rows):
     rows = [b"{}", *rows]  # one at least is kept
     folder = tmp_path_factory.mktemp("changed")
     wrapped = [b'{"old": ' + row + b', "other": 1.0}' for row in rows]
@@ -174,7 +174,7 @@ def test_a_changed_row_is_compact_json_that_says_the_same(tmp_path_factory, rows
     shutil.rmtree(folder)
 
 
-def test_transforms_of_a_data_set_come_before_those_of_all(tmp_path):
+def test_dataset_transforms_precede_global_ones(tmp_path):
     one, other = (write_rows(tmp_path / f"{name}.jsonl", [{"a": name, "b": 1}]) for name in ("one", "other"))
     blend = blend_of(one, other)
     blend["datasets"][0]["transforms"] = [{"select": ["b"]}, {"rename": {"c": "b"}}]
@@ -189,7 +189,7 @@ def parquet(path, table, **options):
     return path
 
 
-def test_rows_of_parquet_are_the_objects_that_they_hold(tmp_path):
+def test_parquet_rows_become_their_objects(tmp_path):
     """Nulls are left out at every depth but in lists, which count their items."""
     kind = pa.schema(
         {
@@ -279,7 +279,7 @@ def table(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_a_row_whose_placeholder_is_null_comes_through_beside_one_that_is_resolved(tmp_path, table, ending):
+def test_null_placeholder_next_to_a_resolved_one(tmp_path, table, ending):
     """Parquet has the column in every row; where a writer spelt it as a struct full of nulls, it says as little."""
     rows = [
         gym("How much?", _hf_placeholder=None, dataset="other"),
@@ -400,7 +400,7 @@ def test_held_out_shares_are_about_right_and_every_row_is_on_one_side(tmp_path):
         assert [json.loads(line)["id"] for line in rows] == sorted(json.loads(line)["id"] for line in rows)
 
 
-def test_no_row_changes_sides_whatever_is_done_to_it_and_whatever_stands_beside_it(tmp_path):
+def test_rows_never_change_splits(tmp_path):
     rows = [{"id": number, "text": f"text {number}", "keep": number % 3} for number in range(300)]
     path = write_rows(tmp_path / "some.jsonl", rows)
     expected = sides(prepared(blend_of(path), tmp_path / "out", **SHARES))
@@ -434,7 +434,7 @@ def test_no_row_changes_sides_whatever_is_done_to_it_and_whatever_stands_beside_
     ],
     ids=["byte order mark", "no last line end", "array", "blanks"],
 )
-def test_nor_does_one_that_comes_to_stand_first_or_last(tmp_path, name, before, between, after):
+def test_rows_at_either_end_never_change_splits(tmp_path, name, before, between, after):
     """What stands before the first row of a file or after the last is not of the row."""
     rows = [json.dumps({"id": number}).encode() for number in range(30)]
     found = []
@@ -446,7 +446,7 @@ def test_nor_does_one_that_comes_to_stand_first_or_last(tmp_path, name, before, 
     assert [each for each in found if each != found[0]] == []
 
 
-def test_rows_of_parquet_keep_their_sides_as_well(tmp_path):
+def test_parquet_rows_keep_their_splits(tmp_path):
     rows = [{"id": number, "text": f"text {number}", "raw": b"\xff"} for number in range(300)]
     one = parquet(tmp_path / "one.parquet", pa.Table.from_pylist(rows))
     other = parquet(tmp_path / "other.parquet", pa.Table.from_pylist(rows[::-1]), row_group_size=37)
@@ -457,7 +457,7 @@ def test_rows_of_parquet_keep_their_sides_as_well(tmp_path):
     assert sides(prepared(transformed(other, kept), tmp_path / "reversed", shard_size=500, **SHARES)) == expected
 
 
-def test_equal_rows_stay_together_and_another_seed_parts_them_otherwise(tmp_path):
+def test_equal_rows_share_a_split_and_seeds_differ(tmp_path):
     first = write_rows(tmp_path / "first.jsonl", [{"id": number} for number in range(200)])
     again = write_rows(tmp_path / "again.jsonl", [{"id": number} for number in range(199, -1, -1)])
     found = prepared(blend_of(first, again), tmp_path / "out", **SHARES)

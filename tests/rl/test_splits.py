@@ -81,7 +81,7 @@ def test_a_data_set_with_no_more_rows_than_that_keeps_all_for_training(tmp_path,
     assert both["val"] == [*range(1011 - count, 1011)]
 
 
-def test_rows_are_counted_as_they_stand_in_the_file(tmp_path):
+def test_rows_are_counted_in_file_order(tmp_path):
     """Blank, bad and filtered ones as well: which row is the last does not hang on what is done to rows."""
     stand = [*rows(10), b"", b"broken", {"id": 10, "drop": True}, *rows(1, 11)]
     path = write_rows(tmp_path / "a.jsonl", stand)
@@ -96,7 +96,7 @@ def test_rows_are_counted_as_they_stand_in_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["jsonl.gz", "json", "parquet"])
-def test_of_any_kind_of_file_the_last_rows_are_held_out(tmp_path, kind):
+def test_last_rows_of_any_format_are_held_out(tmp_path, kind):
     path, many = tmp_path / "in" / f"a.{kind}", rows(90)
     path.parent.mkdir()
     if kind == "parquet":
@@ -203,7 +203,7 @@ def test_a_file_that_is_named_outright_is_training_data_and_a_folder_needs_some(
         by_source_splits(load_blend({"train": blend_of(path)["datasets"]}))
 
 
-def test_what_is_done_to_rows_is_done_in_every_split(tmp_path):
+def test_transforms_apply_in_every_split(tmp_path):
     blend = folder(tmp_path / "in", "train.jsonl", "validation.jsonl")
     blend["datasets"][0] |= {"transforms": [{"select": ["id"]}], "filters": {"id": [0, 1, 10, 11]}, "weight": 3}
     planned, manifest = prepare(blend, tmp_path / "out", splits="source")
@@ -223,6 +223,6 @@ def test_what_is_done_to_rows_is_done_in_every_split(tmp_path):
         ({"target": "nemo_rl"}, "target"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(chosen, words):
+def test_conflicting_settings_are_rejected(chosen, words):
     with pytest.raises(InputError, match=words):
         parse(RlSettings, chosen, "settings")

@@ -144,7 +144,7 @@ def held(column):
     return sum(map(sys.getsizeof, column.texts)) + sys.getsizeof(column.texts) + column.numbers.nbytes
 
 
-def test_texts_that_repeat_are_held_once_however_many_batches_they_come_in(tmp_path):
+def test_repeated_texts_are_stored_once(tmp_path):
     distinct = [(f"{number} " + "question " * 50, str(number)) for number in range(300)]
     write_pairs(tmp_path / "a.parquet", distinct * 100, row_group_size=700)
     table = load_table(found(tmp_path / "a.parquet"))
@@ -165,7 +165,7 @@ def test_the_files_of_a_table_travel_as_json_and_are_loaded_once_in_a_process(tm
         assert load_table(travelled) is load_table(files)
 
 
-def test_content_names_what_is_read_and_nothing_else(tmp_path):
+def test_content_covers_exactly_the_read_columns(tmp_path):
     path = write_pairs(tmp_path / "a.parquet", PAIRS)
     before = found(path).contents
     os.utime(path, ns=(1, 1))
@@ -193,7 +193,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path, what):
+def test_file_changed_after_planning_is_rejected(tmp_path, what):
     path = write_pairs(tmp_path / "a.parquet", PAIRS, use_dictionary=False, compression="none")
     files, (change, words) = found(path), CHANGES[what]
     change(path)
@@ -201,7 +201,7 @@ def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path, what):
         load_table(files)
 
 
-def test_texts_that_are_not_utf8_are_no_texts(tmp_path):
+def test_non_utf8_texts_are_null(tmp_path):
     content = pa.array([b"\xff\xfe"]).view(pa.string())
     prompts = pa.ListArray.from_arrays([0, 1], pa.StructArray.from_arrays([content], ["content"]))
     answers = pa.StructArray.from_arrays([pa.array(["1"])], ["ground_truth"])
@@ -211,7 +211,7 @@ def test_texts_that_are_not_utf8_are_no_texts(tmp_path):
         load_table(files)
 
 
-def test_what_is_no_table_is_refused(tmp_path):
+def test_non_tables_are_rejected_with_a_remedy(tmp_path):
     write_pairs(tmp_path / "dapo-math.parquet", PAIRS)
     said = refusal(tmp_path / "dapo_math.parquet")
     assert said.startswith("table 'some': ")
@@ -240,7 +240,7 @@ def test_what_is_no_table_is_refused(tmp_path):
     ],
     ids=lambda schema: " ".join(str(schema).split()),
 )
-def test_a_file_of_another_shape_is_no_table_of_questions(tmp_path, schema):
+def test_file_with_a_different_shape_is_not_a_question_table(tmp_path, schema):
     write_rows(tmp_path / "a.parquet", [dict.fromkeys(schema.names)], schema)
     said = refusal(tmp_path / "a.parquet")
     assert "not a question table" in said
@@ -301,7 +301,7 @@ def test_the_published_sets_are_pinned():
         assert list(named.values()) == list(KEY_SETS["nano3"].values())
 
 
-def test_tables_of_ones_own_are_an_object_by_name_and_key_sets_stay_as_they_are():
+def test_custom_tables_are_an_object_and_key_sets_unchanged():
     asked = {"_why": "a comment", "org/a b": {"path": "a.parquet", "style": "skywork", "_note": 1}}
     assert table_sources(asked) == {"org/a b": TableSource(path="a.parquet", style="skywork")}
     table_sources("nano3").clear()
@@ -326,7 +326,7 @@ def test_tables_of_ones_own_are_an_object_by_name_and_key_sets_stay_as_they_are(
         ({"a": {"path": "b", "style": "dapo", "splt": "c"}}, "table 'a': splt: unknown key; did you mean 'split'?"),
     ],
 )
-def test_an_argument_that_names_no_tables_is_refused_with_a_remedy(argument, said):
+def test_argument_without_tables_is_rejected_with_a_remedy(argument, said):
     with pytest.raises(InputError) as refused:
         table_sources(argument)
     assert said in str(refused.value)

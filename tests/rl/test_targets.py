@@ -227,7 +227,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("target", "row", "texts", "read"), GOOD)
-def test_a_good_row_passes_and_is_read_as_it_says(target, row, texts, read):
+def test_good_row_passes_and_is_read_unchanged(target, row, texts, read):
     before = copy.deepcopy(row)
     assert TARGETS[target].check(row) is None
     assert TARGETS[target].texts(row) == texts
@@ -247,7 +247,7 @@ def test_a_good_request_passes_and_keeps_its_line(row, texts):
 
 
 @pytest.mark.parametrize(("target", "row", "reason", "words", "read"), REFUSED)
-def test_a_bad_row_is_refused_with_field_and_remedy_and_would_harm(target, row, reason, words, read):
+def test_bad_row_is_rejected_with_field_and_remedy(target, row, reason, words, read):
     before = copy.deepcopy(row)
     rejected = TARGETS[target].check(row)
     assert isinstance(rejected, Rejected)
@@ -261,7 +261,7 @@ def test_a_bad_row_is_refused_with_field_and_remedy_and_would_harm(target, row, 
         assert READERS[target]([row]) == [read]
 
 
-def test_what_the_reader_would_change_or_ask_wrongly_is_refused():
+def test_rows_that_the_reader_would_change_are_rejected():
     row = request(Q) | {"_rowidx": 17}
     rejected = TARGETS["nemo_gym"].check(row)
     assert (rejected.reason, "_rowidx" in rejected.detail, "remove" in rejected.detail) == (
@@ -281,7 +281,7 @@ def test_any_row_passes_where_nobody_reads():
         assert TARGETS["none"].texts(row) == []
 
 
-def test_texts_are_json_where_they_are_no_text():
+def test_non_texts_become_json():
     row = {"messages": [{**Q, "name": 5}, {**A, "reasoning_content": {"é": 1}}]}
     assert TARGETS["nemo_rl_chat"].texts(row) == ["2 + 2?", "5", '{"é": 1}', "4"]
 
@@ -389,7 +389,7 @@ MESSAGES = st.fixed_dictionaries(
 
 @max_examples(300)
 @given(st.lists(st.tuples(st.lists(MESSAGES, min_size=1, max_size=3), PARAMETERS), min_size=1, max_size=4))
-def test_requests_are_accepted_as_the_schema_accepts_each_alone(requests):
+def test_requests_match_the_schema(requests):
     schema = SchemaValidator(orjson.loads(resources.files(targets).joinpath(SCHEMAS).read_bytes())["request"])
     for messages, others in [*requests, *requests]:
         params = {"input": messages, **others}

@@ -200,14 +200,14 @@ def test_a_row_becomes_a_new_one(spec, row, made):
 
 
 @pytest.mark.parametrize(("spec", "row"), KEPT.values(), ids=KEPT)
-def test_a_row_that_is_as_it_should_be_comes_back_itself(spec, row):
+def test_finished_row_is_the_same_object(spec, row):
     before = copy.deepcopy(row)
     assert transform(spec)(row) is row
     assert row == before
 
 
 @pytest.mark.parametrize(("spec", "row", "reason", "words"), REFUSED.values(), ids=REFUSED)
-def test_a_row_that_cannot_be_transformed_says_why(spec, row, reason, words):
+def test_untransformable_row_has_a_reason(spec, row, reason, words):
     before = copy.deepcopy(row)
     rejected = transform(spec)(row)
     assert isinstance(rejected, Rejected)
@@ -224,7 +224,7 @@ def test_an_unusable_spec_is_shown_with_its_remedy(spec, says):
     assert says in str(error.value)
 
 
-def test_placeholders_are_resolved_by_what_the_caller_gives():
+def test_placeholders_use_the_given_resolver():
     asked = []
 
     def resolver(argument):
@@ -242,7 +242,7 @@ def test_placeholders_are_resolved_by_what_the_caller_gives():
     assert len(str(error.value)) < 400
 
 
-def test_transforms_come_in_the_order_of_their_specs():
+def test_transforms_run_in_spec_order():
     first, second = parse([{"rename": {"input": "q", "output": "a"}}, "sft"], no_tables)
     between = first({"q": "1", "a": "2"})
     assert between == {"input": "1", "output": "2"}
@@ -301,7 +301,7 @@ def test_no_row_is_changed_and_none_raises(row, spec):
     ),
 )
 @max_examples(300)
-def test_a_second_time_there_is_nothing_to_do(row, spec):
+def test_transforms_are_idempotent(row, spec):
     found = transform(spec)(row)
     if isinstance(found, dict):
         assert transform(spec)(found) is found
@@ -309,7 +309,7 @@ def test_a_second_time_there_is_nothing_to_do(row, spec):
 
 @given(PROMPT, TEXT, TEXT)
 @max_examples(200)
-def test_preferences_come_back_from_completions(prompt, chosen, rejected):
+def test_preferences_from_completions(prompt, chosen, rejected):
     row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     completions = transform("preference")(row)
     assert transform({"preference": "pairs"})(completions) == row
@@ -318,7 +318,7 @@ def test_preferences_come_back_from_completions(prompt, chosen, rejected):
 
 @given(st.lists(MESSAGE, min_size=1, max_size=4), TEXT, TEXT)
 @max_examples(200)
-def test_completions_come_back_from_pairs(context, chosen, rejected):
+def test_completions_from_pairs(context, chosen, rejected):
     row = ranks(context, [{"role": "assistant", "content": chosen}], [{"role": "assistant", "content": rejected}])
     pairs = transform({"preference": "pairs"})(row)
     assert transform("preference")(pairs) == row

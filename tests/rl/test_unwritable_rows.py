@@ -28,7 +28,7 @@ def asked(number, answer):
 GOOD = {"chosen": asked(1, "a"), "rejected": asked(1, "b")}
 
 
-def test_questions_that_differ_in_a_long_integer_alone_are_told_apart(tmp_path):
+def test_questions_with_different_long_integers_are_distinct(tmp_path):
     """As floats they are one."""
     longs = [12345678901234567890123, 12345678901234567890124]
     bad = {"chosen": asked(longs[0], "a"), "rejected": asked(longs[1], "b")}
@@ -66,7 +66,7 @@ def test_how_deep_a_row_may_be_does_not_depend_on_its_integers(tmp_path, digits)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_parquet_with_a_number_that_json_cannot_say_makes_a_bad_row(tmp_path, number):
+def test_non_json_numbers_in_parquet_make_a_bad_row(tmp_path, number):
     columns = {
         "id": range(5),
         "text": ["null", "NaN", "null", "x", "null"],

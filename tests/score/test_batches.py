@@ -76,7 +76,7 @@ def test_sequences_become_rows(spans):
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 9)), max_size=12))
-def test_ranges_are_those_of_python(spans):
+def test_ranges_match_python(spans):
     starts, counts = np.array(spans, np.int64).reshape(-1, 2).T
     assert ranges(starts, counts).tolist() == [each for start, count in spans for each in range(start, start + count)]
 

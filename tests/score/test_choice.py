@@ -93,7 +93,7 @@ def test_every_row_is_chosen_or_left_out_for_a_reason(tmp_path_factory, seed, ro
     }
 
 
-def test_rows_stand_by_cluster_with_their_distance_and_place(tmp_path):
+def test_rows_are_ordered_by_cluster_with_distance_and_place(tmp_path):
     vectors, groups = around(np.random.default_rng(1), [40, 25, 10], spread=0.5)
     _, taken, left = chosen(
         tmp_path / "out", place=publish(tmp_path / "in", vectors), rows=45, clusters=3, threshold=1.1
@@ -133,7 +133,7 @@ def test_near_duplicates_make_room_within_the_most_a_cluster_may_give(tmp_path):
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(4096, marks=pytest.mark.slow)])
-def test_the_same_bytes_come_out_in_another_process_and_however_rows_are_read(tmp_path, monkeypatch, size):
+def test_same_bytes_in_any_process_and_read_order(tmp_path, monkeypatch, size):
     vectors, _ = around(np.random.default_rng(4), [120, 80], 32, spread=1)
     publish(tmp_path / "in", vectors)
     command = ["choose", str(tmp_path / "in"), "rows=60", "--output-dir"]
@@ -149,7 +149,7 @@ def test_the_same_bytes_come_out_in_another_process_and_however_rows_are_read(tm
     assert {**here, "volatile": None} == {**there, "volatile": None}
 
 
-def test_another_seed_chooses_others_and_nothing_else_changes(tmp_path):
+def test_new_seed_only_changes_the_choice(tmp_path):
     vectors, _ = around(np.random.default_rng(5), [120, 80], 32, spread=1)
     place = publish(tmp_path / "in", vectors)
     found = [
@@ -160,7 +160,7 @@ def test_another_seed_chooses_others_and_nothing_else_changes(tmp_path):
     assert [len(each) for each in found] == [40, 40, 40]
 
 
-def test_the_report_says_what_was_chosen_and_why(tmp_path):
+def test_report_explains_the_choice(tmp_path):
     vectors, groups = around(np.random.default_rng(6), [60, 25, 15], spread=0.2)
     twins = np.flatnonzero(groups == 2)[:2]
     vectors[twins[1]] = vectors[twins[0]]
@@ -204,14 +204,14 @@ def test_a_choice_is_verified_like_anything_published(tmp_path):
     assert run(["verify", str(out)]) == 1
 
 
-def test_one_row_and_one_cluster_are_told_in_the_singular(tmp_path, capsys):
+def test_singular_for_one_row_and_one_cluster(tmp_path, capsys):
     place = publish(tmp_path / "in", around(np.random.default_rng(9), [2], spread=1.0)[0], parts=1)
     assert run(["choose", place, "rows=1", "--output-dir", str(tmp_path / "out")]) == 0
     assert "1 row was asked for. The rows form 1 cluster, and" in (tmp_path / "out/report.md").read_text()
     assert "left out 1 row: quota" in capsys.readouterr().err
 
 
-def test_what_cannot_be_chosen_from_is_refused(tmp_path, capsys):
+def test_unusable_folders_are_rejected(tmp_path, capsys):
     vectors, _ = around(np.random.default_rng(8), [30])
     place = publish(tmp_path / "in", vectors)
     nll = publish_scores(tmp_path / "nll", "nll", [("a-00000000.parquet", nll_table([], []))])
@@ -226,7 +226,7 @@ def test_what_cannot_be_chosen_from_is_refused(tmp_path, capsys):
     assert "row: unknown key; did you mean 'rows'?" in capsys.readouterr().err
 
 
-def test_vectors_that_are_none_and_rows_that_stand_twice_stop_the_choice(tmp_path):
+def test_bad_vectors_and_repeated_rows_stop_the_choice(tmp_path):
     vectors = np.tile(np.float32([0.6, 0.8]), (8, 1))
     vectors[5] = np.nan
     with pytest.raises(RunError, match=r"part-00001-00000001\.parquet: row r5: the embedding is nan"):
@@ -238,7 +238,7 @@ def test_vectors_that_are_none_and_rows_that_stand_twice_stop_the_choice(tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_gpu_that_is_not_there_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+def test_missing_gpu_is_rejected_before_reading(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(InputError, match="device=cuda: no GPU is visible on this machine; set device=cpu"):
         choose_rows(str(tmp_path / "nowhere"), str(tmp_path / "out"), ChoiceSettings(device="cuda"))

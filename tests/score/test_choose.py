@@ -94,7 +94,7 @@ def test_quotas_are_as_even_as_sizes_allow(clusters, budget):
 
 @given(st.integers(0, 10_000), st.sampled_from([0.5, 0.9, 0.99, 1.1]), st.integers(1, 120), st.integers(1, 6))
 @max_examples(40)
-def test_no_two_chosen_rows_are_alike_and_whoever_goes_has_a_witness(seed, threshold, budget, clusters):
+def test_chosen_rows_differ_and_drops_have_a_witness(seed, threshold, budget, clusters):
     vectors, _ = around(np.random.default_rng(seed), [50, 30, 12], 8, spread=0.7)
     found = choose(vectors, budget, clusters, threshold, seed)
     assert len(found.rows) <= budget
@@ -124,7 +124,7 @@ def test_blocks_do_not_matter(monkeypatch, block):
     assert {*found.removed["removed"].to_pylist()} == {*whole.removed["removed"].to_pylist()}
 
 
-def test_quotas_are_kept_and_what_duplicates_leave_goes_to_others():
+def test_quotas_hold_and_leftovers_move():
     generator = np.random.default_rng(4)
     vectors, groups = around(generator, [400, 200, 100], spread=0.3)
     vectors[groups == 1] = vectors[groups == 1][0]
@@ -134,7 +134,7 @@ def test_quotas_are_kept_and_what_duplicates_leave_goes_to_others():
     assert [int((groups[found.rows] == group).sum()) for group in range(3)] == [20, 20, 20]
 
 
-def test_the_same_seed_chooses_the_same_and_another_does_not():
+def test_choice_depends_on_the_seed():
     vectors, _ = around(np.random.default_rng(5), [300, 200], spread=1)
     one, same, other = (choose(vectors, 50, 4, 0.95, seed) for seed in (1, 1, 2))
     assert np.array_equal(one.rows, same.rows)
@@ -151,7 +151,7 @@ def test_within_a_cluster_every_row_has_the_same_odds():
 
 
 @pytest.mark.parametrize(("budget", "clusters", "threshold"), [(0, 2, 0.9), (5, 0, 0.9), (5, 11, 0.9), (5, 2, 0.0)])
-def test_a_choice_that_makes_no_sense_is_refused(budget, clusters, threshold):
+def test_senseless_choices_are_rejected(budget, clusters, threshold):
     with pytest.raises(InputError, match=f"choose {budget} of 10 rows from {clusters} clusters"):
         choose(np.eye(10, dtype=np.float32), budget, clusters, threshold, 0)
 

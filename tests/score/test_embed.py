@@ -81,7 +81,7 @@ def test_hashing_gives_vectors_that_can_be_stored(found, dimensions):
 
 
 @given(st.permutations(range(6)))
-def test_a_hashed_text_has_its_vector_whatever_stands_beside_it(order):
+def test_hashed_text_has_a_fixed_vector(order):
     found = ["", "one", "one two", "two one", "One, TWO!", "three " * 50]
     whole = HashEmbedder(64).encode(found)
     assert np.array_equal(HashEmbedder(64).encode([found[each] for each in order]), whole[list(order)])
@@ -130,7 +130,7 @@ def test_last_takes_the_state_of_the_end_token_of_the_tokenizer(ends_with, eos, 
         (END, ["mean"], "text 1 doesn't have tokens"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused(eos, options, message):
+def test_unusable_models_are_rejected(eos, options, message):
     with pytest.raises(InputError, match=message):
         PoolingEmbedder(decoder(), tokenizer(eos=eos), *options).encode(["w1", " ", "w2"])
 
@@ -175,7 +175,7 @@ def test_a_long_text_is_cut_and_keeps_its_end_token(options):
     assert engine.token_counts([text, "w1"]).tolist() == [51, 2]
 
 
-def test_no_more_is_read_than_the_model_can_and_the_tokenizer_says():
+def test_reading_stops_at_model_and_tokenizer_limits():
     words = tokenizer()
     engine = PoolingEmbedder(encoder(), words, "mean", max_tokens=1000)
     assert engine.max_tokens == 128
@@ -197,7 +197,7 @@ def test_a_model_that_counts_positions_from_its_padding_reads_fewer_than_its_tab
         np.testing.assert_allclose(engine.encode([text])[0], expected, atol=1e-5)
 
 
-def test_no_texts_are_no_vectors():
+def test_empty_input_gives_empty_vectors():
     assert PoolingEmbedder(decoder(), tokenizer(), "mean").encode([]).shape == (0, 32)
     assert HashEmbedder(8).encode([]).shape == (0, 8)
     assert len(as_stored(np.empty((0, 8), np.float32))) == 0
@@ -220,7 +220,7 @@ def test_a_folder_without_a_tokenizer_is_an_error_that_helps(tmp_path):
         load_embedder(find_model(str(tmp_path)), pooling="mean", device="cpu")
 
 
-def test_what_is_stored_comes_back_but_for_the_rounding():
+def test_stored_vectors_round_trip_with_rounding():
     vectors = unit_vectors(np.random.default_rng(0).normal(size=(200, 64)), 64)
     stored = as_stored(vectors)
     assert stored.type == pa.list_(pa.float16(), 64)
@@ -264,6 +264,6 @@ def test_only_vectors_of_length_one_are_stored(vector, fault):
         assert len(as_stored(vectors)) == 2
 
 
-def test_a_vector_of_zeros_has_no_direction():
+def test_zero_vector_has_no_direction():
     with pytest.raises(NonFiniteError, match="row 1: the embedding is nan"):
         as_stored(unit_vectors(np.array([[1.0, 0], [0, 0]]), 2))

@@ -50,7 +50,7 @@ def assert_alike(one, other, tolerance=1e-5):
 
 
 @pytest.mark.parametrize("made", [llama, gpt_oss])
-def test_a_model_that_knows_nothing_is_as_surprised_as_its_vocabulary_is_large(made):
+def test_uniform_model_has_the_vocabulary_perplexity(made):
     ignorant = made()
     torch.nn.init.zeros_(ignorant.lm_head.weight)
     table = CausalScorer(ignorant).score(completions(*corpus()))
@@ -104,7 +104,7 @@ def test_parts_add_up(scorer):
     assert (counts > 0).any(axis=1).all()
 
 
-def test_a_part_is_the_loss_of_its_own_tokens(model, scorer):
+def test_part_loss_covers_its_tokens(model, scorer):
     sequence = corpus(5, 1, 200)[0]
     (row,) = scorer.score(completions(sequence)).to_pylist()
     for number, part in enumerate(PARTS, 1):
@@ -137,7 +137,7 @@ def test_sequences_of_which_nothing_is_scored_have_nulls_and_counts(scorer):
 
 
 @pytest.mark.parametrize(("own", "asked", "limit"), [(40, None, 40), (256, 40, 40), (40, 100, 40)])
-def test_what_is_too_long_is_cut_flagged_and_counted(own, asked, limit):
+def test_long_inputs_are_cut_flagged_and_counted(own, asked, limit):
     model, sequences = llama(own), corpus(6)
     table = CausalScorer(model, max_length=asked).score(completions(*sequences))
     cut = [sequence[:limit] for sequence in sequences]
@@ -186,23 +186,23 @@ def test_a_model_that_caps_its_logits_is_run_as_it_is(monkeypatch):
 
 
 @pytest.mark.parametrize("made", [llama, gpt_oss])
-def test_the_output_layer_is_applied_to_what_is_scored_where_that_is_the_same(made):
+def test_output_layer_runs_on_scored_positions(made):
     assert CausalScorer(made()).applies_head_itself
 
 
-def test_a_model_that_looks_ahead_is_refused():
+def test_non_causal_model_is_rejected():
     small = BertConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
     with pytest.raises(InputError, match="BertLMHeadModel is not causal"):
         CausalScorer(BertLMHeadModel(small).eval())
 
 
 @pytest.mark.parametrize(("token", "named"), [(VOCABULARY, "500"), (-1, "-1")])
-def test_a_token_that_the_model_does_not_know_is_refused(scorer, token, named):
+def test_unknown_token_is_rejected(scorer, token, named):
     with pytest.raises(InputError, match=rf"token {named} is outside the model's vocabulary of 500; score with"):
         scorer.score(completions([(1, 0, 0), (token, 1, 3)]))
 
 
-def test_weights_that_are_no_numbers_stop_the_run_and_name_the_row():
+def test_nan_weights_stop_the_run_and_name_the_row():
     model, sequences = llama(), [[(number, 1, 3)] * 9 for number in range(30)]
     with torch.no_grad():
         model.model.embed_tokens.weight[17] = math.nan
@@ -233,6 +233,6 @@ def test_sums_are_double():
     assert row["nll_mean"] == pytest.approx(float(np.float32(0.1)), rel=1e-12)
 
 
-def test_arrays_of_unlike_lengths_are_no_sequences():
+def test_arrays_of_different_lengths_are_rejected():
     with pytest.raises(ValueError, match="must have the same number"):
         Completions(np.zeros(3, np.int32), np.array([0, 3]), np.zeros(3, np.int8), np.zeros(2, np.int8))

@@ -112,7 +112,7 @@ def test_percentiles_are_of_the_split(folder, whole):
 
 
 @pytest.mark.slow
-def test_splits_of_one_name_are_told_apart_by_their_data_sets_and_the_other_way_round(folder, tmp_path):
+def test_equal_split_names_are_separated_by_dataset(folder, tmp_path):
     texts = rows_of(folder / "out")["text"].to_pylist()
     rows = [
         {"row_id": str(number), "text": text, "dataset": "ab"[number % 2], "split": "xyz"[number % 3]}
@@ -143,7 +143,7 @@ def test_only_what_changed_is_scored_again(folder, whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_rows_of_another_split_leave_percentiles_as_they_are(folder, whole, tmp_path):
+def test_other_splits_do_not_change_percentiles(folder, whole, tmp_path):
     """The slices of a split keep their names when another split is scored with them; a split that grows is ranked anew."""
     easy = {"datasets": [{"name": "easy", "path": str(folder / "out/data/easy")}]}
     _, alone = prepare("nll", easy, tmp_path / "out", model=str(folder / "random"))
@@ -173,7 +173,7 @@ def test_a_row_that_is_there_twice_stops_publication_and_names_both_places(folde
         prepare("embed", str(write_rows(tmp_path / "rows.jsonl", rows)), tmp_path / "other")
 
 
-def test_a_normalization_without_candidates_has_nothing_to_embed(tmp_path):
+def test_normalization_without_candidates_is_rejected(tmp_path):
     path = write_rows(tmp_path / "in/train.jsonl", [chat(1)])
     source = {"name": "one", "path": str(path)}
     preparing_harmony.prepare({"datasets": [source]}, tmp_path / "out", selection={"view": "none"})
@@ -194,7 +194,7 @@ def nothing_published(out):
 
 
 @pytest.mark.slow
-def test_a_number_that_is_none_publishes_nothing_and_names_file_and_row(folder, tmp_path):
+def test_nan_publishes_no_scores_and_names_file_and_row(folder, tmp_path):
     out = tmp_path / "out"
     rows = {row["row_id"]: row for row in rows_of(folder / "out").to_pylist()}
     (rare,) = [name for name, row in rows.items() if RARE in row["text"]]
@@ -235,7 +235,7 @@ def test_row_17_of_a_file_is_called_that(folder, tmp_path):
         prepare("nll", str(path), tmp_path / "other", model=str(folder / "confused"))
 
 
-def test_an_embedding_that_is_none_publishes_nothing_either(tmp_path):
+def test_nan_embedding_publishes_no_scores(tmp_path):
     model = embedding_model(tmp_path / "embedder")
     broken = llama(64)
     broken.model.embed_tokens.weight.data[3 + 7] = float("nan")
@@ -285,7 +285,7 @@ def replaced(table, name, values):
         (lambda table: replaced(table, "percentile_within_split", [None] * len(table)), "lacks a score"),
     ],
 )
-def test_a_table_of_nll_that_is_not_what_it_should_be_is_found(folder, one_shard, change, words):
+def test_wrong_nll_table_is_found(folder, one_shard, change, words):
     store, receipt, file = one_shard("nll", folder)
     assert inspect_score_shard(store, receipt) == []
     pq.write_table(change(pq.read_table(file)), file)
@@ -304,7 +304,7 @@ def test_vectors_that_are_none_are_found(one_shard, vectors, words):
     assert any(words in problem for problem in inspect_score_shard(store, receipt))
 
 
-def test_the_summary_says_how_surprised_the_model_is(folder, whole):
+def test_summary_shows_perplexity(folder, whole):
     manifest = read_manifest(str(folder / "whole"))
     table = table_of(folder / "whole/nll")
     easy = table.filter(np.array(table["split"].to_pylist()) == "easy")

@@ -71,7 +71,7 @@ def test_a_token_that_the_server_puts_before_a_text_does_not_matter(model):
         scorer(stand_in)
 
 
-def test_another_tokenizer_is_refused(vllm):
+def test_mismatched_tokenizer_is_rejected(vllm):
     with pytest.raises(InputError, match=r"tokenizer: the server encodes '3.14 naïve .* as .* set tokenizer"):
         scorer(vllm, encode=lambda text: [token + 1 for token in by_bytes(text)])
     with pytest.raises(InputError, match="tokenizer: the server encodes"):
@@ -86,7 +86,7 @@ def test_another_tokenizer_is_refused(vllm):
         (lambda ids, logprobs: ([*ids[:2], *ids[3:]], logprobs[:-1]), "8 were returned"),
     ],
 )
-def test_log_probabilities_of_other_tokens_are_refused(vllm, change, difference):
+def test_mismatched_log_probabilities_are_rejected(vllm, change, difference):
     vllm.change = change
     with pytest.raises(RunError, match=rf"a\.jsonl: row 0: .* don't belong to the 9 tokens sent: {difference}"):
         scorer(vllm).score(completions([(4, 1, 3)] * 9), place)
@@ -123,21 +123,21 @@ def test_a_request_that_fails_for_a_passing_reason_is_sent_again(vllm, model, fa
     assert len(vllm.asked) > first + 6
 
 
-def test_a_server_that_stays_busy_is_an_error_that_says_so(vllm):
+def test_busy_server_is_an_error(vllm):
     vllm.before = lambda number: 503
     with pytest.raises(RunError, match=r"/v1/models answered 503: .*\(4 tries\); start the server.*shards are reused"):
         connected(vllm)
     assert vllm.asked == ["/v1/models"] * 4
 
 
-def test_a_dead_server_is_an_error_that_says_so(model):
+def test_dead_server_is_an_error(model):
     with serving(StandIn(model)) as stand_in:
         pass
     with pytest.raises(RunError, match=rf"{stand_in.url}/v1/models cannot be reached: .*\(4 tries\)"):
         connected(stand_in)
 
 
-def test_a_request_that_the_server_refuses_is_not_sent_again_and_names_its_row(vllm):
+def test_rejected_request_is_not_resent_and_names_its_row(vllm):
     ready = scorer(vllm)
     vllm.asked.clear()
     vllm.before = lambda number: 400
@@ -146,7 +146,7 @@ def test_a_request_that_the_server_refuses_is_not_sent_again_and_names_its_row(v
     assert vllm.asked == ["/v1/completions"]
 
 
-def test_the_key_comes_from_the_environment_and_a_refused_one_says_so(vllm, monkeypatch):
+def test_server_key_is_read_from_the_environment(vllm, monkeypatch):
     monkeypatch.delenv(KEY, raising=False)
     connected(vllm)
     assert vllm.keys == {None}
@@ -159,20 +159,20 @@ def test_the_key_comes_from_the_environment_and_a_refused_one_says_so(vllm, monk
     assert "Bearer" not in str(refused.value)
 
 
-def test_a_model_that_is_not_served_is_refused_before_anything_runs(vllm):
+def test_unserved_model_is_rejected_early(vllm):
     with pytest.raises(InputError, match=r"serves tiny, not 'other'; set model to a served one"):
         require_model(NllSettings(model="other", engine="server", server=f"{vllm.url}/v1"))
     require_model(NllSettings(model="tiny", engine="server", server=f"{vllm.url}/v1/"))
 
 
-def test_a_server_without_log_probabilities_of_prompts_is_refused(vllm, monkeypatch):
+def test_server_without_prompt_log_probabilities_is_rejected(vllm, monkeypatch):
     bare = (200, {"choices": [{"text": "a"}], "data": [{"id": "tiny"}]})
     monkeypatch.setattr(vllm, "answer", lambda path, body: bare)
     with pytest.raises(RunError, match=r"not the response of vLLM or SGLang \(KeyError\('prompt_logprobs'\)\)"):
         scorer(vllm)
 
 
-def test_a_server_without_a_tokenizer_is_refused(vllm):
+def test_server_without_tokenizer_is_rejected(vllm):
     vllm.kind = "other"
     with pytest.raises(InputError, match=r"/v1/completions answered 404: .* needs a vLLM or SGLang server"):
         scorer(vllm)
@@ -276,7 +276,7 @@ def chosen(folder, **settings):
 
 
 @pytest.mark.slow
-def test_a_preparation_by_a_server_is_that_of_its_model_and_its_place_is_not_its_identity(chats, tmp_path):
+def test_server_scores_match_its_model_at_any_address(chats, tmp_path):
     (folder, model), rows = chats
     prepare("nll", rows, tmp_path / "here", **chosen(folder, model=str(folder), max_length=200))
     read = Tokenizer.from_file(str(folder / "tokenizer.json")).encode

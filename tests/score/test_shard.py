@@ -59,7 +59,7 @@ def scored(folder):
 
 
 @pytest.mark.slow
-def test_a_model_that_knows_nothing_is_as_surprised_by_every_row_as_its_vocabulary_is_large(folder, tmp_path):
+def test_uniform_model_scores_every_row_equally(folder, tmp_path):
     _, manifest = prepare("nll", str(folder / "out"), tmp_path / "out", model=str(folder / "ignorant"))
     table = table_of(tmp_path / "out/nll")
     assert table.num_rows == 28
@@ -80,7 +80,7 @@ def labels_of(ids):
 
 
 @pytest.mark.slow
-def test_the_nll_of_a_row_is_the_models_own_loss_on_what_the_assistant_says(folder, scored):
+def test_row_nll_is_the_models_loss_on_assistant_text(folder, scored):
     model = AutoModelForCausalLM.from_pretrained(folder / "random", dtype=torch.float32)
     texts = {row["row_id"]: row["text"] for row in rows_of(folder / "out").to_pylist()}
     for row in scored.to_pylist():
@@ -96,7 +96,7 @@ def test_the_nll_of_a_row_is_the_models_own_loss_on_what_the_assistant_says(fold
 
 
 @pytest.mark.slow
-def test_what_made_a_score_stands_beside_it(folder, scored):
+def test_scores_record_their_model(folder, scored):
     assert scored.schema.equals(NLL)
     (made,) = {tuple(row.values()) for row in scored.select(["model", "engine", "dtype", "loss_mode"]).to_pylist()}
     assert made == ("random", "transformers", "float32", "assistant_all")
@@ -252,7 +252,7 @@ def other_model(tmp_path_factory):
 
 
 @pytest.mark.parametrize("form", ["harmony", "chats"])
-def test_a_model_with_another_template_scores_what_it_would_be_trained_on(folder, other_model, tmp_path, form):
+def test_model_with_a_different_template_scores_its_training_text(folder, other_model, tmp_path, form):
     chats = [chat(number) for number in range(20)]
     for row in chats:
         row["messages"] += [{"role": "user", "content": "Again?"}, {"role": "assistant", "content": "No."}]
@@ -318,7 +318,7 @@ def test_a_call_that_no_parser_takes_is_code(body):
     assert json.loads(said["function"]["arguments"]) == {"code": body}
 
 
-def test_the_score_of_several_sequences_is_that_of_all_their_tokens():
+def test_score_of_several_sequences_covers_all_tokens():
     sequences = corpus(count=9)
     table = CausalScorer(llama()).score(completions(*sequences))
     owners = np.array([0, 0, 0, 1, 3, 3, 4, 4, 4])
@@ -367,7 +367,7 @@ SERVED = {"engine": "server", "server": "http://a:1", "model": "small"}
         ("embed", {"engine": "server", "server": "http://a:1"}, "engine=server needs a model"),
     ],
 )
-def test_a_wrong_choice_is_refused_before_anything_is_read(tmp_path, monkeypatch, what, settings, words):
+def test_wrong_choice_fails_before_reading(tmp_path, monkeypatch, what, settings, words):
     monkeypatch.chdir(tmp_path)
     llama().save_pretrained(tmp_path / "small")
     write_lines(tmp_path / "rows/a.jsonl", ["text"])
@@ -375,7 +375,7 @@ def test_a_wrong_choice_is_refused_before_anything_is_read(tmp_path, monkeypatch
         plan(what, str(tmp_path / "rows"), tmp_path / "out", **settings)
 
 
-def test_rows_without_ids_or_texts_are_refused_where_that_can_be_seen(folder, tmp_path):
+def test_rows_without_ids_or_texts_are_rejected_early(folder, tmp_path):
     rows = rows_of(folder / "out")
     pq.write_table(rows.select(["text"]), tmp_path / "nameless.parquet")
     pq.write_table(rows.select(["row_id"]), tmp_path / "silent.parquet")

@@ -134,7 +134,7 @@ def chosen(folder):
     return {"chat_template": preparing_sft.CHATML, "tokenizer": {"model": str(folder)}}
 
 
-def test_nll_by_vllm_is_that_of_transformers(chat_model, chat_server, tmp_path):
+def test_vllm_nll_matches_transformers(chat_model, chat_server, tmp_path):
     rows = [{"id": number, **chat(number)} for number in range(40)]
     rows[7]["messages"][1]["content"] = "many words " * 400  # more than it reads
     source = str(write_rows(tmp_path / "rows.jsonl", rows))
@@ -159,7 +159,7 @@ def test_weights_that_are_not_finite_stop_the_run_and_name_the_row(chat_model, c
     assert not (tmp_path / "out/nll").exists()
 
 
-def test_embeddings_by_vllm_are_those_of_transformers(vllm, tmp_path):
+def test_vllm_embeddings_match_transformers(vllm, tmp_path):
     folder = tmp_path / "model"
     torch.manual_seed(1)
     LlamaModel(LlamaConfig(**{**SHAPE, "head_dim": 32}, initializer_range=0.5)).save_pretrained(folder)

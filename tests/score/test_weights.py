@@ -62,7 +62,7 @@ def test_a_model_that_was_saved_scores_as_before(tmp_path, quantized, made):
     assert found.score(completions(*corpus())) == CausalScorer(model).score(completions(*corpus()))
 
 
-def test_a_model_that_needs_a_package_which_is_missing_says_which(quantized, monkeypatch):
+def test_missing_model_package_is_named(quantized, monkeypatch):
     monkeypatch.setattr("transformers.quantizers.quantizer_mxfp4.is_accelerate_available", lambda: False)
     with pytest.raises(InputError, match=r"needs a package .*[Aa]ccelerate.*pip install 'tokenmill\[score\]'"):
         load_scorer(find_model(str(quantized[0])), device="cpu")
@@ -95,7 +95,7 @@ def test_every_byte_of_weights_and_configuration_counts(folder, change):
     assert digest(folder) != before
 
 
-def test_what_is_not_loaded_does_not_count(folder):
+def test_unloaded_files_do_not_count(folder):
     before = digest(folder), digest(folder, (*WEIGHTS, *TEXT))
     (folder / "README.md").write_text("A model.")
     (folder / "original").mkdir()
@@ -131,7 +131,7 @@ def test_the_hash_of_a_file_that_has_just_changed_is_not_trusted(folder):
     assert digest(folder) != before
 
 
-def test_pickled_weights_are_refused(folder):
+def test_pickled_weights_are_rejected(folder):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     with pytest.raises(InputError, match="other weights are pickles"):
@@ -140,7 +140,7 @@ def test_pickled_weights_are_refused(folder):
         load_scorer(find_model(str(folder)), device="cpu")
 
 
-def test_a_checkpoint_that_lacks_weights_is_refused(folder):
+def test_checkpoint_with_missing_weights_is_rejected(folder):
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_lacks_weights_is_refused(folder):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_file_that_was_cut_short_is_refused(folder, name):
+def test_truncated_weights_are_rejected(folder, name):
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(InputError, match="cannot be loaded"):
@@ -168,7 +168,7 @@ def test_code_of_a_repository_is_not_run(folder):
     assert not (folder / "ran").exists()
 
 
-def test_a_folder_or_file_that_is_no_model_is_an_error_that_helps(tmp_path):
+def test_non_model_folder_is_explained(tmp_path):
     (tmp_path / "model.gguf").write_text("x")
     with pytest.raises(InputError, match=r"doesn't contain config\.json"):
         find_model(str(tmp_path))
@@ -184,7 +184,7 @@ def test_a_model_of_the_hub_has_the_digest_of_its_files_at_a_commit(hub, saved):
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])
-def test_without_torch_the_error_says_how_to_install_it(monkeypatch, saved, package):
+def test_missing_torch_names_the_install(monkeypatch, saved, package):
     monkeypatch.setitem(sys.modules, package, None)
     remedy = rf"{package} cannot be imported .*; install it with: pip install 'tokenmill\[score\]'"
     with pytest.raises(InputError, match=remedy):

@@ -37,7 +37,7 @@ TALK = [
 ]
 
 
-def test_the_prompt_is_all_that_the_user_says():
+def test_prompt_is_all_user_text():
     assert view_of(TALK, "prompt") == "One?\n\nTwo?"
     assert view_of(TALK[:1], "prompt") == ""
 
@@ -112,7 +112,7 @@ def test_columns_are_carried_along_and_null_where_there_are_none():
     assert found.select(SCHEMA.names[3:]).to_pylist() == [dict.fromkeys(SCHEMA.names[3:])]
 
 
-def test_an_unknown_column_is_refused():
+def test_unknown_column_is_rejected():
     with pytest.raises(InputError, match="no field 'splitt'; did you mean 'split'"):
         candidates(TABLE, "prompt", parse_predicate("splitt == 'x'"), ALL)
 

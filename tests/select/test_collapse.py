@@ -54,13 +54,13 @@ def test_the_report_counts_what_there_is():
     }
 
 
-def test_missing_results_and_results_without_keys_are_no_keysets():
+def test_missing_results_have_no_keysets():
     facts = collapse(survey([unanswered(), with_tool("[]"), with_tool("text"), with_tool("{}")]), Limits()).facts
     assert (facts["share_with_keysets"], facts["distinct_keysets"], facts["keysets"]) == (0.0, 0, {})
     assert facts["authors"] == {"functions.f": 3}
 
 
-def test_a_word_is_what_stands_between_blanks():
+def test_words_are_separated_by_whitespace():
     trace_words = 2 * 8 + 2
     assert collapse(survey([plain("Hm.")]), Limits()).facts["words_per_trace"]["p99"] == trace_words
     assert collapse(survey([plain("Hm. Well then.")]), Limits()).facts["words_per_trace"]["p99"] == trace_words + 2
@@ -91,7 +91,7 @@ def test_every_violated_limit_is_a_problem_and_no_other(texts, limits, problems)
 
 
 @given(st.lists(st.sampled_from(TEXTS), max_size=30), st.integers(0, 30))
-def test_surveys_of_parts_add_up_to_that_of_the_whole(texts, cut):
+def test_surveys_add_up(texts, cut):
     whole, parts = survey(texts), survey(texts[cut:]) + survey(texts[:cut])
     assert parts == whole
     one, other = collapse(whole, Limits()), collapse(parts, Limits())
@@ -100,13 +100,13 @@ def test_surveys_of_parts_add_up_to_that_of_the_whole(texts, cut):
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=60))
-def test_percentiles_are_those_of_numpy_without_interpolation(numbers):
+def test_percentiles_match_numpy_without_interpolation(numbers):
     found = survey([with_tool(*["x"] * number) for number in numbers])
     wanted = {f"p{each}": np.percentile(numbers, each, method="inverted_cdf") for each in (50, 90, 99)}
     assert collapse(found, Limits()).facts["calls_per_row"] == wanted
 
 
-def test_the_most_frequent_come_first_and_of_equals_the_first_in_the_alphabet():
+def test_most_frequent_first_then_alphabetical():
     tools = [f"t{number:02}" for number in range(25)]
     texts = [unanswered(tool) for tool in reversed(tools)] + [unanswered("t24")]
     facts = collapse(survey(texts), Limits()).facts
@@ -114,7 +114,7 @@ def test_the_most_frequent_come_first_and_of_equals_the_first_in_the_alphabet():
     assert facts["distinct_tool_sequences"] == 25
 
 
-def test_what_the_data_says_stays_in_its_cell():
+def test_data_text_is_confined_to_its_cell():
     assert "| a&#124;b&#95;&#42;c | 1 |" in collapse(survey([unanswered("a|b_*c")]), Limits()).markdown
 
 

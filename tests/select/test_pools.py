@@ -118,7 +118,7 @@ def pool(name="a", predicate="b", more=""):
     return f"- {{name: {name}, description: d, predicate: {predicate}{more}}}\n"
 
 
-def test_a_person_writes_pools_of_their_own(tmp_path):
+def test_custom_pools_file(tmp_path):
     pools = load_pools(written(tmp_path, "base: [not b]\npools:\n" + pool("x", "c > 1") + pool("y", "'c < 3'")))
     table = pa.table({"b": [False, False, True, None], "c": [1, 2, 2, 2]})
     found = assign(table, pools)
@@ -156,7 +156,7 @@ def test_a_mistake_in_the_file_is_found_before_any_row_is_read(tmp_path, text, m
         load_pools(written(tmp_path, text))
 
 
-def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
+def test_missing_pools_file_is_reported(tmp_path):
     with pytest.raises(InputError, match=r"gone\.yaml: no such file; check the path of the pools"):
         load_pools(str(tmp_path / "gone.yaml"))
     with pytest.raises(InputError, match="cannot read the pools"):
@@ -183,7 +183,7 @@ def books(table, pools, *, unique):
     return tally(table, found, found.unique() if unique else found)
 
 
-def test_the_manifest_counts_rows_and_tokens_and_says_how_pools_overlap(tmp_path):
+def test_manifest_counts_pools_and_overlaps(tmp_path):
     pools = load_pools(written(tmp_path, "base: [ok]\npools:\n" + pool("x", "c > 1") + pool("y", "c < 3")))
     table = pa.table({
         "ok": [True, True, True, True, None, True],
@@ -211,7 +211,7 @@ def test_the_manifest_counts_rows_and_tokens_and_says_how_pools_overlap(tmp_path
 
 
 @given(st.integers(0, len(ROWS)), st.booleans())
-def test_the_books_of_parts_add_up_to_those_of_the_whole(cut, unique):
+def test_counts_of_parts_add_up(cut, unique):
     pools = load_pools()
     parts = [books(part, pools, unique=unique) for part in (TABLE.slice(0, cut), TABLE.slice(cut))]
     whole = manifest(pools, books(TABLE, pools, unique=unique), {})
@@ -222,7 +222,7 @@ def test_the_books_of_parts_add_up_to_those_of_the_whole(cut, unique):
         assert counted + whole["rows_in_no_pool"] == whole["base_rows"]
 
 
-def test_rows_of_a_table_without_token_counts_are_said_to_have_none():
+def test_missing_token_counts_are_reported():
     pools = load_pools()
     table = TABLE.drop_columns(["stats_token_len"])
     found = assign(table, pools, SCHEMA.names)

@@ -48,7 +48,7 @@ def test_every_row_has_its_score_or_none(ids, found):
     assert without_score(rows(*ids), scores(found)) == sum(each not in found for each in ids)
 
 
-def test_a_row_that_stands_twice_has_its_score_twice_and_one_without_an_id_none():
+def test_repeated_rows_repeat_scores_and_missing_ids_are_null():
     assert with_scores(rows("a", None, "a"), [scores({"a": 1.0})])["nll_mean"].to_pylist() == [1, None, 1]
 
 
@@ -224,7 +224,7 @@ def test_a_choice_of_rows_is_a_pool(blend, tmp_path):
     assert manifest["selection"]["without_score"] == {str(tmp_path / "picked"): 17}
 
 
-def test_names_that_several_folders_have_are_told_apart_by_the_folder(blend, tmp_path):
+def test_ambiguous_score_names_use_the_folder(blend, tmp_path):
     out = tmp_path / "out"
     selected(blend, out)
     data = rows_by_file(out)
@@ -241,7 +241,7 @@ def test_names_that_several_folders_have_are_told_apart_by_the_folder(blend, tmp
         require_selectable(SelectionChoices(scores=[places[1], places[1]]))
 
 
-def test_a_misspelt_column_is_refused_with_the_nearest_name(blend, tmp_path):
+def test_misspelt_column_suggests_the_nearest(blend, tmp_path):
     selected(blend, tmp_path / "out")
     place = score(rows_by_file(tmp_path / "out"), tmp_path / "scores")
     pools = write_pools(tmp_path / "pools.yaml", {"a": "nll_meen < 1"})
@@ -276,7 +276,7 @@ def content(folder):
     return file_hash(folder.files[0].place)
 
 
-def test_folders_that_hold_no_scores_of_these_rows_are_refused(blend, tmp_path):
+def test_folders_without_scores_of_these_rows_are_rejected(blend, tmp_path):
     out = tmp_path / "out"
     prepare(blend, out, **CHOICES)
     with pytest.raises(InputError, match=r"no manifest\.json in this folder"):

@@ -33,7 +33,7 @@ def folders(out):
 
 
 @pytest.mark.slow
-def test_pools_that_are_gone_leave_nothing_and_strangers_stay(tmp_path):
+def test_removed_pools_are_deleted_and_foreign_files_kept(tmp_path):
     blend, out = mixed(tmp_path / "in"), tmp_path / "out"
     fewer = {name: predicate for name, predicate in predicates().items() if name != "tools"}
     files = {"all": write_pools(tmp_path / "all.yaml", predicates()), "few": write_pools(tmp_path / "few.yaml", fewer)}
@@ -95,7 +95,7 @@ def test_there_is_something_of_everything(prepared):
 
 
 @pytest.mark.parametrize("damage", ["a byte flipped", "deleted"])
-def test_damage_below_a_damaged_shard_is_mended_as_well(prepared, damage):
+def test_damage_below_a_damaged_shard_is_repaired(prepared, damage):
     out, again, whole = prepared
     files = list(out.glob("shards/harmony/*/all.parquet"))
     below = [path for path in files if path.parent.name not in entries_of(out)]
@@ -201,7 +201,7 @@ def test_the_inventory_and_the_coverage_agree_with_the_data(prepared):
     assert sum(books["rows_out"] for splits in told.values() for books in splits.values()) == len(rows)
 
 
-def test_the_summary_tells_what_was_marked_and_selected(prepared):
+def test_summary_counts_marked_and_selected_rows(prepared):
     out, _, _ = prepared
     manifest, rows = json.loads((out / "manifest.json").read_bytes()), rows_of(out)
     outcomes = Counter(row["dedup_outcome"] for row in rows)
@@ -224,7 +224,7 @@ def test_pools_that_are_gone_leave_nothing_on_an_object_store(tmp_path):
     system.store.clear()
 
 
-def test_nothing_but_bad_rows_is_published_as_nothing(tmp_path):
+def test_only_bad_rows_give_an_empty_publication(tmp_path):
     blend = {"datasets": [source(tmp_path, "bad", "openai_messages", b"{broken", {"messages": 3})]}
     for mode in ("tag", "off"):
         _, manifest = prepare(blend, tmp_path / "out", dedup={"mode": mode}, allow_shrink=["bad"])

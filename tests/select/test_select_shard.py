@@ -130,7 +130,7 @@ def test_the_books_of_the_pools_are_what_their_files_hold(selected):
     ("kind", "settings"),
     [("pretrain", {}), ("sft", {"chat_template": "harmony", "tokenizer": {"model": "o200k_harmony"}})],
 )
-def test_a_list_of_rows_says_where_the_rows_themselves_are(selected, kind, settings):
+def test_row_lists_locate_their_rows(selected, kind, settings):
     out, manifest = selected
     if not manifest["settings"]["selection"]["materialize"]:
         blend = {"datasets": [{"name": "pool", "path": str(out / "pools/tools")}]}
@@ -216,7 +216,7 @@ def test_a_sample_of_the_rows_that_are_wanted_is_surveyed_where_there_are_many(t
     assert 75 <= found[100] <= 125
 
 
-def test_other_pools_or_another_view_rebuild_the_selection_alone(tmp_path):
+def test_new_pools_or_view_rebuild_only_the_selection(tmp_path):
     blend, pools = mixed(tmp_path / "in"), tmp_path / "pools.yaml"
     write_pools(pools, predicates())
     chosen = {"shard_size": 6000, "selection": {"pools": str(pools)}}
@@ -265,14 +265,14 @@ def test_a_damaged_shard_of_rows_is_made_anew_before_rows_are_selected(tmp_path)
         ({"pools": {"a": "stats_tokens > 3"}}, "stats_tokens"),
     ],
 )
-def test_a_selection_that_means_nothing_is_refused(tmp_path, choices, words):
+def test_meaningless_selection_is_rejected(tmp_path, choices, words):
     if isinstance(choices.get("pools"), dict):
         choices = {"pools": write_pools(tmp_path / "pools.yaml", choices["pools"])}
     with pytest.raises(InputError, match=words):
         require_selectable(SelectionChoices(**choices))
 
 
-def test_the_bundled_pools_take_rows_of_every_kind(tmp_path):
+def test_bundled_pools_take_rows_from_all_sources(tmp_path):
     prepare(mixed(tmp_path / "in"), tmp_path / "out")
     asked = ("quality_valid_harmony", "quality_completion_nonempty", "quality_valid_tool_schema")
     rows = [row for row in rows_of(tmp_path / "out") if row["dedup_outcome"] == "kept" and all(row[n] for n in asked)]

@@ -56,7 +56,7 @@ def test_the_trace_of_a_conversation_is_these_lines_in_this_order():
     )
 
 
-def test_without_tools_there_is_little_to_say():
+def test_signature_without_tools():
     assert lines(asks(), says("4")) == {
         "TOOL_SEQ": "none", "CALLS": "0", "ARGS": "none", "RETURNS": "none", "RET_KEYS": "none", "RET_ROLES": "none",
         "USED_TOOL_OUTPUT": "no", "ANSWER_TYPE": "numeric", "PLAN_EXCERPT": "4",
@@ -96,7 +96,7 @@ def test_a_call_with_its_recipient_after_the_channel_is_a_call_and_no_plan():
     assert (found["TOOL_SEQ"], found["ARGS"], found["PLAN_EXCERPT"]) == ("f", "f[secret]", "Well.")
 
 
-def test_a_call_on_the_channel_of_thoughts_is_no_plan():
+def test_call_on_the_analysis_channel_is_not_a_plan():
     code = HarmonyMessage("assistant", "print('x')", recipient="python", channel="analysis", terminator="call")
     assert lines(code, says("Remark.", "commentary"), thinks("Now I think."))["PLAN_EXCERPT"] == "Now I think."
     assert lines(code, says("Remark.", "commentary"))["PLAN_EXCERPT"] == "Remark."
@@ -122,7 +122,7 @@ def test_a_call_without_a_result_misses_it_and_later_ones_do_not_give_theirs_awa
     assert found["RET_ROLES"] == "missing | functions.a"
 
 
-def test_results_that_nobody_asked_for_are_no_calls():
+def test_unrequested_results_are_not_calls():
     found = lines(asks(), returns("tool", '{"k":1}'), calls("functions.a"), returns("functions.b", "x"))
     assert found["TOOL_SEQ"] == "a"
     assert found["CALLS"] == "1"

@@ -43,7 +43,7 @@ def test_every_shard_is_in_exactly_one_batch_in_plan_order(sizes, workers):
 
 
 @given(sizes, st.integers(1, 8))
-def test_loads_are_within_one_shard_of_each_other_and_the_heaviest_comes_first(sizes, workers):
+def test_loads_are_balanced_and_heaviest_first(sizes, workers):
     """Each shard went to the lightest batch, so no batch is ahead of another by more than its own last shard."""
     loads = [load(batch) for batch in batches(shards_of(sizes), workers)]
     assert loads == sorted(loads, reverse=True)
@@ -152,7 +152,7 @@ def test_a_bad_row_ends_the_shard_where_the_policy_is_to_fail(shard, store):
     assert not Path(store.place).exists() or not list(Path(store.folder(shard.key)).iterdir())
 
 
-def test_a_row_that_is_neither_kept_nor_dropped_proves_nothing(shard, store):
+def test_unaccounted_row_leaves_no_receipt(shard, store):
     def build_wrongly():
         with building(shard, store, "quarantine") as builder:
             for _ in builder.records(["n"], positive):

@@ -106,7 +106,7 @@ def test_the_place_of_a_file_does_not_matter():
     ],
     ids=["large", "compression", "format", "recipe"],
 )
-def test_a_file_of_another_sort_keeps_its_own_shard(other):
+def test_file_with_a_different_recipe_keeps_its_own_shard(other):
     """Its key is what it was before there were bundles."""
     small = [shard_of(number) for number in range(3)]
     assert [other] in list(groups_by_content([*small[:2], other, small[2]], SHARD_SIZE))
@@ -189,7 +189,7 @@ def test_every_format_is_bundled_and_a_large_file_is_not(mixed):
     assert record["shards"]["total"] == len(planned.plan.shards) < 40
 
 
-def test_bad_rows_of_bundles_are_named_by_file_and_line(mixed):
+def test_bad_rows_in_bundles_name_file_and_line(mixed):
     _, manifest, rows, folder = mixed
     lines = (folder / "out/quarantine/in.jsonl").read_text().splitlines()
     found = [(Path(row["file"]).name, row["line"], row["reason"]) for row in map(json.loads, lines)]
@@ -231,7 +231,7 @@ def test_the_first_bad_row_of_a_bundle_is_named(tmp_path, model):
     ]
 
 
-def test_packs_of_bundles_name_the_file_and_line_of_every_conversation(tmp_path):
+def test_packs_of_bundles_name_file_and_line(tmp_path):
     expected = set()
     for number in range(20):
         chats = [
@@ -286,7 +286,7 @@ def test_a_store_from_before_is_reused_whole(before):
     assert len(plan(force=True).plan.shards) < 5
 
 
-def test_files_proven_by_themselves_are_not_built_again(before):
+def test_separately_built_files_are_not_rebuilt(before):
     _, built, plan = before
     built(["f003", "f004", "f020"])
     planned = plan()
@@ -301,7 +301,7 @@ def test_files_proven_by_themselves_are_not_built_again(before):
     assert again.plan.keys == planned.plan.keys
 
 
-def test_a_proven_bundle_stays_when_its_files_are_proven_too(before):
+def test_verified_bundle_is_kept_with_verified_files(before):
     _, built, plan = before
     planned = plan()
     build_pending(planned)

@@ -52,7 +52,7 @@ def test_an_address_in_a_profile_is_tried_too(nobody, impatient, tmp_path):
         task_runner(profile(tmp_path, f"address: tcp://{nobody}"), None, {})
 
 
-def test_tls_without_certificates_and_unknown_schemes_are_told_apart_from_silence(nobody, impatient):
+def test_tls_and_scheme_errors_differ_from_silence(nobody, impatient):
     with pytest.raises(InputError, match=r"TLS configuration.*DASK_DISTRIBUTED__COMM__TLS"):
         task_runner(f"tls://{nobody}", None, {})
     with pytest.raises(InputError, match="unknown address scheme 'http'"):
@@ -72,7 +72,7 @@ def test_tls_without_certificates_and_unknown_schemes_are_told_apart_from_silenc
         ("cluster_class: distributed.LocalClutser", "LocalClutser.*check its name"),
     ],
 )
-def test_a_profile_that_cannot_be_used_says_why(text, complaint, tmp_path):
+def test_unusable_profile_is_explained(text, complaint, tmp_path):
     with pytest.raises(InputError, match=complaint):
         task_runner(profile(tmp_path, text), None, {})
 
@@ -90,7 +90,7 @@ def test_a_profile_reaches_the_task_runner_whole(tmp_path):
     assert runner.client_kwargs["timeout"] == "7s"
 
 
-def test_workers_of_any_local_cluster_leave_prefects_plugins_alone():
+def test_local_workers_disable_prefect_plugins():
     """They are for commands, and workers import Prefect where plugins cannot start."""
     with (
         LocalCluster(**LOCAL, n_workers=1, env={"OTHER": "kept"}, host="127.0.0.1") as cluster,
@@ -117,7 +117,7 @@ def test_local_clusters_are_as_large_as_shards_and_memory(monkeypatch, shards, w
 
 
 @pytest.mark.slow
-def test_a_worker_leaves_it_to_the_run_to_tell_that_a_batch_failed(capfd):
+def test_workers_leave_failures_to_the_run(capfd):
     with local_cluster(**local_arguments(1, {})) as cluster, Client(cluster, set_as_default=False) as client:
         failed = client.submit(os.kill, "nobody", 0)
         with pytest.raises(TypeError):
@@ -126,7 +126,7 @@ def test_a_worker_leaves_it_to_the_run_to_tell_that_a_batch_failed(capfd):
 
 
 @pytest.mark.slow
-def test_a_profile_leaves_ctrl_c_alone(tmp_path):
+def test_profiles_leave_ctrl_c_unchanged(tmp_path):
     program = (
         "import signal; from tokenmill.tasks.shards.runner import task_runner; before = signal.getsignal(signal.SIGINT);"
         f"task_runner({str(tmp_path / 'slurm.yaml')!r}, None, {{}});"

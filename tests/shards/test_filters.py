@@ -56,7 +56,7 @@ def prepare(kind, blend, output, **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_drops_and_counts_the_same_rows_of_json_and_of_parquet(tmp_path, kind):
+def test_all_kinds_drop_the_same_rows_from_json_and_parquet(tmp_path, kind):
     for path in files(tmp_path):
         output = tmp_path / f"out{path.suffix}"
         _, manifest = prepare(kind, blend_of(path, where=WHERE), output, shard_size="2KB")
@@ -100,7 +100,7 @@ def test_filters_by_value_are_a_short_form_in_pretraining_and_deduplication_too(
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "rl", "dedup"])
-def test_a_filter_is_part_of_the_key_and_no_filter_is_no_part_of_it(tmp_path, kind):
+def test_filter_is_part_of_the_key_only_when_set(tmp_path, kind):
     path, _ = files(tmp_path)
     keys = {
         name: plan_here(kind, blend_of(path, **chosen), tmp_path / "out").plan.shards[0]
@@ -115,7 +115,7 @@ def test_a_filter_is_part_of_the_key_and_no_filter_is_no_part_of_it(tmp_path, ki
     assert len({shard.key for shard in keys.values()}) == 4
 
 
-def test_why_tells_filtered_rows_from_others_that_were_dropped(tmp_path):
+def test_why_separates_filtered_from_dropped_rows(tmp_path):
     """Several reasons in one shard, so that the row is read again; one is in a row group that is not read."""
     table = pa.table({"text": ["", "x", "kept", "kept too", "y", ""], "n": [1, 2, 2, 2, 0, 0]})
     path = tmp_path / "rows.parquet"
@@ -128,7 +128,7 @@ def test_why_tells_filtered_rows_from_others_that_were_dropped(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_a_plan_estimates_what_stays_and_its_tokens(tmp_path, ending):
+def test_plan_estimates_kept_rows_and_tokens(tmp_path, ending):
     path = next(each for each in files(tmp_path) if each.suffix == ending)
     everything = plan_here("pretrain", blend_of(path), tmp_path / "out")
     planned = plan_here("pretrain", blend_of(path, where="score >= 6 and language is not null"), tmp_path / "out")
@@ -151,7 +151,7 @@ def test_a_plan_estimates_what_stays_and_its_tokens(tmp_path, ending):
         ("messages == 'x'", "field 'messages' is a list, which can only be tested with `is null`"),
     ],
 )
-def test_a_predicate_that_fits_no_row_of_json_is_refused_before_anything_is_built(tmp_path, where, message):
+def test_misfit_predicate_on_json_fails_early(tmp_path, where, message):
     path, _ = files(tmp_path)
     with pytest.raises(InputError) as error:
         plan_here("pretrain", blend_of(path, where=where), tmp_path / "out")

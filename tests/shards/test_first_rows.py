@@ -47,7 +47,7 @@ KINDS = [
 
 @pytest.mark.parametrize("count", [2, 40])
 @pytest.mark.parametrize(("kind", "bad", "reason"), KINDS, ids=[kind for kind, *_ in KINDS])
-def test_a_plan_refuses_what_a_run_refuses(tmp_path, settings_of, kind, bad, reason, count):
+def test_plan_and_run_reject_the_same_rows(tmp_path, settings_of, kind, bad, reason, count):
     file = write_rows(tmp_path / "a.jsonl", [bad] * count)
     chosen = settings_of.get(kind, {})
     seen, refused = look_at(kind, blend_of(file), tmp_path / "out", **chosen)
@@ -75,13 +75,13 @@ def test_a_plan_refuses_what_a_run_refuses(tmp_path, settings_of, kind, bad, rea
         ([{"text": "short"}] * MOST_ROWS + [GOOD], {"min_doc_chars": 10}, False),
     ],
 )
-def test_only_what_is_certain_is_refused(tmp_path, settings_of, rows, settings, refused):
+def test_only_certain_failures_are_rejected(tmp_path, settings_of, rows, settings, refused):
     blend = blend_of(write_rows(tmp_path / "a.jsonl", rows))
     _, error = look_at("pretrain", blend, tmp_path / "out", **settings_of["pretrain"], **settings)
     assert bool(error) == refused
 
 
-def test_a_look_opens_the_first_file_of_each_dataset_alone_and_writes_nothing(tmp_path, settings_of):
+def test_first_look_opens_one_file_per_dataset_read_only(tmp_path, settings_of):
     write_lines(tmp_path / "a/1.jsonl", ["hello world"] * 500)
     (tmp_path / "a/2.jsonl.gz").write_bytes(b"not gzip")
     first = gzip.compress(write_lines(tmp_path / "b.jsonl", ["hello world"] * 200_000).read_bytes())
@@ -115,7 +115,7 @@ def test_a_shape_is_named(tmp_path, settings_of, kind, row, shape):
     assert [each.shape for each in seen.values()] == [shape]
 
 
-def test_what_is_built_is_not_looked_at_again(tmp_path):
+def test_built_shards_are_not_looked_at(tmp_path):
     blend = blend_of(write_rows(tmp_path / "a.jsonl", [GOOD] * 3))
     prepare_here("harmony", blend, tmp_path / "out")
     assert look_at("harmony", blend, tmp_path / "out") == ({}, None)

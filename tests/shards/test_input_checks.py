@@ -51,7 +51,7 @@ def refusal(kind, blend, output_dir, **settings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_kind_writes_into_what_it_reads(kind, data):
+def test_outputs_may_not_overlap_inputs(kind, data):
     blend = blend_of(data)
     before = sorted(data.parent.rglob("*"))
     assert "the output folder" in refusal(kind, blend, f"{data}/out")
@@ -62,7 +62,7 @@ def test_no_kind_writes_into_what_it_reads(kind, data):
 
 
 @pytest.mark.slow
-def test_a_cache_among_the_data_is_refused(data, monkeypatch):
+def test_cache_among_the_data_is_rejected(data, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", f"{data}/cache")
     assert "XDG_CACHE_HOME" in refusal("pretrain", blend_of(data), f"{data.parent}/out")
     monkeypatch.setenv("XDG_CACHE_HOME", f"{data}/.cache")
@@ -70,7 +70,7 @@ def test_a_cache_among_the_data_is_refused(data, monkeypatch):
     assert out[1]["totals"]["documents"] == 20
 
 
-def test_what_is_looked_up_beside_the_data_lies_apart_as_well(data):
+def test_secondary_inputs_may_not_overlap(data):
     beside = data.parent / "beside"
     write_lines(beside / "b.jsonl", ["one two three"])
     evaluations = {"datasets": [{"name": "exam", "path": str(beside)}]}
@@ -83,14 +83,14 @@ def test_what_is_looked_up_beside_the_data_lies_apart_as_well(data):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_blend_file_is_not_replaced_by_what_is_published(kind, data, tmp_path):
+def test_blend_file_is_not_overwritten(kind, data, tmp_path):
     mine = tmp_path / "project/blend.json"
     mine.parent.mkdir()
     mine.write_text(json.dumps(blend_of(data)))
     assert str(mine) in refusal(kind, str(mine), str(mine.parent))
 
 
-def test_what_a_preparation_published_is_replaced_by_the_next(data, tmp_path):
+def test_published_output_is_replaced_by_the_next(data, tmp_path):
     tokenizer = {"model": str(byte_level_bpe(tmp_path, 400))}
     for _ in range(2):
         prepare(blend_of(data), tmp_path / "out", tokenizer=tokenizer)
@@ -121,7 +121,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_an_empty_place_is_a_wrong_call_and_leaves_nothing(command, data, tmp_path, capsys, monkeypatch):
+def test_empty_place_fails_without_files(command, data, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "blend.json").write_text(json.dumps(blend_of(data)))

@@ -41,7 +41,7 @@ def test_extents_of_local_files_are_joined(refusal, tmp_path, monkeypatch):
     assert (tmp_path / "out/joined").read_bytes() == expected
 
 
-def test_an_extent_that_ends_early_publishes_nothing_and_names_the_file(tmp_path):
+def test_short_extent_is_not_published_and_is_named(tmp_path):
     (path, *_), _ = files(tmp_path)
     with pytest.raises(OSError, match=f"ends 1 bytes early: '{path}'"):
         join_extents([Extent(str(path), 1, 100_000)], str(tmp_path / "joined"))
@@ -113,7 +113,7 @@ def test_objects_are_joined_by_the_store(sizes, passing, server):
     assert server.pending(bucket[5:]) == []
 
 
-def test_a_store_that_goes_down_keeps_the_old_object_and_nothing_is_pending_for_ever(server):
+def test_store_outage_keeps_the_old_object(server):
     bucket, extents, _ = stored(server, "down", [6 * MIB, 6 * MIB])
     server.faults.clear(kinds=("slow",), down_from=3)
     with pytest.raises(OSError, match=r"Slow Down|SlowDown|reduce"):

@@ -29,7 +29,7 @@ def holder(place, **environment):
 
 
 @pytest.mark.parametrize("end", [lambda process: process.stdin.close(), lambda process: process.kill()])
-def test_a_run_waits_for_another_in_its_folder_however_that_ends_and_says_for_whom(tmp_path, end):
+def test_run_waits_for_the_holder_and_names_it(tmp_path, end):
     told = []
     with holder(tmp_path / "out") as process:
 

@@ -82,7 +82,7 @@ def identity_of(number):
 
 @pytest.mark.parametrize("listed", [1, 1_000_000])
 @pytest.mark.parametrize("built", [[], [3], [0, 5, 9], range(10)])
-def test_a_plan_finds_what_is_built_whether_folders_are_listed_or_not(store, monkeypatch, listed, built):
+def test_plan_finds_built_shards_with_or_without_listing(store, monkeypatch, listed, built):
     monkeypatch.setattr(store_module, "LISTED", listed)
     shards = [planned(identity_of(number), number) for number in range(10)]
     Plan.of(store, shards, rebuild=False)  # looking before there is anything leaves nothing to remember
@@ -93,7 +93,7 @@ def test_a_plan_finds_what_is_built_whether_folders_are_listed_or_not(store, mon
     assert len(plan.pending) == 10 - len(built)
 
 
-def test_receipts_are_read_of_shards_that_were_begun_alone(store, monkeypatch):
+def test_only_begun_shards_have_receipts_read(store, monkeypatch):
     monkeypatch.setattr(store_module, "LISTED", 1)
     keys = [shard_key(identity_of(number)) for number in range(10)]
     assert store.begun(keys) == []

@@ -82,7 +82,7 @@ def test_compressed_text_is_estimated_to_have_more_tokens(tmp_path):
     assert zipped > 2 * plain  # gzip at level 0 stores the bytes as they are
 
 
-def test_the_same_again_needs_nothing_and_reads_no_source(corpus, tmp_path, chosen):
+def test_repeated_plan_reads_no_source(corpus, tmp_path, chosen):
     (corpus / "c.jsonl.gz").write_bytes(gzip.compress(b'{"text": "zipped"}\n'))
     aged(corpus)
     prepare(blend_of(corpus), tmp_path / "out", **chosen)
@@ -117,7 +117,7 @@ class opened_files:  # noqa: N801 - reads as a sentence
             opened_files.log.append(str(arguments[0]))
 
 
-def test_a_changed_weight_builds_nothing_and_changes_the_blend_alone(corpus, tmp_path, chosen):
+def test_changed_weight_only_changes_the_blend(corpus, tmp_path, chosen):
     files = [corpus / "a.jsonl", corpus / "b.jsonl"]
     prepare(blend_of(*files), tmp_path / "out", **chosen)
     before = json.loads((tmp_path / "out/blend.json").read_bytes())
@@ -175,7 +175,7 @@ def test_a_file_that_grows_costs_its_last_slice_and_the_new_ones(tmp_path, chose
     assert work
 
 
-def test_another_data_set_or_blend_that_shares_the_store_shares_the_shards(corpus, tmp_path, chosen):
+def test_shared_store_shares_shards(corpus, tmp_path, chosen):
     chosen |= {"store": str(tmp_path / "store")}
     prepare(blend_of(corpus / "a.jsonl"), tmp_path / "one", **chosen)
     copied = Path(shutil.copy(corpus / "a.jsonl", tmp_path / "copied.jsonl"))
@@ -197,7 +197,7 @@ def test_equal_content_twice_in_a_blend_is_built_once_and_published_twice(corpus
 
 
 @pytest.mark.parametrize("place", ["here", "there"])
-def test_another_tokenizer_rebuilds_everything_and_the_plan_says_so(corpus, tmp_path, chosen, place):
+def test_changed_tokenizer_rebuilds_all_and_is_named(corpus, tmp_path, chosen, place):
     """Also when its file changes in place, in a process that has loaded it before."""
     chosen["tokenizer"] = {"model": str(byte_level_bpe(tmp_path / "here", size=400))}
     prepare(blend_of(corpus), tmp_path / "out", **chosen)
@@ -233,7 +233,7 @@ def test_a_choice_that_changes_bytes_rebuilds_everything_and_is_named(corpus, tm
     assert all(field in reason for reason in pending_reasons(plan))
 
 
-def test_reasons_tell_new_changed_and_lost_shards_apart(corpus, tmp_path, chosen):
+def test_reasons_separate_new_changed_and_lost_shards(corpus, tmp_path, chosen):
     plan, _ = prepare(blend_of(corpus), tmp_path / "out", **chosen)
     lost = next(key for key, shard in zip(plan.plan.keys, plan.plan.shards, strict=True) if "a.jsonl" in shard.place)
     Path(plan.plan.store.path(lost, "receipt.json")).unlink()
@@ -293,7 +293,7 @@ def test_the_figures_of_a_plan_are_whole_at_any_width(tmp_path, chosen):
             assert all(figure in text for figure in (name, decimal(source.stat().st_size), "100.0%"))
 
 
-def test_one_shard_is_no_shards(corpus, tmp_path, chosen):
+def test_one_shard_in_the_singular(corpus, tmp_path, chosen):
     shown, plan = io.StringIO(), planned(blend_of(corpus), tmp_path / "out", **chosen | {"shard_size": "1GB"})
     print_plan(plan, Console(file=shown, width=200))
     assert "  1 shard: new\n" in shown.getvalue()
@@ -311,7 +311,7 @@ NEVER_EMPTY = r": is empty \(0 bytes\), so it is not a \w+ file; fetch it"
         ("a.parquet", NEVER_EMPTY),
     ],
 )
-def test_a_data_set_of_empty_files_is_refused_with_what_they_hold(tmp_path, chosen, name, words):
+def test_dataset_with_empty_files_is_rejected(tmp_path, chosen, name, words):
     (tmp_path / name).touch()
     with pytest.raises(InputError, match=rf"{name}{words}"):
         planned(blend_of(tmp_path / name), tmp_path / "out", **chosen)
@@ -357,7 +357,7 @@ def test_a_sample_is_taken_of_each_data_set(corpus, tmp_path, chosen):
     }
 
 
-def test_another_sample_costs_the_slice_it_ends_in_and_those_it_adds(tmp_path, chosen):
+def test_new_sample_costs_only_its_slices(tmp_path, chosen):
     path = write_texts(tmp_path / "a.jsonl", TEXTS)
     rows = {start: content.count(b"\n") for start, content in owned(path.read_bytes(), 700).items()}
     starts, whole = list(rows), rows[0] + rows[700]

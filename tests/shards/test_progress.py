@@ -23,7 +23,7 @@ def test_a_tally_adds_up_and_counts_a_shard_once():
     assert "slowest 7.5 s (a.jsonl@0)" in tally.sentence()
 
 
-def test_a_server_is_told_of_changes_alone_and_at_most_once_in_a_while():
+def test_server_gets_changes_at_most_every_few_seconds():
     sent = []
     bar = ProgressBar(lambda percent: sent.append((now, percent)), now=0.0)
     for now in [*range(32), *range(132, 164)]:
@@ -56,7 +56,7 @@ def test_a_display_outlives_its_terminal(monkeypatch):
     assert outlived
 
 
-def test_without_a_terminal_a_line_tells_the_progress_every_half_minute(monkeypatch, capsys):
+def test_log_gets_a_line_every_half_minute(monkeypatch, capsys):
     clock = iter(range(1000, 2000))
     monkeypatch.setattr("tokenmill.tasks.shards.progress.time.monotonic", lambda: float(now[0]))
     now = [next(clock)]

@@ -157,7 +157,7 @@ def lose(plan, number):
     return plan.plan.shards[number]
 
 
-def test_a_gap_is_refused_and_named_and_what_was_published_before_stays(tmp_path, chosen):
+def test_gap_is_rejected_and_the_old_publication_kept(tmp_path, chosen):
     blend, out = blend_of(write_lines(tmp_path / "a.jsonl", TEXTS)), tmp_path / "out"
     prepare(blend, out, **chosen)
     before = visible(out)
@@ -170,7 +170,7 @@ def test_a_gap_is_refused_and_named_and_what_was_published_before_stays(tmp_path
     assert visible(out) == before
 
 
-def test_a_publication_of_another_kind_replaces_all_that_was_there_even_after_a_kill(tmp_path, chosen):
+def test_other_kind_replaces_everything_even_after_a_kill(tmp_path, chosen):
     path, out = write_lines(tmp_path / "a.jsonl", TEXTS), tmp_path / "out"
     preparing_rl.prepare(blend_of(path), tmp_path / "clean")
     prepare(blend_of(path), out, **chosen)
@@ -188,7 +188,7 @@ def test_a_publication_of_another_kind_replaces_all_that_was_there_even_after_a_
     assert visible(out).keys() == visible(tmp_path / "clean").keys()
 
 
-def test_a_partial_output_is_published_on_request_and_says_what_is_missing(tmp_path, chosen):
+def test_partial_output_on_request_lists_missing_shards(tmp_path, chosen):
     chosen |= {"allow_partial": True, "holdout": NO_HOLDOUT, "prefix_size": 1}
     plan = planned(blend_of(write_lines(tmp_path / "a.jsonl", TEXTS)), tmp_path / "out", **chosen)
     build_pending(plan)
@@ -203,7 +203,7 @@ def test_a_partial_output_is_published_on_request_and_says_what_is_missing(tmp_p
     assert gone.place in problem
 
 
-def test_names_that_are_no_longer_published_disappear_and_strangers_stay(tmp_path, chosen):
+def test_old_names_are_removed_and_foreign_files_kept(tmp_path, chosen):
     out = tmp_path / "out"
     paths = [write_lines(tmp_path / f"{name}.jsonl", rows) for name, rows in (("a", TEXTS[:100]), ("b", TEXTS[100:]))]
     prepare(blend_of(*paths), out, **chosen)
@@ -260,7 +260,7 @@ def publish_folders(out, store, item, *layout):
     publish_preparation(str(out), store, [item], Folders(*layout), PreparationSettings(), header, {})
 
 
-def test_what_the_last_publication_made_elsewhere_disappears_and_nothing_else_does(tmp_path):
+def test_earlier_outputs_elsewhere_are_removed(tmp_path):
     out, store = tmp_path / "out", Store(str(tmp_path / "store"), "pretrain")
 
     def publish_as(*layout):
@@ -281,7 +281,7 @@ def test_what_the_last_publication_made_elsewhere_disappears_and_nothing_else_do
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"no JSON"])
-def test_a_damaged_manifest_of_the_last_publication_is_no_trouble(tmp_path, damage):
+def test_damaged_old_manifest_is_ignored(tmp_path, damage):
     out, store, item = tmp_path / "out", Store(str(tmp_path / "store"), "pretrain"), finished("a", 0, {"train": 1})
     publish_folders(out, store, item, ["data"], ["pools/a"])
     whole = visible(out)
@@ -370,7 +370,7 @@ def test_lines_are_right_even_when_slices_before_them_are_missing(tmp_path, chos
     assert [line for _, line, _ in quarantined(tmp_path / "out")] == kept
 
 
-def test_the_quarantine_of_mended_data_disappears(tmp_path, chosen, damaged):
+def test_quarantine_of_repaired_data_is_removed(tmp_path, chosen, damaged):
     path, _ = damaged
     prepare(blend_of(path), tmp_path / "out", **chosen)
     write_lines(path, TEXTS)

@@ -111,13 +111,13 @@ def test_an_exception_in_the_block_passes_unchanged_and_leaves_the_old_file(targ
         publication.write(NEW)
 
 
-def test_a_buffer_that_is_not_contiguous_is_refused(target):
+def test_non_contiguous_buffer_is_rejected(target):
     with pytest.raises(TypeError, match="contiguous"), publish(str(target)) as publication:
         publication.write(np.arange(10)[::2])
     assert target.read_bytes() == OLD
 
 
-def test_refusals_of_the_kernel_name_the_target(tmp_path):
+def test_kernel_errors_name_the_target(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "folder").mkdir()
     with pytest.raises(NotADirectoryError) as raised:
@@ -128,7 +128,7 @@ def test_refusals_of_the_kernel_name_the_target(tmp_path):
     assert temporaries(tmp_path) == []
 
 
-def test_an_error_of_words_alone_keeps_them_and_names_the_target_in_a_note(target):
+def test_plain_errors_get_the_target_as_a_note(target):
     with (
         fail_operation(2, OSError("the store is closed")),
         pytest.raises(OSError, match="the store is closed") as raised,
@@ -227,7 +227,7 @@ def test_a_failed_clean_up_does_not_hide_what_went_wrong(target):
     check_recovery(lambda: write_in_parts(target), target)
 
 
-def test_sweep_removes_orphans_alone(target):
+def test_sweep_removes_only_orphans(target):
     kept = [".hidden", ".data.bin.tmp", "data.bin.0123456789abcdef.tmp", ".data.bin.0123456789ABCDEF.tmp"]
     for name in kept:
         (target.parent / name).write_bytes(b"mine")
@@ -417,7 +417,7 @@ def test_files_of_a_store_are_copied_and_local_ones_linked(bucket, pairs):
     assert [stored(bucket, f"out/{Path(target).name}") for _, target in pairs] == [b"%d" % n for n in range(6)]
 
 
-def test_a_name_that_cannot_be_given_is_told(bucket, pairs):
+def test_impossible_name_is_reported(bucket, pairs):
     Path(pairs[3][0]).unlink()
     for missing in (pairs, [(source, f"s3://shards/{source[-1]}") for source, _ in pairs]):
         with pytest.raises(FileNotFoundError, match="store/3"):
@@ -490,13 +490,13 @@ def test_a_failed_upload_leaves_the_old_object_and_nothing_pending(bucket, conte
 
 
 @pytest.mark.parametrize("content", [NEW, LARGE], ids=["small", "large"])
-def test_a_store_that_refuses_names_the_object(bucket, content):
+def test_store_rejections_name_the_object(bucket, content):
     with pytest.raises(FileNotFoundError, match="bucket") as raised, publish("s3://nowhere/data.bin") as publication:
         publication.write(content)
     assert "s3://nowhere/data.bin" in "".join([str(raised.value), *raised.value.__notes__])
 
 
-def test_a_store_that_cannot_publish_atomically_is_refused():
+def test_store_without_atomic_publication_is_rejected():
     with pytest.raises(InputError, match=r"sftp://.*s3://"):
         publish_bytes("sftp://host/data.bin", NEW)
 
@@ -527,7 +527,7 @@ def test_a_copy_between_any_two_storages_is_whole(bucket, tmp_path, source, targ
 @pytest.mark.parametrize(
     ("place", "give"), [("s3://shards", copy), ("memory://copies", copy), ("local", copy), ("local", link)]
 )
-def test_copying_what_is_not_there_names_it_and_changes_nothing(bucket, tmp_path, place, give):
+def test_copying_a_missing_file_names_it(bucket, tmp_path, place, give):
     place = str(tmp_path) if place == "local" else place
     publish_bytes(f"{place}/target", OLD)
     with pytest.raises(FileNotFoundError) as raised:
@@ -537,7 +537,7 @@ def test_copying_what_is_not_there_names_it_and_changes_nothing(bucket, tmp_path
         assert stream.read() == OLD
 
 
-def test_a_store_that_refuses_a_copy_has_both_names_in_a_note(bucket):
+def test_rejected_copy_notes_both_names(bucket):
     publish_bytes("s3://shards/data.bin", NEW)
     with pytest.raises(FileNotFoundError) as raised:
         copy("s3://shards/data.bin", "s3://nowhere/data.bin")

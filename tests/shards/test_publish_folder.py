@@ -65,7 +65,7 @@ def test_a_folder_appears_with_all_that_was_written_when_the_block_ends(tmp_path
     assert others(target) == []
 
 
-def test_a_folder_is_replaced_and_nothing_of_the_old_stays(target):
+def test_folder_is_replaced_completely(target):
     with publish_folder(str(target)) as place:
         write(type(target)(place), NEW)
         assert content(target) == OLD
@@ -74,7 +74,7 @@ def test_a_folder_is_replaced_and_nothing_of_the_old_stays(target):
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), FileNotFoundError(2, "gone", "in.bin")])
-def test_what_is_raised_in_the_block_passes_unchanged_and_leaves_the_old(target, error):
+def test_error_in_the_block_keeps_the_old_folder(target, error):
     with pytest.raises(type(error)) as raised, publish_folder(str(target)) as place:
         write(type(target)(place), NEW)
         raise error

@@ -57,7 +57,7 @@ def test_no_bit_of_an_answer_changes_it_and_a_damaged_one_is_replaced(tmp_path, 
 
 
 @pytest.mark.parametrize("fields", [{"texts": "many"}, {"texts": None}, {"difference": 5}, {"more": 1}])
-def test_a_comparison_of_another_form_is_made_again_whatever_its_seal(tmp_path, fields):
+def test_cached_comparison_in_an_old_form_is_redone(tmp_path, fields):
     place, comparison = tmp_path / "gate.json", Comparison(5, "a difference")
     answer = {"texts": 5, "difference": None}
     place.write_bytes(sealed({"answer": answer, "volatile": {}}))
@@ -68,7 +68,7 @@ def test_a_comparison_of_another_form_is_made_again_whatever_its_seal(tmp_path, 
     assert remembered(str(place), Comparison, lambda: comparison) == comparison
 
 
-def test_a_place_that_can_be_neither_read_nor_written_costs_time_alone(tmp_path):
+def test_unusable_cache_only_costs_time(tmp_path):
     (tmp_path / "answer.json").mkdir()
     (tmp_path / "file").write_text("")
     for place in ("answer.json", "file/answer.json"):
@@ -90,7 +90,7 @@ def caches(tmp_path, monkeypatch):
     forget()
 
 
-def test_no_bit_of_what_is_known_of_an_encoding_changes_an_id(caches):
+def test_damaged_encoding_cache_never_changes_ids(caches):
     cache, forget = caches
     expected = load_vocabulary(TokenizerSettings())
     known = expected.fingerprint, expected.size, expected.eos, dict(expected.controls)
@@ -115,7 +115,7 @@ def test_shipped_ranks_that_were_damaged_in_the_cache_are_unpacked_again(caches)
         assert place.read_bytes() == whole
 
 
-def test_no_bit_of_a_gate_changes_a_byte_of_what_is_prepared(tmp_path):
+def test_damaged_gate_cache_never_changes_bytes(tmp_path):
     source = write_lines(tmp_path / "a.jsonl", [f"document {number} has a \u1c89 or \ua7cb" for number in range(9)])
     chosen = {"tokenizer": {"model": str(word_piece(tmp_path))}}
     prepare(blend_of(source), tmp_path / "out", **chosen)

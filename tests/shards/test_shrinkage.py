@@ -64,7 +64,7 @@ def test_the_ceiling_is_the_share_that_may_be_lost(ceiling, left, refused, prepa
     assert documents(tmp_path / "out") == (20 if refused else left)
 
 
-def test_a_folder_that_lost_files_is_refused_and_one_that_is_empty_too(prepare, tmp_path):
+def test_folder_with_lost_files_is_rejected(prepare, tmp_path):
     for name in ("a", "b", "c"):
         write(tmp_path / f"web/{name}.jsonl", 10)
     prepare(blend_of(tmp_path / "web"), tmp_path / "out")
@@ -91,7 +91,7 @@ def test_a_sample_is_not_compared_with_the_whole_nor_the_whole_with_a_sample(pre
         prepare(blend(tmp_path), tmp_path / "out", sample=4)
 
 
-def test_a_data_set_that_the_blend_no_longer_lists_and_an_empty_split_are_no_loss(prepare, tmp_path):
+def test_removed_dataset_and_empty_split_are_not_losses(prepare, tmp_path):
     write(tmp_path / "web.jsonl", 20), write(tmp_path / "code.jsonl", 20)
     prepare(blend(tmp_path), tmp_path / "out", holdout={"valid": 0.4, "test": 0})
     prepare(blend_of(tmp_path / "code.jsonl"), tmp_path / "out", holdout={"valid": 0, "test": 0})
@@ -117,7 +117,7 @@ def test_shards_that_are_missing_from_a_partial_output_are_a_loss(prepare, tmp_p
         publish_here("pretrain", again, 0.0)
 
 
-def test_another_kind_or_a_damaged_manifest_is_nothing_to_compare_with(prepare, tmp_path):
+def test_different_kind_or_damaged_manifest_is_not_compared(prepare, tmp_path):
     write(tmp_path / "web.jsonl", 50), write(tmp_path / "code.jsonl", 50)
     preparing_rl.prepare(blend(tmp_path), tmp_path / "out")
     write(tmp_path / "web.jsonl", 10)
@@ -128,7 +128,7 @@ def test_another_kind_or_a_damaged_manifest_is_nothing_to_compare_with(prepare, 
     assert documents(tmp_path / "out") == 10
 
 
-def test_another_folder_may_hold_the_last_version(prepare, tmp_path):
+def test_previous_version_may_be_elsewhere(prepare, tmp_path):
     write(tmp_path / "web.jsonl", 20), write(tmp_path / "code.jsonl", 20)
     prepare(blend(tmp_path), tmp_path / "monday")
     write(tmp_path / "web.jsonl", 5)

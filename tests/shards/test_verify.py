@@ -53,7 +53,7 @@ def check(out):
     return verify(str(out), PRETRAIN.inspect)
 
 
-def test_a_whole_preparation_has_no_problems(prepared):
+def test_intact_preparation_has_no_problems(prepared):
     out, again, _ = prepared
     plan = again()
     verification = check(out)
@@ -71,7 +71,7 @@ def rewritten(path, **changed):
 
 
 @pytest.mark.slow
-def test_cooked_books_with_a_good_seal_are_refused(prepared):
+def test_wrong_counts_with_a_seal_are_rejected(prepared):
     out, again, whole = prepared
     path = next(path for path in proofs(out) if path.name == "receipt.json" and b"malformed_json" in path.read_bytes())
     assert path.parent.parent.name == "pretrain"
@@ -214,7 +214,7 @@ def test_lost_workers_and_workers_of_other_code_withdraw_nothing(damaged, monkey
     assert proofs(out) == before
 
 
-def test_a_worker_that_comes_later_with_other_code_checks_nothing():
+def test_late_worker_with_other_code_checks_no_shard():
     with pytest.raises(RunError, match=r"this worker would build other data: tokenmill \S+ \(in the run 0\.0\.1\)"):
         workers._call(__name__, {"tokenmill": "0.0.1"}, print, {})  # noqa: SLF001 - what a worker is sent
 
@@ -227,7 +227,7 @@ def test_a_folder_without_a_manifest_is_a_wrong_call(tmp_path):
         check(tmp_path)
 
 
-def test_a_copy_that_says_nothing_of_its_shards_is_a_wrong_call(prepared, tmp_path):
+def test_copy_without_shards_is_a_wrong_call(prepared, tmp_path):
     manifest = unsealed((prepared[0] / "manifest.json").read_bytes())
     del manifest["volatile"]["store"]
     (tmp_path / "manifest.json").write_bytes(sealed(manifest))
@@ -237,7 +237,7 @@ def test_a_copy_that_says_nothing_of_its_shards_is_a_wrong_call(prepared, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [0, -1])
-def test_damage_on_an_object_store_is_named_and_mended(vocabulary, place):
+def test_damage_on_an_object_store_is_named_and_repaired(vocabulary, place):
     system = fsspec.filesystem("memory")
     system.store.clear()
     lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in [*TEXTS, 5])

@@ -68,7 +68,7 @@ def test_a_cluster_that_grows_as_needed_is_waited_for():
         assert future.result() == 42
 
 
-def test_a_standing_cluster_has_time_to_get_a_worker_and_says_so_not_all_the_time():
+def test_standing_cluster_gets_time_for_a_worker():
     with cluster(0) as found, watching(found.scheduler_address) as (client, watch, told):
         future = client.submit(double, 21)
         for _ in range(3):
@@ -89,7 +89,7 @@ def test_workers_that_join_and_end_are_counted():
     assert re.search(r"; 1 worker has joined, on \S+, and ended: the log there shows why", told[0])
 
 
-def test_workers_that_end_in_a_row_are_no_words_of_dask():
+def test_repeated_worker_deaths_are_explained():
     killed = Future()
     killed.set_exception(KilledWorker("key", SimpleNamespace(address="tcp://10.0.0.7:1"), 3))
     assert re.match(
@@ -116,7 +116,7 @@ def test_workers_without_the_resources_do_not_count():
         wait_for([client.submit(double, 21, resources={"GPU": 1})], watch.check, lambda: None)
 
 
-def test_a_cluster_of_our_own_that_grows_as_needed_has_a_minute_and_one_of_jobs_has_no_limit():
+def test_adaptive_cluster_has_a_minute_and_job_queues_no_limit():
     with cluster(0) as found, watching(found, adaptive=True) as (_, watch, told):
         watch.check()
         assert told[0].startswith("waiting up to 60 s for a worker")
@@ -134,7 +134,7 @@ def slurm_cluster(**chosen):
         yield found
 
 
-def test_a_job_that_the_queue_refuses_ends_the_wait_with_its_words(tmp_path, monkeypatch):
+def test_rejected_job_ends_the_wait_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(SLURMCluster.job_cls, "submit_command", "cat /nowhere")
     with slurm_cluster(n_workers=1) as found, watching(found) as (client, watch, _):
         future = client.submit(double, 21)

@@ -56,7 +56,7 @@ def test_a_file_that_grows_keeps_its_full_slices(size, growth, shard_size):
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz", "a.json.zst"])
-def test_what_cannot_be_entered_in_the_middle_is_one_slice(tmp_path, name):
+def test_unsplittable_files_are_one_slice(tmp_path, name):
     write_texts(tmp_path / name, ROWS)
     (part,) = slices_of(tmp_path, shard_size=10)
     assert (part.start, part.stop, part.size) == (0, part.file.size, part.file.size)
@@ -80,7 +80,7 @@ def test_all_slices_hold_all_rows_once_in_order(folder):
     assert texts_of(slices_of(folder)) == ROWS
 
 
-def test_an_empty_file_has_no_slices():
+def test_empty_file_has_zero_slices():
     assert cut(SourceFile("/a.jsonl", 0, "jsonl"), 100, ["text"]) == []
 
 
@@ -128,7 +128,7 @@ def test_a_share_of_jsonl_is_the_rows_that_begin_in_the_leading_share_of_the_byt
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.999])
-def test_a_share_of_what_is_not_divisible_is_whole_slices_that_reach_it(folder, share):
+def test_share_of_unsplittable_files_is_whole_slices(folder, share):
     slices = slices_of(folder, shard_size=200)
     if slices[0].file.format == "jsonl" and slices[0].file.compression is None:
         return

@@ -50,7 +50,7 @@ def test_a_folder_is_searched_at_every_depth_for_names_that_can_be_read(tmp_path
     assert found(tmp_path) == ["a/b/c.parquet", "a/d.JSONL.GZ", "a/e.json.zst", "b.jsonl"]
 
 
-def test_a_local_file_carries_what_the_disk_says_of_it(tmp_path):
+def test_local_file_has_stat_data(tmp_path):
     put(tmp_path, "x.jsonl.gz", content=gzip.compress(LINE))
     os.utime(tmp_path / "x.jsonl.gz", ns=(1, 1_700_000_000_123_456_789))
     expected = SourceFile(
@@ -83,7 +83,7 @@ def test_an_empty_file_is_kept(tmp_path):
         ("x/deep/*/c.jsonl", ["x/deep/er/c.jsonl"]),
     ],
 )
-def test_a_glob_takes_what_it_matches(tmp_path, pattern, names):
+def test_glob_matches(tmp_path, pattern, names):
     put(tmp_path, "a.jsonl", "x/b.jsonl", "x/deep/er/c.jsonl", "x/p.parquet", "y/b.jsonl", "x/n.txt", ".z/b.jsonl")
     assert found(tmp_path, pattern) == names
 
@@ -108,13 +108,13 @@ def test_linked_folders_are_followed_and_none_is_read_twice(tmp_path):
     assert found(tmp_path, "door") == ["door/out/far.jsonl", "door/z/real.jsonl"]
 
 
-def test_a_broken_link_is_refused_rather_than_left_out(tmp_path):
+def test_broken_link_is_rejected(tmp_path):
     put(tmp_path, "a.jsonl")
     (tmp_path / "b.jsonl").symlink_to(tmp_path / "gone.jsonl")
     assert str(tmp_path / "b.jsonl") in refusal(tmp_path)
 
 
-def test_what_is_left_unread_is_counted_by_ending(tmp_path):
+def test_unread_files_are_counted_by_ending(tmp_path):
     put(tmp_path, "a.jsonl", "x/b.parquet", "x/c.csv", "x/y/d.CSV", "e.csv.gz", "notes.txt", "README", "_SUCCESS")
     put(tmp_path, "part.0001", "_temporary/0/a.jsonl")
     put(tmp_path, "x/dataset_info.json", ".e.jsonl", "x/.git/f.jsonl", "x/.git/g.jsonl", "h.orc", "i.tar.gz")
@@ -149,19 +149,19 @@ def special(path, kind):
         ("broken", "is a link to gone.jsonl, which does not exist; fix the link"),
     ],
 )
-def test_what_is_no_file_is_named_for_what_it_is(tmp_path, monkeypatch, kind, words):
+def test_special_files_are_named(tmp_path, monkeypatch, kind, words):
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
     special(Path("x.jsonl"), kind)
     assert re.match(f"{tmp_path}/x.jsonl: {words}", refusal(tmp_path / "x.jsonl"))
 
 
-def test_a_name_that_no_manifest_can_hold_is_refused(tmp_path):
+def test_unrepresentable_name_is_rejected(tmp_path):
     put(tmp_path, os.fsdecode(b"caf\xe9.jsonl"), os.fsdecode(b"notes\xe9/a.txt"), "b.jsonl")
     assert refusal(tmp_path) == f"'{tmp_path}/caf\\udce9.jsonl': the name is not UTF-8; rename the file or the folder"
     assert found(tmp_path, "b.jsonl") == ["b.jsonl"]
 
 
-def test_a_circle_of_links_is_named_wherever_it_stands(tmp_path):
+def test_circular_links_are_named(tmp_path):
     put(tmp_path, "in/a.jsonl")
     (tmp_path / "in/b.jsonl").symlink_to("b.jsonl")
     (tmp_path / "loop").symlink_to("loop")
@@ -169,7 +169,7 @@ def test_a_circle_of_links_is_named_wherever_it_stands(tmp_path):
         assert refusal(tmp_path / path).startswith(f"{tmp_path}/{named}: is a link that leads back to itself")
 
 
-def test_a_missing_path_is_refused_with_the_nearest_there_is(tmp_path):
+def test_missing_path_suggests_the_nearest(tmp_path):
     put(tmp_path, "corpus/train.jsonl", "other/x.jsonl")
     assert str(tmp_path / "corpus/train.jsonl") in refusal(tmp_path / "corpus/trian.jsonl")
     assert str(tmp_path / "corpus") in refusal(tmp_path / "corpsu/train.jsonl")
@@ -181,7 +181,7 @@ def test_a_missing_path_is_refused_with_the_nearest_there_is(tmp_path):
     )
 
 
-def test_nothing_to_read_is_refused_with_what_was_found(tmp_path):
+def test_empty_source_lists_the_found_files(tmp_path):
     put(tmp_path, "data/x.xlsx", "data/y.orc")
     (tmp_path / "empty").mkdir()
     assert "'x.xlsx', 'y.orc'" in refusal(tmp_path / "data")
@@ -192,7 +192,7 @@ def test_nothing_to_read_is_refused_with_what_was_found(tmp_path):
     assert "**/*" in refusal(tmp_path / "**.jsonl")
 
 
-def test_a_revision_of_something_that_has_none_is_refused(tmp_path):
+def test_revision_without_versions_is_rejected(tmp_path):
     put(tmp_path, "x.jsonl")
     assert "'revision'" in refusal(tmp_path, revision="main")
 
@@ -205,7 +205,7 @@ def test_a_revision_of_something_that_has_none_is_refused(tmp_path):
         (["e.txt", "README.txt", "LICENSE.txt"], ["e.txt"]),
     ],
 )
-def test_files_of_secondary_formats_are_read_where_they_are_alone(tmp_path, names, read):
+def test_secondary_formats_are_read_without_others(tmp_path, names, read):
     put(tmp_path, *names)
     left = [name for name in names if name not in [*read, "README.txt", "LICENSE.txt"]]
     assert found(tmp_path) == read

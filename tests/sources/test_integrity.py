@@ -201,7 +201,7 @@ def test_a_new_link_or_mode_is_no_change_of_the_rows(tmp_path, contents):
 @pytest.mark.parametrize("swap", SWAPS)
 @pytest.mark.parametrize("choice", [{"identity": "mtime"}, {"rows": ROWS - 1}])
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_what_is_not_held_to_a_hash_is_held_to_the_time_of_change(tmp_path, contents, kind, choice, swap):
+def test_unhashed_content_is_checked_by_change_time(tmp_path, contents, kind, choice, swap):
     path = source(tmp_path, kind, contents)
     (shard,) = planned_shards(path, **choice)
     swap(path, contents[kind][1])
@@ -212,7 +212,7 @@ def test_what_is_not_held_to_a_hash_is_held_to_the_time_of_change(tmp_path, cont
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_reader_tells(tmp_path, contents, kind):
+def test_every_reader_checks(tmp_path, contents, kind):
     path = source(tmp_path, kind, contents)
     (shard,) = planned_shards(path)
     for read in (read_texts(shard.part, "text"), read_records(shard.part, ()), read_records(shard.part, ["text"])):
@@ -222,7 +222,7 @@ def test_every_reader_tells(tmp_path, contents, kind):
         overwrite(path, contents[kind][0])
 
 
-def test_compared_bytes_are_those_of_the_file_wherever_they_are_read(tmp_path, monkeypatch):
+def test_compared_bytes_match_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(integrity, "BLOCK_BYTES", 7)
     rng, path = random.Random(1), tmp_path / "a"
     content = rng.randbytes(500)
@@ -241,7 +241,7 @@ def test_compared_bytes_are_those_of_the_file_wherever_they_are_read(tmp_path, m
     assert hasher.digest() == xxh3_128(b"".join(content[start:stop] for start, stop in ranges)).digest()
 
 
-def test_a_changed_byte_is_refused_by_every_read_that_gives_it(tmp_path):
+def test_changed_byte_is_rejected_by_every_read(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(bytes(1000))
     with path.open("r+b", buffering=0) as file:
@@ -261,7 +261,7 @@ def test_a_changed_byte_is_refused_by_every_read_that_gives_it(tmp_path):
             file.write(b"\0")
 
 
-def test_evaluations_that_are_swapped_after_the_plan_are_refused(tmp_path, contents):
+def test_swapped_evaluations_are_rejected(tmp_path, contents):
     """What they share with documents would be recorded under the fingerprint of others."""
     path = source(tmp_path, "jsonl", contents)
     files = find_evaluations(Blend(datasets=[DataSource(name="a", path=str(path))]))

@@ -52,7 +52,7 @@ def arrays(draw):
 
 @max_examples(200)
 @given(arrays(), st.integers(1, 12))
-def test_elements_are_those_of_json_loads_at_any_block_size(array, block_bytes):
+def test_elements_match_json_loads_at_any_block_size(array, block_bytes):
     elements, data = array
     assert json.loads(data) == elements
     assert [json.loads(row) for row in split_all(data, block_bytes)] == elements
@@ -92,7 +92,7 @@ def outcome(data):
         ("[ \n ]\n", [], []),
     ],
 )  # fmt: skip
-def test_wrong_elements_are_single_bad_rows_and_the_rest_goes_on(data, texts, bad):
+def test_wrong_elements_are_single_bad_rows(data, texts, bad):
     found, reasons = outcome(data.encode())
     assert found == texts
     assert [reason for _, reason in reasons] == bad
@@ -130,7 +130,7 @@ def test_a_broken_array_fails_the_run_with_file_and_remedy_however_few_rows_it_s
     assert not (tmp_path / "out/blend.json").exists()
 
 
-def test_an_element_at_the_limit_is_read_and_a_longer_one_is_refused():
+def test_element_size_limit():
     data = b'["' + b"a" * 38 + b'", "' + b"b" * 39 + b'", 3]'
     with patch.object(json_lines, "MAX_ROW_BYTES", 40):
         at_limit, longer, last = split_all(data, 8)

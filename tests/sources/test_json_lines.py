@@ -65,7 +65,7 @@ def test_a_row_start_is_the_first_line_beginning_at_or_after_the_offset(data, of
 
 
 @pytest.mark.parametrize("block_bytes", [1, 8, 32])
-def test_a_line_at_the_limit_is_read_and_a_longer_one_is_refused_with_its_beginning(block_bytes):
+def test_line_size_limit(block_bytes):
     data = b"a" * 40 + b"\n" + b"b" * 41 + b"\n" + b"c\n" + b"d" * 1000
     with patch.object(json_lines, "MAX_ROW_BYTES", 40):
         rows = split_all(data, 0, len(data), block_bytes)
@@ -181,7 +181,7 @@ def test_every_row_is_judged_as_strict_json_loads_judges_it(rows, path, first):
         (b'{"text": true}', "not_a_string", "'text' is a boolean"),
     ],
 )
-def test_a_bad_row_says_what_is_wrong_with_it(row, reason, words):
+def test_bad_row_reasons(row, reason, words):
     found = text_of(row, ["text"])
     assert found.reason == reason
     assert words in found.detail

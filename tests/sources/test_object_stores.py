@@ -98,7 +98,7 @@ def test_a_prefix_is_a_folder_a_file_or_a_glob(bucket):
     assert names(bucket, "corpus", subset="High-Quality", split="train") == NAMES[2:3]
 
 
-def test_what_is_found_can_be_read_whole_and_in_part(bucket):
+def test_found_objects_can_be_read_whole_and_in_part(bucket):
     files = found(f"{bucket}/corpus")
     plain = ("jsonl", None)
     assert [(file.format, file.compression) for file in files] == [plain, ("jsonl", "gzip"), plain, plain]
@@ -111,7 +111,7 @@ def test_what_is_found_can_be_read_whole_and_in_part(bucket):
             assert handle.read(4) == LINE[2:6]
 
 
-def test_the_version_is_that_of_the_content(bucket):
+def test_version_changes_with_the_content(bucket):
     url = f"{bucket}/corpus/High-Quality/train.jsonl"
     store, path = filesystem(url)
     (before,) = found(url)
@@ -133,7 +133,7 @@ def test_an_s3_version_is_its_etag_without_quotes(s3):
 
 
 @pytest.mark.slow
-def test_what_another_process_writes_is_seen(bucket):
+def test_writes_of_other_processes_are_seen(bucket):
     before = found(f"{bucket}/corpus")
     writer = type(filesystem(bucket)[0])(skip_instance_cache=True)
     writer.pipe({f"{bucket}/corpus/later.jsonl": LINE, before[0].uri: LINE + LINE})
@@ -142,14 +142,14 @@ def test_what_another_process_writes_is_seen(bucket):
     assert names(bucket, "corpus") == sorted([*NAMES, "corpus/later.jsonl"])
 
 
-def test_nothing_there_is_refused_with_the_place(bucket):
+def test_missing_object_is_rejected_with_its_place(bucket):
     assert f"{bucket}/corpus/Hig" in refusal(f"{bucket}/corpus/Hig")
     missing = bucket.replace("bucket", "nowhere")
     assert f"{missing}/corpus: bucket or path not found" in refusal(f"{missing}/corpus")
     assert "notes.md" in refusal(f"{bucket}/corpus/notes.md")
 
 
-def test_s3_without_credentials_is_refused_with_the_remedy(s3, monkeypatch, tmp_path):
+def test_s3_without_credentials_names_the_remedy(s3, monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
@@ -181,7 +181,7 @@ def refusing():
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_refusal_of_google_cloud_storage_is_one_of_ours(refusing, monkeypatch, status):
+def test_google_errors_become_input_errors(refusing, monkeypatch, status):
     refusing.status = status
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{refusing.server_port}")
     monkeypatch.setattr(logging.getLogger("gcsfs"), "disabled", True)
@@ -189,7 +189,7 @@ def test_a_refusal_of_google_cloud_storage_is_one_of_ours(refusing, monkeypatch,
     fsspec.get_filesystem_class("gs").clear_instance_cache()
 
 
-def test_a_refusal_of_s3_is_one_of_ours(s3, refusing, monkeypatch):
+def test_s3_errors_become_input_errors(s3, refusing, monkeypatch):
     refusing.status = 403
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{refusing.server_port}")
@@ -214,7 +214,7 @@ def small_requests(monkeypatch):
 
 
 @pytest.mark.usefixtures("small_requests")
-def test_an_object_that_is_replaced_before_it_is_read_is_refused(bucket):
+def test_object_replaced_before_reading_is_rejected(bucket):
     url = f"{bucket}/corpus/big.jsonl"
     store, path = filesystem(url)
     store.pipe(path, rows(b"a"))
@@ -228,7 +228,7 @@ def test_an_object_that_is_replaced_before_it_is_read_is_refused(bucket):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_requests")
-def test_an_object_that_is_replaced_while_it_is_read_is_refused_even_if_the_first_is_put_back(bucket):
+def test_object_replaced_while_reading_is_rejected(bucket):
     """Google Cloud Storage gives it a new generation; S3 refuses the request that asks for the first version."""
     url = f"{bucket}/corpus/big.jsonl"
     store, path = filesystem(url)

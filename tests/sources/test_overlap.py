@@ -65,7 +65,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("source", "output"), [(one, each) for one, some in PLACES.items() for each in some.split()])
-def test_an_output_is_refused_exactly_where_it_would_be_found(data, source, output):
+def test_output_overlap_matches_discovery(data, source, output):
     before = refused(data / source, data / output)
     assert before == found(data / source, data / output)
     assert refused(data / source, data / output) == before, "the second run is told the same as the first"
@@ -84,7 +84,7 @@ def test_relative_paths_and_home_folders_are_places_like_others(data, monkeypatc
     ("source", "inside"),
     [("out/raw", True), ("out", True), ("out/raw/*.jsonl", True), ("in/link", True), ("in", True), ("out2", False)],
 )
-def test_a_source_in_the_output_folder_is_refused(tmp_path, source, inside):
+def test_source_in_the_output_folder_is_rejected(tmp_path, source, inside):
     for name in ("out/raw/a.jsonl", "out2/a.jsonl", "in/a.jsonl"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(ROW)
@@ -116,7 +116,7 @@ def test_prefixes_of_object_stores_are_folders(source, output, expected, monkeyp
         assert refused(output.rstrip("/") + "/a.jsonl", "memory://other", output)
 
 
-def test_the_complaint_names_what_where_and_a_remedy(tmp_path):
+def test_overlap_error_names_place_and_remedy(tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(InputError) as error:
         require_no_overlap("dataset 'web'", f"{tmp_path}/data", {"the store": f"{tmp_path}/data/shards"})
@@ -126,7 +126,7 @@ def test_the_complaint_names_what_where_and_a_remedy(tmp_path):
     assert f"choose a folder outside {tmp_path}/data" in said
 
 
-def test_a_folder_that_may_not_be_read_hides_nothing_else(tmp_path):
+def test_unreadable_folder_does_not_hide_overlaps(tmp_path):
     (tmp_path / "data/locked").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "data/zz").symlink_to(tmp_path / "elsewhere")

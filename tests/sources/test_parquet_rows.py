@@ -56,7 +56,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_every_kind_of_text_is_read_and_a_null_is_a_bad_row(tmp_path, kind):
+def test_all_text_types_are_read_and_nulls_are_bad_rows(tmp_path, kind):
     texts = ["a", None, "é\n", "", "a", "😀"]
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     column = pa.array([text and text.encode() for text in texts], pa.binary()).cast(plain)
@@ -238,7 +238,7 @@ def test_a_row_that_is_longer_than_a_row_of_json_may_be_is_a_bad_one(tmp_path, m
     assert [row.row for batch in batches for row in batch.bad] == [2, 3]
 
 
-def test_a_compression_that_cannot_be_read_is_no_damage(tmp_path, monkeypatch):
+def test_unsupported_compression_is_not_reported_as_corruption(tmp_path, monkeypatch):
     part = stored(tmp_path / "x.parquet", pa.table({"text": ["a"]}))
 
     def refuse(*_):
@@ -265,7 +265,7 @@ def test_a_dictionary_of_large_texts_does_not_swell_a_batch(tmp_path):
         ("content", ["struct", "not text"]),
     ],
 )
-def test_a_field_that_is_no_text_is_refused_with_the_columns_there_are(tmp_path, text_field, words):
+def test_non_text_field_is_rejected_with_the_columns(tmp_path, text_field, words):
     table = pa.table({"id": [1], "text": ["a"], "content": [{"kind": "x"}]})
     part = stored(tmp_path / "x.parquet", table)
     with pytest.raises(InputError) as error:
@@ -322,13 +322,13 @@ def test_of_two_columns_with_one_name_none_is_taken(tmp_path, table, text_field,
 
 
 @pytest.mark.parametrize("fields", [(), ("text", "own")])
-def test_of_two_columns_with_one_name_no_record_takes_one(tmp_path, fields):
+def test_duplicate_columns_are_not_read(tmp_path, fields):
     part = stored(tmp_path / "x.parquet", twice("text", "x", "y"))
     with pytest.raises(InputError, match=r"x\.parquet: 2 columns are called 'text'; .* distinct names"):
         list(column_batches(part, fields, require_any))
 
 
-def test_columns_with_one_name_do_not_matter_where_another_is_asked_for(tmp_path):
+def test_duplicate_columns_are_ignored_when_unused(tmp_path):
     assert read(stored(tmp_path / "x.parquet", twice("id", 1, 2)), "own") == ({0: "z"}, {})
 
 
@@ -343,7 +343,7 @@ def test_without_fields_all_columns_are_read_in_their_order(tmp_path):
     assert pa.Table.from_batches(column_batches(middle, (), require_any)).to_pylist() == table.to_pylist()[3:7]
 
 
-def test_a_file_without_columns_is_refused(tmp_path):
+def test_file_without_columns_is_rejected(tmp_path):
     part = stored(tmp_path / "x.parquet", pa.table({}))
     with pytest.raises(InputError, match=r"x\.parquet: .*columns: none"):
         list(column_batches(part, (), require_any))

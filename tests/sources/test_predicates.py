@@ -317,7 +317,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED, ids=[text[:30] for text, _ in REFUSED])
-def test_what_is_wrong_is_refused_with_its_place_and_a_remedy(text, message):
+def test_predicate_errors_have_position_and_remedy(text, message):
     schema = pa.schema({"a": pa.int64(), "b": pa.bool_(), "quality": pa.float64(), "s": pa.string()})
     with pytest.raises(InputError) as error:
         expression(parse_predicate(text, "my.yaml: pool 'x'"), schema)
@@ -341,7 +341,7 @@ pieces = st.sampled_from([*"abs`'\"\\()[],=<!.-é\n\x00", *KEYWORDS.split(), " "
 
 @max_examples(300)
 @given(st.lists(pieces, max_size=12).map(" ".join) | st.lists(pieces, max_size=12).map("".join) | st.text(max_size=12))
-def test_any_text_is_a_predicate_or_refused(text):
+def test_any_text_is_a_predicate_or_rejected(text):
     try:
         taken = found(text, [{"a": 1, "s": "x", "b": True}, {}])
     except InputError as error:

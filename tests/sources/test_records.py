@@ -86,7 +86,7 @@ def without_mark(row):
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
-def test_a_record_of_a_line_has_its_bytes_as_they_stand_in_the_file(tmp_path, kind):
+def test_json_records_keep_their_bytes(tmp_path, kind):
     found = {row: without_mark(raw) for row, raw in raws(every_kind(tmp_path)[kind]).items()}
     assert found == GOOD
 
@@ -107,13 +107,13 @@ def test_spellings_are_kept_also_beside_a_row_that_is_bad(tmp_path, spoilt):
     assert raws(part) == {number: row for number, row in enumerate(rows) if number != spoilt}
 
 
-def test_parquet_has_no_bytes_of_rows(tmp_path):
+def test_parquet_records_have_no_bytes(tmp_path):
     assert all(len(batch.raw) == 0 for batch in read_records(every_kind(tmp_path)["parquet"], ["text"]))
 
 
 @max_examples(60)
 @given(st.lists(st.sampled_from(range(len(LINES))), max_size=40), st.integers(1, 400), st.integers(1, 300), st.data())
-def test_any_cut_reads_the_record_of_every_line_once(tmp_path_factory, rows, shard_size, block_bytes, draw):
+def test_any_cut_reads_every_record_once(tmp_path_factory, rows, shard_size, block_bytes, draw):
     content = b"\n".join(LINES[row] for row in rows) + b"\n" * draw.draw(st.booleans())
     lines = content.split(b"\n")[: content.count(b"\n") + (not content.endswith(b"\n") and content != b"")]
     part = stored(tmp_path_factory.getbasetemp() / "cut.jsonl", content)
@@ -166,7 +166,7 @@ record = some(messages=messages, tools=st.lists(word, max_size=2), meta=meta, te
 
 
 @given(st.lists(record, max_size=12), st.integers(1, 5), st.integers(1, 5))
-def test_records_come_back_from_parquet_as_they_were_written(tmp_path_factory, rows, group, rows_a_batch):
+def test_parquet_records_round_trip(tmp_path_factory, rows, group, rows_a_batch):
     """Keys that a row does not have stay away at every depth; empty lists and nulls in lists stay."""
     path = tmp_path_factory.getbasetemp() / "chat.parquet"
     part = stored_parquet(path, pa.Table.from_pylist(rows, CHAT), row_group_size=group)

@@ -76,7 +76,7 @@ def test_a_file_that_changed_is_asked_again_and_no_other(tmp_path, opened):
     assert [(part.start, part.stop) for part in after if part.file.uri == str(paths[1])] == [(0, 1), (1, 2), (2, 3)]
 
 
-def test_another_size_of_shards_and_other_fields_are_other_cuts(tmp_path, opened):
+def test_cuts_depend_on_shard_size_and_fields(tmp_path, opened):
     path = write(tmp_path / "a.parquet", 3)
     (file,), index = files_in(path), ContentIndex()
     for shard_size, fields in ((1, TEXT), (1 << 30, TEXT), (1, ["id"])):
@@ -84,7 +84,7 @@ def test_another_size_of_shards_and_other_fields_are_other_cuts(tmp_path, opened
     assert [len(index.slices([file], shard_size, TEXT)) for shard_size in (1, 1 << 30)] == [3, 1]
 
 
-def test_what_one_asked_of_a_footer_answers_no_other(tmp_path):
+def test_footer_answers_are_per_question(tmp_path):
     path = write(tmp_path / "a.parquet", 2)
     files, index = files_in(path), ContentIndex()
     index.slices(files, 1, ["id"], require_any)
@@ -92,7 +92,7 @@ def test_what_one_asked_of_a_footer_answers_no_other(tmp_path):
         saved(index).slices(files, 1, ["id"], require_text)
 
 
-def test_a_refusal_is_not_remembered(tmp_path):
+def test_rejections_are_not_cached(tmp_path):
     files, index = files_in(write(tmp_path / "a.parquet", 2)), ContentIndex()
     for _ in range(2):
         with pytest.raises(InputError, match=r"a\.parquet"):
@@ -100,7 +100,7 @@ def test_a_refusal_is_not_remembered(tmp_path):
     assert not index.changed
 
 
-def test_an_object_whose_store_does_not_say_what_it_holds_is_not_remembered(tmp_path):
+def test_objects_without_content_hash_are_not_cached(tmp_path):
     fsspec.filesystem("memory").pipe("/uncertain/a.parquet", write(tmp_path / "a.parquet", 2).read_bytes())
     (file,), index = files_in("memory://uncertain/a.parquet"), ContentIndex()
     assert file.version is None
@@ -126,7 +126,7 @@ def test_an_unchanged_bucket_costs_its_listing(tmp_path):
     assert listing == server.faults.counts["requests"]
 
 
-def test_another_file_of_the_same_size_and_modification_time_is_cut_anew(tmp_path, opened):
+def test_replaced_file_with_equal_stat_is_cut_again(tmp_path, opened):
     index, path = ContentIndex(), write(tmp_path / "a.parquet", 2)
     for _ in range(2):
         index.slices(files_in(path), 1, TEXT, require_text)

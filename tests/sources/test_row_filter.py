@@ -29,7 +29,7 @@ DIFFERS = [
 
 
 @pytest.mark.parametrize(("table", "matches"), [(MATCHES, True), (DIFFERS, False)])
-def test_a_value_matches_what_is_wanted(table, matches):
+def test_values_match_filters(table, matches):
     for wanted, fields in table:
         for found in fields:
             assert kept({"field": found}, field=wanted) == matches, (found, wanted)

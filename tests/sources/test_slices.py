@@ -107,7 +107,7 @@ def parquet(path, texts, others):
     return path
 
 
-def test_a_parquet_slice_is_known_by_its_text_column_alone(tmp_path):
+def test_parquet_slice_is_identified_by_its_text_column(tmp_path):
     path = parquet(tmp_path / "a.parquet", ["aa", "bb", "cc", "dd"], ["1", "2", "3", "4"])
     before = contents(path, 1)
     assert list(before) == [0, 1]
@@ -213,14 +213,14 @@ def test_two_fields_that_change_their_names_with_each_other_are_other_records(tm
     assert chat_content(path, [{"answer": "a"}], fields) != only
 
 
-def test_text_that_becomes_bytes_or_may_be_null_is_told_from_text(tmp_path):
+def test_binary_or_nullable_text_is_a_different_identity(tmp_path):
     kinds = [pa.field("m", pa.struct([pa.field("a", kind, nullable=null)])) for kind, null in
              [(pa.string(), True), (pa.binary(), True), (pa.string(), False)]]  # fmt: skip
     contents = [chat_content(tmp_path / "a.parquet", [{"m": {"a": "x"}}], ["m"], pa.schema([kind])) for kind in kinds]
     assert len({content for (content,) in contents}) == 3
 
 
-def test_a_file_with_none_of_the_fields_is_refused_with_its_columns(tmp_path):
+def test_file_without_the_fields_lists_its_columns(tmp_path):
     path = tmp_path / "a.parquet"
     chat_content(path, CHAT)
     words = r"a\.parquet: has none of the fields 'mesages', 'tool'.*columns: messages, tools, id"
@@ -231,7 +231,7 @@ def test_a_file_with_none_of_the_fields_is_refused_with_its_columns(tmp_path):
         content_hash(part, ["mesages", "tool"])
 
 
-def test_each_choice_of_fields_is_remembered_by_itself(tmp_path):
+def test_each_choice_of_fields_is_cached_separately(tmp_path):
     path = tmp_path / "a.parquet"
     chat_content(path, CHAT)
     os.utime(path, ns=(LONG_AGO, LONG_AGO))
@@ -259,7 +259,7 @@ def remembered(path, shard_size=30, identity="content"):
     return ContentIndex.load(index.dump())
 
 
-def test_an_unchanged_file_is_known_by_stat_alone(tmp_path, no_reading):
+def test_unchanged_file_is_identified_by_stat(tmp_path, no_reading):
     path = write(tmp_path / "a.jsonl", b"some row\n" * 20)
     expected = contents(path, 30)
     index = remembered(path)
@@ -307,7 +307,7 @@ def test_a_file_that_was_young_when_its_reading_began_is_not_remembered_however_
     assert len(index.entries) == 1
 
 
-def test_stat_identity_reads_nothing_and_takes_another_modification_time_for_another_content(tmp_path, no_reading):
+def test_stat_identity_trusts_modification_times(tmp_path, no_reading):
     path = write(tmp_path / "a.jsonl", b"some row\n" * 20)
     no_reading()
     before = contents(path, 30, identity="mtime")
@@ -335,7 +335,7 @@ def test_every_damage_to_an_index_makes_it_an_empty_one(tmp_path):
         assert ContentIndex.load(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]).entries == {}
 
 
-def test_what_the_store_says_of_its_content_is_taken_with_the_range(no_reading):
+def test_store_hashes_are_combined_with_the_range(no_reading):
     no_reading()
     file = SourceFile("s3://bucket/a.jsonl", 250, "jsonl", version="d41d8cd9")
     found = ContentIndex().identify(cut(file, 100, ["text"]), ["text"], "content")
@@ -357,7 +357,7 @@ def require_unchanged(file):
         lambda path: write(path, b"SOME ROW\n", LONG_AGO + 1),
     ],
 )
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, change):
+def test_file_changed_while_reading_is_rejected(tmp_path, change):
     path = write(tmp_path / "a.jsonl", b"some row\n")
     (part,) = slices_of(path, 100)
     require_unchanged(part.file)
@@ -376,7 +376,7 @@ def bucket():
         yield store
 
 
-def test_another_file_of_the_same_size_and_modification_time_is_another_content(tmp_path):
+def test_replaced_file_with_equal_stat_has_new_content(tmp_path):
     index = ContentIndex()
     path = write(tmp_path / "a.jsonl", b"before\n")
     assert contents(path, 1000, index) == contents(path, 1000)

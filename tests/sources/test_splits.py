@@ -119,7 +119,7 @@ def read(**fields) -> set[str]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_subsets_and_splits_are_those_of_datasets(repository, name):
+def test_subsets_and_splits_match_datasets(repository, name):
     expected = of_datasets(repository(*LAYOUTS[name]))
     for subset, splits in expected.items():
         assert read(subset=subset) == set().union(*splits.values())

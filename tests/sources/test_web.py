@@ -101,7 +101,7 @@ def texts(path, shard_size=10_000):
 @pytest.mark.parametrize("how", ["ranges", "whole", "unversioned", "moved"])
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"])
 @pytest.mark.parametrize("query", ["", "?download=true"])
-def test_files_of_web_servers(host, how, name, query):
+def test_web_server_files(host, how, name, query):
     assert texts(f"{host}/{how}/{name}{query}") == TEXTS
 
 

@@ -74,9 +74,7 @@ def has_nan(row):
 
 @max_examples(250)
 @given(trees, with_texts, st.integers(1, 4), st.booleans(), st.booleans())
-def test_the_same_rows_are_kept_of_json_and_of_parquet_as_plain_python_says(
-    tmp_path_factory, tree, given_rows, group, statistics, dictionary
-):
+def test_json_and_parquet_keep_the_same_rows(tmp_path_factory, tree, given_rows, group, statistics, dictionary):
     """Row groups are left out by their statistics only if plain Python keeps none of their rows."""
     folder, where = tmp_path_factory.mktemp("where"), written(tree)
     expected = [number for number, row in enumerate(given_rows) if meaning(tree, row) is True]
@@ -232,7 +230,7 @@ NOT_COMPARABLE = dict.fromkeys([2, 3, 6, 7], "not_comparable")
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
 @pytest.mark.parametrize("alone", [True, False], ids=["row by row", "together"])
-def test_a_row_of_json_is_judged_by_the_types_of_its_own_values(tmp_path, name, alone):
+def test_json_rows_are_judged_by_their_own_types(tmp_path, name, alone):
     """Values of other types make bad rows, not dropped ones; and no other row changes what becomes of a row."""
     lines = [line for line in LINES if line] if name == "a.json" else LINES
     lines = [line for line in lines if name != "a.json" or orjson_reads(line)]
@@ -292,7 +290,7 @@ def test_text_is_compared_however_parquet_keeps_it(tmp_path, kind):
     assert outcome(slices(write_json(tmp_path / "a.jsonl", given_rows), s=["en", "日本"]))[0] == [0, 2, 5]
 
 
-def test_a_predicate_on_the_text_itself_reads_it_once_and_drops_what_is_not_utf_8_or_null(tmp_path):
+def test_predicate_on_the_text_reads_it_once(tmp_path):
     texts = pa.array(["short", "long enough", None], pa.large_string())
     broken = pa.array([b"long \xff\xfe enough", b"x"], pa.large_binary()).view(pa.large_string())
     pq.write_table(pa.table({"text": pa.chunked_array([texts, broken])}), tmp_path / "a.parquet")
@@ -314,7 +312,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("where", "message"), REFUSED)
-def test_a_predicate_that_does_not_fit_the_columns_is_refused_before_a_row_is_read(tmp_path, where, message):
+def test_misfit_predicate_fails_before_reading(tmp_path, where, message):
     row = {"text": "x", "score": 1, "tags": ["a"], "price": Decimal("1.50"), "at": None, "meta": {"score": 1}}
     types = {"text": pa.string(), "score": pa.int8(), "tags": pa.list_(pa.string()), "price": pa.decimal128(9, 2), "at": pa.timestamp("us"), "meta": pa.struct({"score": pa.int8()})}  # fmt: skip
     path = write_parquet(tmp_path / "a.parquet", [row], types)
@@ -325,7 +323,7 @@ def test_a_predicate_that_does_not_fit_the_columns_is_refused_before_a_row_is_re
     assert outcome(slices(path, "tags is not null and at is null and price is not null and meta is not null"))[0] == [0]
 
 
-def test_an_unknown_field_of_filters_is_refused_for_parquet(tmp_path):
+def test_unknown_filter_field_is_rejected_for_parquet(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", ROWS[:1], FLAT)
     with pytest.raises(InputError, match="filters: unknown field 'langage'; did you mean 'language'"):
         slices(path, langage="en")

@@ -38,7 +38,7 @@ def written(dtype, documents_of_batches):
 
 
 @given(batches())
-def test_bytes_are_those_of_megatrons_own_builder(example):
+def test_bytes_match_megatrons_builder(example):
     dtype, documents_of_batches = example
     content, idx = written(dtype, documents_of_batches)
     with tempfile.TemporaryDirectory() as directory:
@@ -96,7 +96,7 @@ def test_places_go_beyond_two_gigabytes():
         (np.zeros(3, np.uint16), [3.0], "lengths: expected one dimension of integers, found 1 of float64"),
     ],
 )
-def test_what_the_format_cannot_hold_is_refused_before_anything_is_written(tokens, lengths, message):
+def test_unrepresentable_data_is_rejected_before_writing(tokens, lengths, message):
     stream = io.BytesIO()
     writer = BinIdxWriter(stream, UINT16)
     with pytest.raises(ValueError, match=message):
@@ -104,7 +104,7 @@ def test_what_the_format_cannot_hold_is_refused_before_anything_is_written(token
     assert (stream.getvalue(), writer.documents, writer.tokens) == (b"", 0, 0)
 
 
-def test_a_dtype_that_megatron_does_not_write_is_refused():
+def test_unsupported_dtype_is_rejected():
     with pytest.raises(ValueError, match="found uint32; use token_dtype"):
         BinIdxWriter(io.BytesIO(), np.dtype(np.uint32))
 
@@ -157,7 +157,7 @@ def test_damage_is_named_by_field(position, value, message):
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=20), max_size=6), st.integers(1, 9))
-def test_an_index_written_in_pieces_is_that_of_all_documents(pieces, at_a_time):
+def test_index_in_pieces_matches_the_whole(pieces, at_a_time):
     arrays, dtype, stream = [np.array(piece, "<i4") for piece in pieces], np.dtype("<u2"), io.BytesIO()
     whole = np.concatenate([np.zeros(0, "<i4"), *arrays])
     with pytest.MonkeyPatch.context() as patched:

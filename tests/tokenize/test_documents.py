@@ -174,7 +174,7 @@ def test_a_source_of_empty_documents_may_be_allowed(small, tmp_path, share):
     assert json.loads((tmp_path / "out/blend.json").read_bytes()) == {"train": None, "valid": None, "test": None}
 
 
-def test_a_limit_without_room_for_text_is_refused(small, tmp_path):
+def test_limit_without_space_for_text_is_rejected(small, tmp_path):
     source = write_lines(tmp_path / "some.jsonl", TEXTS)
     with pytest.raises(InputError, match="max_doc_tokens=2 doesn't leave space for text"):
         prepare(blend_of(source), tmp_path / "out", tokenizer={"model": str(small), "add_bos": True}, max_doc_tokens=2)

@@ -65,7 +65,7 @@ def by_tokenizers(folder, texts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["o200k_harmony", "deepseek", "qwen"])
-def test_tokens_of_real_vocabularies_are_those_of_their_own_libraries(name, tmp_path_factory):
+def test_real_vocabularies_match_their_libraries(name, tmp_path_factory):
     folder = None if name == "o200k_harmony" else vocabularies.FAMILIES[name](tmp_path_factory.mktemp("vocabularies"))
     vocabulary = find_vocabulary(TokenizerSource(model=str(folder or name)))
     encoder, kinds = exact_encoder(vocabulary, "gigatoken", literal=True), kinds_of(vocabulary)

@@ -171,7 +171,7 @@ def test_skip_prefix_leaves_documents_as_they_are():
     assert as_text(documents[3][-5:]) == f"{SPLIT}#! c"
 
 
-def test_documents_that_would_be_cut_stay_as_they_are():
+def test_long_documents_are_not_rearranged():
     texts = ["short", "long " * 20, "a" * 10, "漢字"]
     documents, counts = encoded(texts, recipe_of(rate=1), most=13)
     assert [PREFIX in ids for ids in documents] == [True, False, True, True]
@@ -179,7 +179,7 @@ def test_documents_that_would_be_cut_stay_as_they_are():
     assert counts["documents"] == 3
 
 
-def test_documents_with_the_tokens_in_their_text_stay_where_they_become_ids():
+def test_documents_with_fim_tokens_are_not_rearranged():
     documents, counts = encoded([f"a{CONTROL[1]}b", "ab"], recipe_of(rate=1), reserved=CONTROL)
     assert as_text(documents[0]) == f"a{CONTROL[1]}b"
     assert counts["documents"] == 1
@@ -335,7 +335,7 @@ def test_only_the_data_set_that_asks_for_it_is_rearranged(output, small, sources
         assert stored(folder, split) == stored(tmp_path, split)
 
 
-def test_view_and_why_say_how_a_document_was_rearranged(output):
+def test_view_and_why_show_rearrangements(output):
     folder, _ = output
     view = view_output(str(folder), dataset="code", rows=600)
     shown = [[(each.role, each.text) for each in pack.sequences[0].passages] for pack in view.packs]
@@ -385,7 +385,7 @@ def test_every_option_gives_other_shards(small, sources, tmp_path):
     assert len(found) == len(options)
 
 
-def test_the_setting_is_for_training_data_that_has_none_of_its_own(small, sources, tmp_path):
+def test_setting_applies_to_training_data_without_its_own(small, sources, tmp_path):
     web, code = blend_of(*sources)["datasets"]
     blend = {"train": [web, {**code, "fim": {"rate": 0.2}}], "valid": [web], "test": [{**code, "fim": {"rate": 1}}]}
     planned = plan_here("pretrain", blend, tmp_path, tokenizer={"model": str(small)}, fim={"rate": 0.7})
@@ -422,7 +422,7 @@ def documents_in(output):
 
 
 @pytest.mark.slow
-def test_a_vocabulary_without_the_tokens_is_refused_with_what_it_has(sources, tmp_path):
+def test_vocabulary_without_fim_tokens_is_rejected(sources, tmp_path):
     with pytest.raises(InputError, match=r"prefix, middle and suffix tokens.*it has '<s>', '<\|endoftext\|>'"):
         keys(with_fim(sources, rate=0.5), tmp_path / "out", byte_level_bpe(tmp_path / "bare"))
     qwen = load_vocabulary(TokenizerSettings(model=str(vocabularies.qwen(tmp_path))))
@@ -435,7 +435,7 @@ def test_a_vocabulary_without_the_tokens_is_refused_with_what_it_has(sources, tm
         fim_recipe(Fim(**{**named, "middle_token": "<|extra_l|>"}), qwen)
 
 
-def test_a_vocabulary_that_changes_pieces_is_refused(tmp_path):
+def test_vocabulary_that_changes_pieces_is_rejected(tmp_path):
     model = sentencepiece_model(tmp_path / "some.model", "bpe", control_symbols=["<PRE>", "<MID>", "<SUF>"], **VERBATIM)
     with pytest.raises(InputError, match="changes the text of a document that is cut in pieces"):
         fim_recipe(Fim(), load_vocabulary(TokenizerSettings(model=str(model), add_eos=False)))
@@ -452,12 +452,12 @@ def test_a_vocabulary_that_changes_pieces_is_refused(tmp_path):
         ({"spm": 0.5}, "spm_rate"),
     ],
 )
-def test_mistakes_in_settings_are_told(fim, message):
+def test_fim_setting_mistakes_are_reported(fim, message):
     with pytest.raises(InputError, match=message):
         parse(PretrainSettings, {"fim": fim}, "settings")
 
 
-def test_other_preparations_refuse_the_key(sources, tmp_path):
+def test_other_kinds_reject_fim(sources, tmp_path):
     with pytest.raises(InputError, match=r"'fim' doesn't affect SFT.*tokenmill pretrain"):
         plan_here("sft", with_fim(sources, rate=0.5), tmp_path)
 

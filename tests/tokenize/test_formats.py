@@ -205,7 +205,7 @@ def test_a_sentencepiece_folder_is_read_as_autotokenizer_reads_it(tmp_path_facto
         assert vocabulary.decode(found) == text
 
 
-def test_a_folder_that_changes_nothing_keeps_its_keys(tmp_path):
+def test_unneeded_folder_keeps_keys(tmp_path):
     model = sentencepiece_model(tmp_path / "tokenizer.model", "bpe", **VERBATIM, user_defined_symbols=["<|im_start|>"])
     alone = load(shutil.copy(model, tmp_path.parent / "alone.model")).fingerprint
     tokens = [*named("<unk>", "<s>", "</s>"), *named("<|im_start|>", special=False)]
@@ -286,7 +286,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("files", "named", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_read_is_refused_with_a_remedy(tmp_path, files, named, said):
+def test_unreadable_tokenizers_name_a_remedy(tmp_path, files, named, said):
     written(tmp_path, **files)
     with pytest.raises(InputError) as refused:
         load(tmp_path / named)

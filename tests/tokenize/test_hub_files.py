@@ -140,7 +140,7 @@ def test_a_mirror_s_pages_are_the_hub_s(hub, files):
     assert vocabulary(f"{hub.url}/org/name/blob/v2/tokenizer.json").commit == sha
 
 
-def test_a_path_comes_first_then_encodings_then_ids(hub, files, folder, tmp_path, monkeypatch):
+def test_paths_precede_encodings_and_ids(hub, files, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hub.model("org/name", files | {"tokenizer_config.json": "{}"})
     shutil.copytree(folder, "org/name")
@@ -231,7 +231,7 @@ CONDITIONS = {
 
 @pytest.mark.parametrize("setting", LOADERS)
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_what_the_user_sees(hub, files, monkeypatch, setting, condition):
+def test_error_messages(hub, files, monkeypatch, setting, condition):
     model, happens, expected = CONDITIONS[condition]
     for name, options in {"open": {}, "gated": {"gated": True}, "private": {"private": True}}.items():
         hub.model(f"org/{name}", files, members={MEMBER}, **options)
@@ -314,7 +314,7 @@ def test_a_cache_that_transformers_filled_gives_the_same_tokenizer_offline(hub, 
     assert ours.reference(True).encode(pa.array([text], pa.large_string())).ids.tolist() == theirs.encode(text)
 
 
-def test_a_commit_that_lands_while_files_load_changes_nothing(hub, files):
+def test_concurrent_commit_does_not_mix_files(hub, files):
     repository = hub.model("org/name", files)
     first = repository.branches["main"]
     hub.fault("*/tokenizer*.json", lambda: repository.commit({"README.md": "# No tokenizer any more"}))
@@ -405,7 +405,7 @@ def test_a_chat_template_is_found_in_every_file_it_may_be_in(hub, files, tmp_pat
 
 
 @pytest.mark.parametrize("make", [kimi, llama3, tekken], ids=lambda make: make.__name__)
-def test_a_repository_of_ranks_alone_is_loaded(hub, tmp_path, make):
+def test_repository_with_only_ranks_is_loaded(hub, tmp_path, make):
     model, _, (bos, eos, size) = make(tmp_path)
     folder = model if model.is_dir() else model.parent
     hub.model("org/ranks", {**{path.name: path.read_bytes() for path in folder.iterdir()}, **WEIGHTS})
@@ -415,7 +415,7 @@ def test_a_repository_of_ranks_alone_is_loaded(hub, tmp_path, make):
     assert not [request for request in hub.requests if "weights" in request.path]
 
 
-def test_a_repository_of_sentencepiece_alone_and_a_file_in_a_folder_are_loaded(hub, files, tmp_path):
+def test_sentencepiece_repository_and_nested_file_are_loaded(hub, files, tmp_path):
     model = sentencepiece_model(tmp_path / "tokenizer.model", "unigram")
     hub.model("org/pieces", {"tokenizer.model": model.read_bytes(), "params/other.bin": "x"})
     assert vocabulary("org/pieces").fingerprint == vocabulary(str(model)).fingerprint

@@ -98,7 +98,7 @@ def test_tokens_are_stored_once_and_nothing_is_built_again(tmp_path, chosen):
     assert tree(tmp_path / "out") == before
 
 
-def test_blends_that_share_a_data_set_share_its_prefix_and_another_grouping_takes_its_bytes_from_it(tmp_path, chosen):
+def test_shared_dataset_shares_its_prefix(tmp_path, chosen):
     chosen |= each_alone(9)
     place, other = folder_of(tmp_path / "in", 4, 9), folder_of(tmp_path / "more", 2, 9, first=50)
     chosen["store"] = str(tmp_path / "store")
@@ -163,7 +163,7 @@ FAST = {4, 12, 16, 19, 24, 25, 26, 27, 28, 31}
 @pytest.mark.parametrize(
     "moment", [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in range(50)]
 )
-def test_a_kill_at_any_operation_of_a_join_loses_nothing(tmp_path, chosen, monkeypatch, moment):
+def test_kill_during_a_join_loses_no_data(tmp_path, chosen, monkeypatch, moment):
     """Every removal, rename, sync and kernel copy of the join may be the last thing that a process does."""
     chosen |= each_alone(9)
     place = folder_of(tmp_path / "in", 3, 9)
@@ -193,7 +193,7 @@ def test_a_kill_at_any_operation_of_a_join_loses_nothing(tmp_path, chosen, monke
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
-def test_a_member_that_another_run_has_just_joined_is_found_there(tmp_path, chosen, monkeypatch):
+def test_member_joined_by_a_concurrent_run_is_found(tmp_path, chosen, monkeypatch):
     chosen |= each_alone(9)
     place = folder_of(tmp_path / "in", 3, 9)
     chosen["store"] = str(tmp_path / "store")
@@ -237,7 +237,7 @@ def test_members_that_others_join_one_after_the_other_are_all_found(tmp_path, ch
     assert pruned or check(tmp_path / "out") == []
 
 
-def test_more_prefixes_than_megatron_opens_are_refused_with_the_remedy(tmp_path, chosen, monkeypatch):
+def test_too_many_prefixes_for_megatron_are_rejected(tmp_path, chosen, monkeypatch):
     monkeypatch.setattr(prefixes_module, "MOST_PREFIXES", 3)
     chosen |= each_alone(3)
     place = folder_of(tmp_path / "in", 4, 3)

@@ -41,7 +41,7 @@ def test_the_faster_engine_is_chosen_and_remembered(name, winner, gate):
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_an_engine_that_the_gate_refuses_does_not_win(name, winner, gate, monkeypatch):
+def test_rejected_engine_does_not_win(name, winner, gate, monkeypatch):
     winner(name)
     monkeypatch.setattr(
         "tokenmill.tasks.tokenize.gate.compare",

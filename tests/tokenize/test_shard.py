@@ -158,7 +158,7 @@ def test_rows_longer_than_a_block_are_read_or_counted(small, tokenizer, tmp_path
 
 @pytest.mark.parametrize("shard_size", [25, 10**9])
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_slice_with_a_bad_row_fails_and_proves_nothing(small, tmp_path, name, shard_size):
+def test_slice_with_bad_row_leaves_no_receipt(small, tmp_path, name, shard_size):
     given = MAKERS[name](tmp_path, name)
     line, reason = given.bad[0]
     with pytest.raises(BadRowError, match=rf"^{given.path}:{line}: {reason}: .*on_bad_row=quarantine"):
@@ -179,7 +179,7 @@ def test_clean_data_passes_under_both_policies_alike(small, tmp_path):
     assert not (tmp_path / "quarantine/quarantine").exists()
 
 
-def test_what_is_no_damage_has_no_ceiling(small, tmp_path):
+def test_normal_drops_have_no_limit(small, tmp_path):
     source = write_lines(tmp_path / "some.jsonl", [b"", "", "x", "long enough"] * 50)
     chosen = {"tokenizer": {"model": str(small)}, "min_doc_chars": 2, "on_bad_row": "fail"}
     _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
@@ -231,7 +231,7 @@ def test_each_source_is_held_out_at_the_asked_share(splits):
     assert abs(sum(text in splits["valid"] for text in TWICE) - 0.05 * len(TWICE)) < 5 * deviation
 
 
-def test_more_data_moves_no_document(held_out, splits):
+def test_more_data_keeps_documents_in_their_splits(held_out, splits):
     fewer = held_out(DOCUMENTS[1_000:9_000], shard_size=7_777)
     for split, texts in fewer.items():
         assert texts.keys() == splits[split].keys() & set(DOCUMENTS[1_000:9_000])
@@ -241,19 +241,19 @@ def test_a_larger_share_only_adds(held_out, splits):
     assert splits["test"].keys() < held_out(DOCUMENTS, test=0.06)["test"].keys()
 
 
-def test_another_seed_chooses_others(held_out, splits):
+def test_new_seed_holds_out_other_documents(held_out, splits):
     other = held_out(DOCUMENTS, seed=43)["valid"].keys()
     both = len(other & splits["valid"].keys())
     assert both < 100, "as few as two independent choices of 1,000 in 20,000 have in common: 50"
 
 
-def test_only_what_is_asked_for_is_held_out(held_out):
+def test_only_requested_splits_are_held_out(held_out):
     splits = held_out(DOCUMENTS[:2_000], valid=0)
     assert not splits["valid"]
     assert splits["test"].total() + splits["train"].total() == 2_000
 
 
-def test_a_blend_with_splits_of_its_own_holds_nothing_out(small, tokenizer, tmp_path):
+def test_blend_with_splits_has_no_holdout(small, tokenizer, tmp_path):
     train = write_lines(tmp_path / "train.jsonl", DOCUMENTS[:300])
     valid = write_lines(tmp_path / "valid.jsonl", DOCUMENTS[300:400])
     blend = {"train": blend_of(train)["datasets"], "valid": blend_of(valid)["datasets"]}

@@ -56,14 +56,14 @@ def texts(vocabulary):
     | st.text("'\u2019sS\u017ftTrReEvVlLmMdD1ß\u212a ")
     | st.lists(st.sampled_from(NASTY), max_size=4).map("".join)
 )
-def test_any_text_is_encoded_as_tiktoken_does_and_comes_back(encoding, converted, text):
+def test_text_round_trips_like_tiktoken(encoding, converted, text):
     (ids,) = encoded(converted, [text], literal=True)
     assert ids == encoding.encode_ordinary(text)
     assert converted.decode(ids, skip_special_tokens=False) == encoding.decode(ids)
 
 
 @given(data=st.data())
-def test_tokens_that_are_no_text_by_themselves_are_decoded_alike(encoding, converted, data):
+def test_non_text_tokens_decode_alike(encoding, converted, data):
     ids = data.draw(st.lists(st.integers(0, encoding.n_vocab - 1).filter(lambda number: is_token(encoding, number))))
     assert converted.decode(ids, skip_special_tokens=False) == encoding.decode(ids)
 
@@ -88,7 +88,7 @@ def test_every_control_string_has_the_id_that_it_has_in_tiktoken(vocabulary, enc
     assert all(token.special for token in added.values())
 
 
-def test_of_all_merges_that_are_possible_the_one_to_the_lowest_rank_comes_first():
+def test_lowest_rank_merges_first():
     ranks = {**LETTERS, b"bc": 256, b"ab": 257, b"cd": 258, b"abc": 259, b"bcd": 260, b"abcd": 261, b"aab": 262}
     small = tiktoken.Encoding("small", pat_str="[a-z]+", mergeable_ranks=ranks, special_tokens={"<|stop|>": 300})
     converted = Tokenizer.from_buffer(tiktoken_definition(small))

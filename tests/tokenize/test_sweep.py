@@ -88,7 +88,7 @@ def test_a_class_that_grew_is_found_and_so_is_a_blank():
     assert cut_differently(splitting(CL100K, fewer)) == {0x85}
 
 
-def test_the_scripts_that_an_expression_names_are_told_apart(monkeypatch):
+def test_scripts_in_an_expression_are_separated(monkeypatch):
     monkeypatch.setattr(sweep, "SWEPT", (range(0x3400, 0x3500), range(0x4E00, 0x4F00)))
     other = HAN.replace(r"\p{Han}", r"[\p{Han}&&[^\x{3401}\x{4E05}]]")
     assert cut_differently(splitting(HAN, other)) == {0x3401, 0x4E05}
@@ -97,7 +97,7 @@ def test_the_scripts_that_an_expression_names_are_told_apart(monkeypatch):
 @pytest.mark.parametrize(
     "other", [CL100K.replace("|'ll", ""), CL100K.replace("{1,3}", "{1,2}"), CL100K.replace(r"[^\r\n\p{L}\p{N}]?", "")]
 )
-def test_a_library_that_reads_an_expression_differently_is_refused(other):
+def test_incompatible_expression_is_rejected(other):
     with pytest.raises(ValueError, match="other pieces than the reference"):
         cut_differently(splitting(CL100K, other))
 
@@ -148,7 +148,7 @@ def test_groups_are_divided_down_to_the_characters_that_differ():
     assert sorted(differing("<{}>".format, range(0x80, 0x800), alike)) == [ord("é"), ord("Ж")]
 
 
-def test_a_tokenizer_json_is_cut_and_normalized_as_it_says():
+def test_tokenizer_json_is_cut_and_normalized_as_defined():
     normal = tokenizers.normalizers.Sequence([tokenizers.normalizers.NFC()])
     tokenizer = Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -161,7 +161,7 @@ def test_a_tokenizer_json_is_cut_and_normalized_as_it_says():
     assert fast("e\u0301 x") == reference("e\u0301 x") == "\u00e9 x"
 
 
-def test_a_tokenizer_that_is_no_byte_level_bpe_has_no_splitting():
+def test_only_byte_level_bpe_has_a_splitting():
     word_piece = {"model": {"type": "WordPiece"}, "pre_tokenizer": {"type": "BertPreTokenizer"}}
     for definition in (word_piece, {"model": {"type": "BPE", "byte_fallback": True}, "pre_tokenizer": None}):
         assert huggingface_splitting(definition, ENGINES["gigatoken"]) is None

@@ -71,7 +71,7 @@ def test_part_of_a_column_is_encoded_as_that_part(small):
         assert found.ids.tolist() == [number for ids in expected for number in ids]
 
 
-def test_a_file_is_the_folder_it_lies_in(small):
+def test_file_equals_its_folder(small):
     assert described(load(small / "tokenizer.json")) == described(load(small))
 
 
@@ -91,7 +91,7 @@ def test_the_fingerprint_is_of_the_content(small, directory, tmp_path):
         ({"special_tokens_map.json": {"eos_token": EOS}, "tokenizer_config.json": {"eos_token": TURN}}, TURN),
     ],
 )
-def test_the_end_of_document_is_what_the_config_names(small, tmp_path, files, named):
+def test_end_of_document_is_named_by_the_config(small, tmp_path, files, named):
     shutil.copy(small / "tokenizer.json", tmp_path)
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content), "utf-8")
@@ -166,7 +166,7 @@ def test_a_missing_or_damaged_file_is_named(small, tmp_path):
     assert load(tmp_path).chat_template is None
 
 
-def test_a_definition_that_hugging_face_cannot_read_is_refused(tmp_path):
+def test_invalid_definition_is_rejected(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Novel", "vocab": {"a": 0}, "merges": []}}')
     source = write_lines(tmp_path / "some.jsonl", ["text"])
     with pytest.raises(InputError, match=r"tokenizer\.model: "):
@@ -174,7 +174,7 @@ def test_a_definition_that_hugging_face_cannot_read_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["eos", "bos"])
-def test_a_nameless_end_is_refused_only_when_asked_for(small, tmp_path, end):
+def test_unnamed_end_is_rejected_only_when_needed(small, tmp_path, end):
     shutil.copy(small / "tokenizer.json", tmp_path)
     plain = {"add_bos": False, "add_eos": False}
     message = refusal(tmp_path, **{**plain, f"add_{end}": True})
@@ -246,7 +246,7 @@ else:
         pytest.param("cl100k_base", 100_257, marks=pytest.mark.slow),
     ],
 )
-def test_shipped_encodings_need_no_network(offline, name, eos):
+def test_shipped_encodings_work_offline(offline, name, eos):
     from bpe_openai import get_encoding  # noqa: PLC0415 - half a second
 
     texts = ["Hello, world!", "  naïve 漢字 <|endoftext|>\n\n\tdef f(x): return 12345", "👩‍👩‍👧"]
@@ -265,7 +265,7 @@ def test_ranks_are_found_after_the_environment_names_a_different_cache(tmp_path,
     assert not any(tmp_path.iterdir())
 
 
-def test_an_encoding_that_cannot_be_fetched_is_refused(offline):
+def test_unreachable_encoding_is_rejected(offline):
     message = offline("r50k_base")
     assert message.startswith("tokenizer.model: 'r50k_base' ")
     assert "network" in message

@@ -64,7 +64,7 @@ def names(folder):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_told_of_when_it_is_there_and_the_last_step_has_one(world, tmp_path):
+def test_checkpoints_are_reported_once_complete(world, tmp_path):
     _, told, _ = trained(world, tmp_path, steps=7, checkpoint_every=3)
     order = [(event.event, event.step) for event in told]
     assert [pair for pair in order if pair[0] == "saved"] == [("saved", 3), ("saved", 6), ("saved", 7)]
@@ -102,7 +102,7 @@ def test_older_checkpoints_are_removed_when_the_new_one_is_there(world, tmp_path
 
 
 @pytest.mark.slow
-def test_what_is_half_written_is_removed_and_not_taken_up(world, tmp_path):
+def test_incomplete_checkpoints_are_removed(world, tmp_path):
     """By a save that fails, and by a process that was killed."""
 
     class Full:
@@ -122,7 +122,7 @@ def test_what_is_half_written_is_removed_and_not_taken_up(world, tmp_path):
     assert names(tmp_path) == ["step_00000004", "step_00000008"]
 
 
-def test_only_what_is_named_like_a_checkpoint_is_one(tmp_path):
+def test_only_named_checkpoints_count(tmp_path):
     assert steps_in(str(tmp_path)) == []
     for name in ("step_00000020", "step_123456789", "step_00000003", "step_1", "step_00000004.old", "notes"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
@@ -214,7 +214,7 @@ def job(data, folder, **settings):
 
 
 @pytest.mark.slow
-def test_a_trainer_that_was_killed_goes_on_as_if_it_had_not_been(data, tmp_path):
+def test_killed_trainer_resumes_identically(data, tmp_path):
     """One process; two go on after kills in `test_proof`."""
     settings = {"precision": "bfloat16", "optimizer": {"distributed": True}}
     whole = training_runs.train(job(data, tmp_path / "whole", **settings))

@@ -67,7 +67,7 @@ def rows(data, tmp_path_factory):
     return document_rows(data, LENGTH, (240, 8), 1, str(tmp_path_factory.mktemp("cache")))
 
 
-def test_the_mix_is_exactly_what_the_blend_asks_for(rows):
+def test_mix_matches_the_blend_exactly(rows):
     found = Counter((read(rows[0], 240)[:, 0] // STRIDE).tolist())
     assert found == {0: 120, 1: 40, 2: 80}
 
@@ -102,13 +102,13 @@ def test_no_document_is_read_twice_before_all_were_read(rows, lengths):
         assert len(once) > 0.9 * min(tokens, len(own) * LENGTH)
 
 
-def test_what_is_held_out_is_read_from_its_own_pair(rows):
+def test_held_out_data_has_its_own_pair(rows):
     held_out = read(rows[1], 8)
     assert set((held_out // STRIDE).ravel().tolist()) == {3}
     assert (read(rows[1], 8, first=len(rows[1].samples)) == held_out).all()
 
 
-def test_rows_are_the_same_from_the_cache_and_others_with_another_seed(data, rows, tmp_path):
+def test_rows_match_the_cache_and_depend_on_the_seed(data, rows, tmp_path):
     first = read(rows[0], 40)
     for _ in ("built", "from the cache"):
         again = document_rows(data, LENGTH, (240, 8), 1, str(tmp_path))[0]

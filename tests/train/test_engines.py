@@ -111,7 +111,7 @@ def test_two_processes_train_as_one_does(folder, name):
     assert_same(folder, name, alone_case(name))
 
 
-def test_packs_train_as_their_sequences_do_alone(folder):
+def test_packs_train_like_separate_sequences(folder):
     assert_same(folder, "megatron packed", "megatron alone")
 
 
@@ -135,7 +135,7 @@ def test_bfloat16_is_near_float32_and_exported(folder):
 
 
 @pytest.mark.parametrize("name", ["megatron", "megatron tied"])
-def test_the_exported_model_says_what_the_trained_one_does(folder, name):
+def test_exported_model_matches_the_trained_one(folder, name):
     model = LlamaForCausalLM.from_pretrained(folder / name / "model")
     tokens = torch.from_numpy(Progressions().batch([999]).tokens)
     with torch.inference_mode():
@@ -151,7 +151,7 @@ def test_every_row_of_a_global_batch_is_read_once_whatever_the_shape():
             assert sorted(numbers) == list(range(8 * step, 8 * step + 8))
 
 
-def test_a_loss_that_is_no_number_ends_the_training_and_names_the_step(world):
+def test_nan_loss_ends_training_and_names_the_step(world):
     broken, said = case("broken", PLAIN, {"optimizer": {"learning_rate": 1e30, "warmup_steps": 0}}), []
     engine, settings = engine_of(broken, world), settings_of(broken)
     training = Training(settings, engine, world, Progressions(), None, 1.0, None, said.append, lambda step: "")

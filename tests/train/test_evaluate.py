@@ -132,7 +132,7 @@ def truth(folder, data, split, limit=None):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
 @pytest.mark.parametrize("split", ["valid", "test"])
-def test_perplexity_is_that_of_the_models_own_loss(request, model, kind, split):
+def test_perplexity_matches_the_models_loss(request, model, kind, split):
     data = request.getfixturevalue(kind)
     found, wanted = evaluate(model, data, EvaluateSettings(documents=0, split=split)), truth(model, data, split)
     assert len(wanted) > 1
@@ -149,7 +149,7 @@ def test_perplexity_is_that_of_the_models_own_loss(request, model, kind, split):
     assert found.overall.truncated == found.overall.cut_tokens == 0
 
 
-def test_exactly_the_tokens_are_scored_that_the_shards_say_are_trained_on(sft_made, model, folder):
+def test_exactly_trained_tokens_are_scored(sft_made, model, folder):
     data, _ = sft_made
     receipts = [json.loads(path.read_text()) for path in (folder / "sft/shards/packs").glob("*/receipt.json")]
     facts = [receipt["facts"]["valid"] for receipt in receipts if "valid" in receipt["parts"]]
@@ -158,7 +158,7 @@ def test_exactly_the_tokens_are_scored_that_the_shards_say_are_trained_on(sft_ma
     assert scored.overall.documents == sum(each["sequences"] for each in facts)
 
 
-def test_padding_is_no_part_of_a_document(sft_made):
+def test_padding_is_excluded(sft_made):
     data, manifest = sft_made
     read = sum(len(documents.ids) for _, documents in held_out(data, "valid"))
     assert read == manifest["totals"]["splits"]["valid"]["tokens"]
@@ -228,7 +228,7 @@ def test_longer_documents_than_the_model_reads_are_cut_and_counted(folder, pretr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
-def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(request, folder, kind):
+def test_uniform_model_perplexity(request, folder, kind):
     ignorant = saved_model(
         folder / "ignorant", VOCABULARY, change=lambda model: torch.nn.init.zeros_(model.lm_head.weight)
     )
@@ -237,7 +237,7 @@ def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(r
         assert each.perplexity == pytest.approx(VOCABULARY, rel=1e-3)
 
 
-def test_what_is_no_number_is_named_by_its_document(folder, pretrain, monkeypatch):
+def test_nan_names_its_document(folder, pretrain, monkeypatch):
     source = pretrain.of("valid")[0]
     documents = [ids.tolist() for ids, _ in documents_by_megatron(source.files[0])]
     number = len(documents) - 2
@@ -261,7 +261,7 @@ def test_what_is_no_number_is_named_by_its_document(folder, pretrain, monkeypatc
     ],
     ids=["another vocabulary", "a model that is too small", "nothing held out"],
 )  # fmt: skip
-def test_what_cannot_be_evaluated_is_refused(folder, model, pretrain, rows, change, words):
+def test_unevaluable_folders_are_rejected(folder, model, pretrain, rows, change, words):
     place = model if rows is None else saved_model(folder / "narrow", rows)
     with pytest.raises(InputError, match=words):
         evaluate(place, pretrain.model_copy(update=change(pretrain)), QUIET)
@@ -320,7 +320,7 @@ def test_given_prompts_take_the_place_of_documents(model, pretrain):
     ]
 
 
-def test_changed_results_are_refused(results, tmp_path):
+def test_changed_results_are_rejected(results, tmp_path):
     publish_results(results, str(tmp_path), {})
     file = tmp_path / "results.json"
     file.write_bytes(file.read_bytes().replace(b'"truncated": 0', b'"truncated": 1', 1))
@@ -330,7 +330,7 @@ def test_changed_results_are_refused(results, tmp_path):
         read_results(str(tmp_path / "nowhere"))
 
 
-def test_the_artifact_record_is_flat_and_names_what_it_was_made_from(results, model, sft):
+def test_artifact_record_is_flat_and_names_inputs(results, model, sft):
     record = artifact_record(results, "/out")["evaluate"]
     assert record["path"] == "/out/results.json"
     assert record["type"] == "results"
@@ -344,7 +344,7 @@ def test_the_artifact_record_is_flat_and_names_what_it_was_made_from(results, mo
 
 
 @pytest.mark.slow
-def test_another_model_has_another_digest(results, folder, sft):
+def test_different_model_has_a_different_digest(results, folder, sft):
     other = saved_model(folder / "other", VOCABULARY, change=lambda model: model.lm_head.weight.data.mul_(1.5))
     assert evaluate(other, sft, QUIET).made_from.model != results.made_from.model
     assert evaluate(other, sft, QUIET) == evaluate(other, sft, QUIET)

@@ -65,7 +65,7 @@ def test_each_token_is_the_likeliest(model, vocabulary, prompt):
     assert found.ended is None
 
 
-def test_what_the_models_folder_says_of_sampling_and_penalties_does_not_count(folder, model, vocabulary, tmp_path):
+def test_generation_config_is_ignored(folder, model, vocabulary, tmp_path):
     wanted = one(model, vocabulary, opening([9, 300, 20]))
     loud = LlamaForCausalLM.from_pretrained(folder)
     says = {"do_sample": True, "temperature": 5.0, "repetition_penalty": 9.0, "min_new_tokens": 3, "num_beams": 2}
@@ -76,7 +76,7 @@ def test_what_the_models_folder_says_of_sampling_and_penalties_does_not_count(fo
     assert one(loud, vocabulary, opening([9, 300, 20])) == wanted
 
 
-def test_rows_beyond_the_vocabulary_stand_for_no_token(model, vocabulary):
+def test_ids_beyond_the_vocabulary_are_never_sampled(model, vocabulary):
     with torch.no_grad():
         model.lm_head.weight[SIZE:] *= 100
     prompt = [7, 8, 9]
@@ -85,7 +85,7 @@ def test_rows_beyond_the_vocabulary_stand_for_no_token(model, vocabulary):
     assert one(model, vocabulary, opening(prompt)).text == vocabulary.decode(likeliest(model, prompt, 12))
 
 
-def test_eos_ends_a_continuation_and_is_told(model, vocabulary):
+def test_eos_ends_a_continuation(model, vocabulary):
     prompt = [9, 300, 20]
     wanted = likeliest(model, prompt, 12)
     last = next(token for token in wanted[3:] if wanted.index(token) >= 3)
@@ -129,7 +129,7 @@ def test_tokens_of_the_document_are_counted_at_their_places(model, vocabulary):
 
 
 @pytest.mark.slow
-def test_a_prompt_that_leaves_no_room_is_cut_before(model, vocabulary):
+def test_long_prompt_is_cut_at_its_start(model, vocabulary):
     prompt = [int(token) for token in np.random.default_rng(0).integers(0, SIZE, 100)]
     found = one(model, vocabulary, opening(prompt), new_tokens=10)
     assert found.prompt == vocabulary.decode(prompt[-(LONGEST - 10) :])
@@ -138,7 +138,7 @@ def test_a_prompt_that_leaves_no_room_is_cut_before(model, vocabulary):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_logits_that_are_no_numbers_are_an_error(model, vocabulary, value):
+def test_nan_logits_are_an_error(model, vocabulary, value):
     with torch.no_grad():
         model.lm_head.weight[SIZE - 1] = value
     with pytest.raises(RunError, match="logits after 3 tokens are not finite"):

@@ -36,7 +36,7 @@ def handed_over(data="rows", start_from="model", output_dir="run"):
     return record, yaml.safe_load(Path(record["path"], "nemo_rl.yaml").read_text())
 
 
-def test_relative_places_are_those_of_the_folder_it_was_asked_in(here):
+def test_relative_paths_use_the_calling_folder(here):
     record, said = handed_over()
     assert record["path"] == str(here / "run")
     assert shlex.split(record["command"]) == ["bash", f"{here}/run/train.sh"]
@@ -57,12 +57,12 @@ def test_rows_and_models_are_known_by_name_folder_or_repository(here):
         assert handed_over(start_from=named)[1]["policy"]["model_name"] == str(here / "model/model")
 
 
-def test_a_folder_in_a_store_is_refused_before_anything_is_written(here):
+def test_store_folder_is_rejected_before_writing(here):
     with pytest.raises(InputError, match="output_dir=memory://run: launcher=nemo-rl"):
         handed_over(output_dir="memory://run/")
 
 
-def test_a_dry_run_tells_the_command_and_writes_the_same_files_for_review(here, capsys):
+def test_dry_run_shows_the_command_and_writes_files(here, capsys):
     arguments = ["train", "rows", "--output-dir", "run", "--dry-run", "launcher=nemo-rl", "start_from=org/model"]
     assert run(arguments) == 0
     record = json.loads(capsys.readouterr().out)["train"]

@@ -33,7 +33,7 @@ def checkpoint(folder, number, *told):
     write_facts(folder_of(str(folder), number), number, 1, told)
 
 
-def test_what_was_written_down_is_read_again(tmp_path):
+def test_history_round_trips(tmp_path):
     history = watched(tmp_path, started(0), step(1), Validated(step=1, loss=9.5), step(2), Saved(step=2, path="x"))
     found = history_of(str(tmp_path))
     assert (found.steps, found.validated) == (history.steps, history.validated)
@@ -58,7 +58,7 @@ def test_what_who_watched_had_no_time_to_write_down_is_in_the_checkpoints(tmp_pa
     assert found.validated == {2: Validated(step=2, loss=9.0), 4: Validated(step=4, loss=8.0)}
 
 
-def test_what_was_written_down_goes_before_what_a_checkpoint_holds(tmp_path):
+def test_history_precedes_checkpoint_records(tmp_path):
     watched(tmp_path, step(1, loss=3.0))
     checkpoint(tmp_path, 1, step(1, loss=4.0))
     assert history_of(str(tmp_path)).steps[1].loss == 3.0

@@ -111,7 +111,7 @@ def test_a_program_that_is_not_installed_is_named_before_anything_starts(
         assert not out.exists()
 
 
-def test_launchers_that_run_nothing_elsewhere_need_no_program(monkeypatch, tmp_path):
+def test_local_launchers_need_no_program(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     for launcher in ("local", "megatron-lm", "megatron-bridge", "nemo-rl"):
         require_program(launcher)
@@ -128,7 +128,7 @@ def test_a_local_training_is_torchrun_with_the_job_on_this_python():
     assert {"--nproc-per-node=3", "--max-restarts=0"} <= set(launch.command)
 
 
-def test_processes_share_the_cores_and_what_the_environment_says_stays(monkeypatch):
+def test_processes_share_cores_and_keep_the_environment(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores = len(os.sched_getaffinity(0))
     assert launch_of(job(), 1).environment == {"OMP_NUM_THREADS": str(cores)}
@@ -272,7 +272,7 @@ BATCH_JOBS = {
 
 
 @pytest.mark.parametrize("case", BATCH_JOBS)
-def test_a_batch_job_comes_back_when_its_time_is_up_and_a_checkpoint_was_saved_in_it(batch_job, tmp_path, case):
+def test_batch_job_is_requeued_after_a_checkpoint(batch_job, tmp_path, case):
     how, steps, expected = BATCH_JOBS[case]
     code, again, complained = batch_job(how, **steps)
     assert (code, again) == expected
@@ -454,7 +454,7 @@ def test_megatron_lm_is_given_a_tokenizer_that_it_can_find(written, shell, token
     assert value_of("--vocab-size", said) == (None if name else "1000")
 
 
-def test_megatron_lm_is_told_its_number_and_arguments_by_who_starts_it(written, shell):
+def test_megatron_lm_gets_its_number_and_arguments(written, shell):
     torchrun, _ = megatron_lm(job(launcher="megatron-lm", nodes=2), written, shell, NODE_RANK="1", MASTER_ADDR="first")
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=first"} <= set(torchrun)
     folder = written(launch_of(job(launcher="megatron-lm"), 1))
@@ -501,14 +501,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("made", "variables", "reason"), REFUSED, ids=[case[2][:50] for case in REFUSED])
-def test_what_a_launcher_cannot_do_is_refused(cluster, monkeypatch, made, variables, reason):
+def test_launcher_limits_are_rejected(cluster, monkeypatch, made, variables, reason):
     for name, value in variables.items():
         monkeypatch.setenv(f"TOKENMILL_{name}", value)
     with pytest.raises(InputError, match=f"(?s){reason}"):
         launch_of(made, 8)
 
 
-def test_data_in_a_store_of_objects_needs_no_claim(cluster):
+def test_object_store_data_needs_no_claim(cluster):
     assert launch_of(job(launcher="kubernetes", path=STORED, start_from="org/model"), 8).runs
 
 
@@ -597,7 +597,7 @@ def test_nemo_rl_reads_preferences_in_the_form_that_they_have(tmp_path, row, rea
     assert yaml.safe_load(launch.files["nemo_rl.yaml"])["data"]["train"]["dataset_name"] == reader
 
 
-def test_the_script_of_nemo_rl_finds_its_settings_from_another_folder(written, shell, tmp_path):
+def test_nemo_rl_script_finds_its_settings(written, shell, tmp_path):
     shell.program("uv", '#!/bin/sh\necho "$NEMO_RL"\nprintf "%s\\n" "$@"\n')
     folder = written(nemo_rl_launch(manifest("nemo_rl_chat"), FOLDER, "m"))
     said = shell(folder / "train.sh", "cluster.gpus_per_node=8", NEMO_RL=os.path.relpath(tmp_path)).stdout.splitlines()
@@ -616,7 +616,7 @@ def test_the_script_of_nemo_rl_finds_its_settings_from_another_folder(written, s
         (manifest("nemo_rl_sft"), "s3://bucket/out", "output_dir=s3://bucket/out: launcher=nemo-rl"),
     ],
 )  # fmt: skip
-def test_rows_that_nemo_rl_does_not_read_are_refused(given, out, reason):
+def test_unreadable_rows_for_nemo_rl_are_rejected(given, out, reason):
     with pytest.raises(InputError, match=reason):
         nemo_rl_launch(given, out, "org/model")
 
@@ -636,7 +636,7 @@ def test_rows_in_batches_are_read_in_their_order(nemo_rl, target):
     ("steps", "reached", "blends"),
     [(5, None, ["main", "end"]), (5, "3", ["end"]), (5, "5", []), (5, "release", ["main", "end"]), (2, None, ["main"])],
 )
-def test_megatron_lm_runs_once_per_phase_and_goes_on_where_it_was(tmp_path, written, shell, steps, reached, blends):
+def test_megatron_lm_runs_once_per_phase_and_resumes(tmp_path, written, shell, steps, reached, blends):
     made = phased(steps=steps).model_copy(update={"output_dir": str(tmp_path / "out it's")})
     if reached:
         (tmp_path / "out it's/checkpoints").mkdir(parents=True)

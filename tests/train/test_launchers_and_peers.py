@@ -233,7 +233,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("case", EXPECTED)
-def test_a_peer_reads_what_was_chosen(found, case):
+def test_peer_reads_the_chosen_data(found, case):
     same(found[case], EXPECTED[case])
 
 

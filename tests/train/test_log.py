@@ -5,7 +5,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.train.watch import LAST, logged
 
 
-def test_a_log_is_readable_while_it_grows_and_goes_on_where_it_stopped(tmp_path):
+def test_growing_log_is_readable_and_resumes(tmp_path):
     place = tmp_path / "out/training.log"
     for start in ("first", "second"):
         with logged(str(place)) as log:
@@ -48,12 +48,12 @@ def test_the_report_of_torchrun_does_not_hide_the_last_lines_of_the_trainer(tmp_
     assert place.read_text() == "\n".join([*lines, TORCHRUN])
 
 
-def test_a_failure_without_a_word_says_so(tmp_path):
+def test_silent_failure_is_reported(tmp_path):
     place = tmp_path / "training.log"
     with pytest.raises(RunError, match=f"^killed\nIt wrote nothing to its log, {place}$"):
         log_and_fail(place, [], RunError("killed"))
 
 
-def test_what_a_person_must_change_first_needs_no_log(tmp_path):
+def test_input_error_needs_no_log(tmp_path):
     with pytest.raises(InputError, match=r"^steps: too many$"):
         log_and_fail(tmp_path / "training.log", ["a line"], InputError("steps: too many"))

@@ -52,14 +52,14 @@ def llama(model, seed=0):
 
 
 @models
-def test_shapes_are_those_of_transformers(model):
+def test_shapes_match_transformers(model):
     made, _ = llama(model)
     assert {name: tuple(each.shape) for name, each in made.named_parameters()} == shapes(model, VOCABULARY)
     assert parameters(model, VOCABULARY) == sum(each.numel() for each in made.parameters())
 
 
 @models
-def test_a_published_model_says_the_same(model, tmp_path):
+def test_published_model_computes_the_same(model, tmp_path):
     made, weights = llama(model)
     publish_model(str(tmp_path / "model"), configuration(model, VOCABULARY, 64, 5), weights, {"tokenizer.json": b"{}"})
     read, notes = LlamaForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
@@ -129,7 +129,7 @@ def test_a_smaller_vocabulary_is_filled_up_with_zeros(tmp_path):
         assert not read(name)[VOCABULARY:].any()
 
 
-def test_weights_of_another_shape_or_none_are_refused(tmp_path):
+def test_wrong_or_missing_weights_are_rejected(tmp_path):
     model = ModelSettings(**SHAPES[0])
     llama(model)[0].save_pretrained(tmp_path)
     wider = model.model_copy(update={"feed_forward": 64})
@@ -146,7 +146,7 @@ NAMES = [*OUTSIDE_LAYERS, *IN_LAYER, QKV, GATED]
 
 
 @models
-def test_every_tensor_comes_back_from_megatron_core(model):
+def test_every_tensor_returns_from_megatron_core(model):
     _, weights = llama(model)
     back = {}
     for layer in range(model.layers):

@@ -58,7 +58,7 @@ def rows_of(data, folder, settings=SETTINGS):
         return document_rows(data, settings.sequence_length, settings.sizes, settings.seed, str(folder))
 
 
-def test_the_trainer_builds_no_index(data, order, tmp_path, caplog):
+def test_trainer_does_not_build_indices(data, order, tmp_path, caplog):
     before = {path: path.stat().st_mtime_ns for path in Path(data.path, INDICES).iterdir()}
     with caplog.at_level(logging.INFO):
         train, valid = rows_of(data, tmp_path)
@@ -84,7 +84,7 @@ def test_a_training_on_other_content_builds_its_own(data, order, tmp_path):
     assert (tmp_path / "indices").exists()
 
 
-def test_the_digests_are_those_of_what_the_trainer_reads(data, order, tmp_path):
+def test_digests_match_the_trainers_reads(data, order, tmp_path):
     rows, _ = rows_of(data, tmp_path)
     positions = np.arange(6)
     for step in range(SETTINGS.steps):
@@ -95,7 +95,7 @@ def test_the_digests_are_those_of_what_the_trainer_reads(data, order, tmp_path):
     assert read_order(data.path) == order
 
 
-def test_the_counts_are_those_of_the_tokens_in_the_samples(data, order, tmp_path):
+def test_counts_match_tokens_in_samples(data, order, tmp_path):
     """Against every single token of every sample, counted one by one."""
     samples = rows_of(data, tmp_path)[0].samples
     found = {source.dataset: Counter() for source in data.of("train")}
@@ -131,7 +131,7 @@ def test_packages_that_are_not_installed(monkeypatch):
         checked_data("out", SETTINGS)
 
 
-def test_packs_and_a_damaged_order_are_refused(vocabulary, tmp_path):
+def test_packs_and_damaged_orders_are_rejected(vocabulary, tmp_path):
     path, _ = packs(tmp_path, vocabulary)
     with pytest.raises(InputError, match="packs"):
         checked_data(path, SETTINGS)
@@ -233,7 +233,7 @@ def test_hashes_are_not_written_of_a_file_that_has_changed(hashed, tmp_path):
     assert not (tmp_path / "hashes").exists()
 
 
-def test_checks_without_hashes_are_refused(data):
+def test_checks_without_hashes_are_rejected(data):
     with pytest.raises(InputError, match="block_hashes=true"):
         require_block_hashes(data)
 

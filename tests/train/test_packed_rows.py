@@ -60,7 +60,7 @@ def test_a_pack_is_collated_as_megatron_bridge_does(tmp_path):
     assert batch.padding == 6
 
 
-def test_rows_of_a_batch_are_what_they_are_alone(tmp_path):
+def test_batched_rows_equal_single_rows(tmp_path):
     rows = rows_of(tmp_path, [[[A, B], [B]], [[A], [B, A], [A, A]]])
     together = rows.batch([3, 1, 7])
     for place, number in enumerate((3, 1, 7)):
@@ -69,7 +69,7 @@ def test_rows_of_a_batch_are_what_they_are_alone(tmp_path):
     assert together.padding == sum(rows.batch([number]).padding for number in (3, 1, 7))
 
 
-def test_a_pack_that_is_longer_than_a_row_is_refused(tmp_path):
+def test_pack_longer_than_a_row_is_rejected(tmp_path):
     assert rows_of(tmp_path, [[[A, B]]], length=10).batch([0]).padding == 0
     with pytest.raises(RunError, match=r"gives 10 tokens .* a row of 9; raise sequence_length"):
         PackedRows(flat_packs(str(tmp_path / "flat")), 9, PAD, 1).batch([0])
@@ -138,7 +138,7 @@ def test_epochs_are_permutations_over_all_files_and_no_two_alike(numbered):
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
-def test_a_row_depends_on_the_seed_and_not_on_what_was_read_before(numbered):
+def test_row_depends_only_on_the_seed(numbered):
     assert order(numbered, range(300), seed=2) != order(numbered, range(300)) == order(numbered, range(300))
     there, back = order(numbered, range(290, 310)), order(numbered, range(309, 289, -1))
     assert there == back[::-1]
@@ -161,7 +161,7 @@ def whole(folder):
 
 
 @pytest.mark.slow
-def test_laying_out_that_was_killed_at_any_moment_goes_on_from_the_columns_that_are_whole(tmp_path):
+def test_interrupted_layout_resumes_from_whole_columns(tmp_path):
     files = [write_packs(tmp_path / "0.parquet", [[A, B], [B]]), write_packs(tmp_path / "1.parquet", [[A]])]
     number = 1
     while True:
@@ -195,7 +195,7 @@ def preparations(tmp_path_factory):
     }
 
 
-def test_what_was_laid_out_is_known_by_the_content_of_the_data_and_its_split(preparations):
+def test_layouts_are_keyed_by_content_and_split(preparations):
     folders = {way: layout_folder(data, "train", "/cache") for way, data in preparations.items()}
     assert folders.pop("moved") == folders["one"]
     assert len(set(folders.values())) == len(folders) == 3

@@ -132,7 +132,7 @@ def test_what_megatron_core_reads_is_the_budget(place, name):
             assert sum(map(len, seen)) == len(set().union(*seen)), f"{source['name']} comes twice"
 
 
-def test_a_changed_budget_tokenizes_nothing(place):
+def test_changed_budget_does_not_tokenize(place):
     prepared(place, "first", {}, {"tokens": 100 * STEP})
     keys, budget = BLENDS["two phases"]
     _, manifest = prepared(place, "second", keys, {"tokens": 200 * STEP, **budget})
@@ -142,7 +142,7 @@ def test_a_changed_budget_tokenizes_nothing(place):
     assert {shard["key"] for shard in plain["shards"]} == {shard["key"] for shard in manifest["shards"]}
 
 
-def test_phases_of_another_budget_are_removed(place):
+def test_phases_of_old_budgets_are_removed(place):
     out, _ = prepared(place, "again", *[BLENDS["two phases"][0], {"tokens": 200 * STEP, **BLENDS["two phases"][1]}])
     assert Path(out, "phases/annealing.json").exists()
     _, manifest = prepared(place, "again", {}, {"tokens": 200 * STEP})
@@ -165,7 +165,7 @@ def test_a_remainder_below_half_a_document_is_rounded_to_whole_epochs(place):
     assert sum(pair["drawn"] for pair in end["pairs"]) == held
 
 
-def test_more_steps_than_the_budget_are_refused(place):
+def test_more_steps_than_the_budget_are_rejected(place):
     keys, budget = BLENDS["two phases"]
     out, _ = prepared(place, "steps", keys, {"tokens": 100 * STEP, **budget})
     settings = TrainSettings(

@@ -97,7 +97,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("kind", "bad", "better", "remedy"), SETTINGS, ids=[case[3][:60] for case in SETTINGS])
-def test_settings_that_cannot_work_are_refused_and_their_neighbours_are_not(job, kind, bad, better, remedy):
+def test_impossible_settings_fail_and_neighbors_pass(job, kind, bad, better, remedy):
     assert remedy in refusal(job(kind, **bad))
     check(job(kind, **merged(bad, better)))
 
@@ -133,7 +133,7 @@ def test_one_source_has_to_fill_a_row(job, prepared):
     check(job(sequence_length=most - 1))
 
 
-def test_what_is_too_short_for_a_row_of_validation_is_told(job):
+def test_short_validation_split_is_reported(job):
     by_length = [source.tokens for source in job().data.of("valid")]
     shorter = min(by_length)
     assert len(set(by_length)) == 2
@@ -186,7 +186,7 @@ def test_packs_are_all_read_before_one_is_read_again(rows, steps, batch):
     assert found.count == pytest.approx(sum(read) / len(read))
 
 
-def test_epochs_are_told_by_source(job, prepared):
+def test_epochs_are_reported_by_source(job, prepared):
     held = train_tokens(prepared["pretrain"])
     drawn = {"a": 3 * 4 * 64 * 3 / 4, "b": 3 * 4 * 64 / 4}
     assert check(job()) == [
@@ -195,7 +195,7 @@ def test_epochs_are_told_by_source(job, prepared):
     ]
 
 
-def test_the_steps_that_a_refusal_names_pass_and_one_more_does_not(job):
+def test_suggested_steps_pass_and_one_more_fails(job):
     words = refusal(job(steps=1000, max_epochs=1.5))
     steps = int(words.partition("set steps=")[2].partition(" ")[0])
     check(job(steps=steps, max_epochs=1.5))
@@ -216,7 +216,7 @@ def own(tmp_path, vocabulary, store):
 
 
 @pytest.mark.parametrize("partial", [True, False])
-def test_a_partial_preparation_is_refused_and_one_without_its_store_is_not(own, tmp_path, partial):
+def test_partial_preparation_is_rejected(own, tmp_path, partial):
     out = own("pretrain")
     manifest = unsealed((out / "manifest.json").read_bytes())
     manifest["missing"] = ["datasets/a/x@0", "datasets/a/x@9"][: 2 * partial]
@@ -230,7 +230,7 @@ def test_a_partial_preparation_is_refused_and_one_without_its_store_is_not(own, 
         check(chosen)
 
 
-def test_a_preparation_that_changed_since_the_job_was_planned_is_refused(tmp_path, vocabulary):
+def test_preparation_changed_after_planning_is_rejected(tmp_path, vocabulary):
     out, _ = texts(tmp_path, vocabulary)
     chosen = planned(out, tmp_path / "trained")
     check(chosen)
@@ -261,7 +261,7 @@ SPOILT = [
 
 
 @pytest.mark.parametrize(("kind", "ending", "damage", "problem"), SPOILT)
-def test_files_that_are_not_whole_are_refused_by_name(own, tmp_path, kind, ending, damage, problem):
+def test_incomplete_files_are_rejected_by_name(own, tmp_path, kind, ending, damage, problem):
     out = own(kind)
     chosen = planned(out, tmp_path / "trained")
     check(chosen)
@@ -286,7 +286,7 @@ def test_all_files_that_are_not_whole_are_counted(own, tmp_path):
     assert "; 2 of " in refusal(chosen)
 
 
-def test_ids_of_four_bytes_are_as_good_as_those_of_two(own, tmp_path):
+def test_four_byte_ids_are_accepted(own, tmp_path):
     out = own("pretrain")
     for place in out.glob("*/*.bin"):
         lengths = read_index(place.with_suffix(".idx").read_bytes(), place.stat().st_size).lengths
@@ -328,9 +328,7 @@ def elsewhere(tmp_path, vocabulary, monkeypatch):
 
 
 @pytest.mark.parametrize("launcher", ["local", "slurm", "kubernetes", "megatron-lm", "megatron-bridge"])
-def test_what_would_be_exported_must_be_found_unless_others_train(
-    elsewhere, hub, tmp_path, monkeypatch, vocabulary, launcher
-):
+def test_exported_files_must_exist(elsewhere, hub, tmp_path, monkeypatch, vocabulary, launcher):
     documents = elsewhere(texts, "v")
     packed = elsewhere(packs, vocabulary, out="packed", chat_template="chat.jinja")
     for out, what in ((documents, "tokenizer"), (packed, "chat template")):
@@ -350,7 +348,7 @@ def test_what_would_be_exported_must_be_found_unless_others_train(
         check(planned(out, "trained", launcher=launcher))
 
 
-def test_a_tokenizer_that_is_another_by_now_is_refused_as_it_would_be_exported(tmp_path, vocabulary):
+def test_changed_tokenizer_is_rejected(tmp_path, vocabulary):
     mine = Path(shutil.copytree(vocabulary, tmp_path / "mine"))
     chosen = planned(texts(tmp_path, mine)[0], tmp_path / "trained")
     check(chosen)
@@ -419,7 +417,7 @@ OTHER_MODELS = [
 
 
 @pytest.mark.parametrize(("change", "words"), OTHER_MODELS, ids=[words[:60] for _, words in OTHER_MODELS])
-def test_a_model_of_another_shape_is_refused_field_by_field(job, model, change, words):
+def test_model_with_a_different_shape_is_rejected_by_field(job, model, change, words):
     told = refusal(job(start_from=str(model({**CONFIG, **change}))))
     assert words in told
     assert told.endswith("; set model to match these weights") or "vocab_size" in change
@@ -438,7 +436,7 @@ NO_START = {
 
 
 @pytest.mark.parametrize("lacks", NO_START)
-def test_a_folder_that_is_no_start_is_refused(job, model, lacks):
+def test_unusable_start_folder_is_rejected(job, model, lacks):
     folder, (spoilt, words) = model(), NO_START[lacks]
     spoilt(folder)
     told = refusal(job(start_from=str(folder)))
@@ -447,7 +445,7 @@ def test_a_folder_that_is_no_start_is_refused(job, model, lacks):
     assert ("its tokenizer is sha256:" in told) == (lacks == "another tokenizer")
 
 
-def test_a_folder_that_is_not_there_is_refused(job, tmp_path):
+def test_missing_start_folder_is_rejected(job, tmp_path):
     with pytest.raises(InputError, match="start_from: file or folder not found"):
         start_place(str(tmp_path / "nowhere"))
 
@@ -492,7 +490,7 @@ def test_places_here_are_made_absolute(prepared, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["sft", "pretrain"])
-def test_a_preparation_is_not_written_into_whether_it_is_this_or_another(prepared, kind):
+def test_preparation_folders_are_not_written_into(prepared, kind):
     told = refusal(planned(prepared["sft"], prepared[kind]))
     assert told.endswith("manifest.json here belongs to a preparation; choose a different --output-dir")
 
@@ -514,7 +512,7 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-def test_the_same_job_goes_on_wherever_it_runs_and_whatever_it_leaves_out(job, tmp_path):
+def test_same_job_resumes_anywhere(job, tmp_path):
     begun(job(micro_batch=1))
     (tmp_path / "skip.jsonl").write_text('{"step": 2}\n')
     elsewhere = {**ELSEWHERE, "skip_list": str(tmp_path / "skip.jsonl")}
@@ -537,7 +535,7 @@ def test_the_same_job_goes_on_wherever_it_runs_and_whatever_it_leaves_out(job, t
     ],
     ids=str,
 )
-def test_another_job_does_not_go_on_in_its_place(job, change, words):
+def test_different_job_does_not_resume(job, change, words):
     begun(job())
     told = refusal(job(**change))
     assert (
@@ -561,7 +559,7 @@ def test_a_job_that_was_only_written_for_review_is_replaced(job):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"settings": {"step": 3}}'])
-def test_what_is_no_job_is_not_written_over(job, content):
+def test_foreign_files_are_not_overwritten(job, content):
     chosen = job()
     reviewed(chosen)
     (Path(chosen.output_dir) / "job.json").write_text(content)
@@ -578,9 +576,7 @@ REVIEWED = {
 
 
 @pytest.mark.parametrize("launcher", REVIEWED)
-def test_a_dry_run_writes_all_that_would_be_started_and_starts_nothing(
-    prepared, tmp_path, monkeypatch, capsys, launcher
-):
+def test_preflight_dry_run_writes_files_only(prepared, tmp_path, monkeypatch, capsys, launcher):
     monkeypatch.setenv("PATH", str(tmp_path / "without srun and kubectl"))
     monkeypatch.setenv("TOKENMILL_IMAGE", "image")
     monkeypatch.setenv("TOKENMILL_CLAIM", "claim:/")
@@ -641,7 +637,7 @@ def test_there_is_a_process_for_each_gpu_that_may_be_used_and_one_without(machin
     assert process_count(TrainSettings(processes=3, device="cpu")) == 3
 
 
-def test_gpus_that_were_counted_are_said_to_be(machine, job):
+def test_counted_gpus_are_mentioned(machine, job):
     assert process_count(TrainSettings()) == 1, "without the tool"
     machine("NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.", 9)
     assert process_count(TrainSettings()) == 1

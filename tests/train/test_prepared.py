@@ -77,7 +77,7 @@ def test_the_tokenizer_is_the_one_that_was_prepared_with(request, vocabulary, ki
     assert data.tokenizer == {"model": str(vocabulary), "revision": None, "trust_remote_code": False}
 
 
-def test_without_eos_in_documents_the_tokenizer_says_what_it_is(tmp_path, vocabulary):
+def test_without_eos_in_documents_the_tokenizer_names_it(tmp_path, vocabulary):
     out, _ = texts(tmp_path, vocabulary, tokenizer={"model": str(vocabulary), "add_eos": False})
     ids = np.concatenate([np.fromfile(f"{file}.bin", np.uint16) for file, _ in listed(out, "train")])
     data = prepared_data(out)
@@ -99,7 +99,7 @@ def tokens_in(file):
 
 
 @pytest.mark.parametrize("sampling", ["none", "down", "up"])
-def test_packs_are_the_files_of_blend_json_whole_repeated_or_cut(tmp_path, vocabulary, sampling):
+def test_packs_are_listed_whole_repeated_or_cut(tmp_path, vocabulary, sampling):
     out, _ = packs(tmp_path, vocabulary, sampling=sampling, pad_seq_to_mult=4)
     data = prepared_data(out)
     assert (data.kind, data.pack_size, data.pad_seq_to_mult) == ("sft", 64, 4)
@@ -115,7 +115,7 @@ def test_packs_are_the_files_of_blend_json_whole_repeated_or_cut(tmp_path, vocab
     assert prepared_data(again).made_from != data.made_from
 
 
-def test_sources_come_in_the_order_of_blend_json(of_packs):
+def test_sources_keep_the_order_of_blend_json(of_packs):
     out, _ = of_packs
     order = list(dict.fromkeys(Path(file).name.split("__")[1] for file, _ in listed(out, "train")))
     assert [source.dataset for source in prepared_data(out).of("train")] == order
@@ -157,14 +157,14 @@ LISTED = ListedFile("train", "/out/a", 1.5, "a", "0" * 32, "train", packs=3)
     ],
     ids=str,
 )
-def test_all_that_decides_what_is_read_makes_the_digest_and_places_do_not(change):
+def test_digest_covers_all_that_is_read_except_places(change):
     both = [LISTED, replace(LISTED, key="2" * 32)]
     assert content_digest([replace(LISTED, **change), both[1]]) != content_digest(both)
     assert content_digest(both[::-1]) != content_digest(both)
     assert content_digest([replace(each, path="s3://elsewhere/a") for each in both]) == content_digest(both)
 
 
-def test_texts_that_end_in_eos_need_no_tokenizer_to_be_trained_on_and_packs_do(tmp_path, vocabulary):
+def test_eos_texts_train_without_a_tokenizer(tmp_path, vocabulary):
     mine = Path(shutil.copytree(vocabulary, tmp_path / "mine"))
     ended, packed = texts(tmp_path / "t", mine)[0], packs(tmp_path / "p", mine)[0]
     known = prepared_data(packed).eos
@@ -239,7 +239,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_trained_on_is_refused(own, case):
+def test_untrainable_data_is_rejected(own, case):
     change, words = REFUSED[case]
     change(own)
     assert words in refusal(own)
@@ -254,19 +254,19 @@ def test_what_cannot_be_trained_on_is_refused(own, case):
         ("nll", "train on the --output-dir of tokenmill pretrain or tokenmill sft"),
     ],
 )
-def test_other_kinds_of_data_are_refused_with_what_to_do(own, kind, remedy):
+def test_other_kinds_are_rejected_with_advice(own, kind, remedy):
     edit(own, type=kind)
     assert refusal(own) == f"{own}: holds {kind} data, which cannot be trained on directly; {remedy.format(own)}"
 
 
-def test_a_folder_that_was_copied_is_refused(own, tmp_path):
+def test_copied_folder_is_rejected(own, tmp_path):
     copied = shutil.copytree(own, tmp_path / "copied")
     assert refusal(copied).endswith("run the same preparation again with this --output-dir")
     assert "was moved or copied" in refusal(copied)
     prepared_data(str(own))
 
 
-def test_another_tokenizer_under_the_same_name_is_refused(tmp_path, vocabulary):
+def test_changed_tokenizer_with_the_same_name_is_rejected(tmp_path, vocabulary):
     mine = Path(shutil.copytree(vocabulary, tmp_path / "mine"))
     out, _ = packs(tmp_path, mine)
     prepared_data(out)

@@ -223,7 +223,7 @@ def test_the_command_ends_with_1_for_a_model_that_read_something_else(data, tmp_
     assert "step 1 did not read its planned samples" in capfd.readouterr().err
 
 
-def test_a_folder_without_steps_is_refused(data, tmp_path):
+def test_folder_without_steps_is_rejected(data, tmp_path):
     job = Job(settings=SETTINGS, data=data, output_dir=str(tmp_path))
     (tmp_path / JOB).write_bytes(orjson.dumps(job.model_dump()))
     with pytest.raises(InputError, match="no steps here yet"):

@@ -88,7 +88,7 @@ def test_all_splits_find_their_indices_and_others_go_to_the_cache_of_the_trainin
 
 
 @pytest.mark.parametrize("cache", [None, "s3://bucket/cache"])
-def test_a_cache_that_is_no_folder_of_the_training_is_refused(data, cache):
+def test_cache_outside_the_run_is_rejected(data, cache):
     with pytest.raises(InputError, match=f"path_to_cache={cache}: .*--data-cache-path"):
         use_order(configured(data, cache, [blend_of(data), None, None]), data.path)
 
@@ -160,7 +160,7 @@ def test_a_step_that_the_trainer_leaves_out_is_recorded_so(dataset, data, tmp_pa
     assert (proof.steps, proof.skipped, proof.problem) == (STEPS - 2, [5, 7], None)
 
 
-def test_a_batch_size_that_grows_is_refused(dataset, data, tmp_path):
+def test_growing_batch_size_is_rejected(dataset, data, tmp_path):
     num_microbatches_calculator.init_num_microbatches_calculator(0, [2, 2, 12], BATCH, 1, 1, False)
     try:
         with pytest.raises(InputError, match=r"--rampup-batch-size.*give one --global-batch-size"):
@@ -169,7 +169,7 @@ def test_a_batch_size_that_grows_is_refused(dataset, data, tmp_path):
         num_microbatches_calculator.unset_num_microbatches_calculator()
 
 
-def test_a_dataset_of_other_prefixes_is_refused(data, tmp_path):
+def test_dataset_of_foreign_prefixes_is_rejected(data, tmp_path):
     files, weights = blend_of(data)
     swapped = built(configured(data, tmp_path / "cache", [(files[::-1], weights[::-1]), None, None]))[0]
     with pytest.raises(InputError, match=rf"the dataset reads {files[-1]} where .*blend.json has {files[0]}; build it"):
@@ -188,13 +188,13 @@ def test_a_dataset_of_other_prefixes_is_refused(data, tmp_path):
         (BATCH, {"replica": 3, "replicas": 3}, "replica=3, replicas=3, global_batch=6: give"),
     ],
 )
-def test_a_record_that_cannot_be_is_refused(dataset, data, tmp_path, batch, given, words):
+def test_impossible_record_is_rejected(dataset, data, tmp_path, batch, given, words):
     train(dataset, data, tmp_path, range(1, 3))
     with pytest.raises(InputError, match=words):
         ReadRecorder(dataset, data.path, str(tmp_path), global_batch=batch, steps=STEPS, **given)
 
 
-def test_data_with_a_budget_are_refused(dataset, tmp_path, vocabulary):
+def test_data_with_a_budget_is_rejected(dataset, tmp_path, vocabulary):
     blend = preparing.blend_of(preparing.write_lines(tmp_path / "a.jsonl", TEXTS))
     chosen = {"tokenizer": {"model": str(vocabulary)}, "holdout": {"valid": 0, "test": 0}}
     preparing.prepare({**blend, "tokens": 200}, tmp_path / "out", **chosen)
@@ -243,7 +243,7 @@ def test_a_restart_that_has_begun_a_step_does_not_hide_the_former_reads(dataset,
     assert (proof.steps, proof.problem) == (7, None)
 
 
-def test_records_of_other_machines_are_missed(dataset, data, tmp_path):
+def test_missing_records_of_other_machines_are_reported(dataset, data, tmp_path):
     train(dataset, data, tmp_path, range(1, 2), replicas=3)
     without_last_lines(tmp_path, lambda lines: lines[0])
     with pytest.raises(InputError, match=r"no step of 6 samples is recorded whole; .* copy the files of all machines"):
@@ -258,7 +258,7 @@ def test_a_line_that_a_kill_has_cut_off_is_removed_by_the_restart(dataset, data,
     assert (proof.steps, proof.problem) == (STEPS, None)
 
 
-def test_what_lies_beside_the_blend_is_as_megatron_lm_wants_it(data, tmp_path):
+def test_files_next_to_the_blend_suit_megatron_lm(data, tmp_path):
     sequences, full = (
         orjson.loads(Path(data.path, f"blend.{name}.json").read_bytes()) for name in ("sequences", "full-validation")
     )

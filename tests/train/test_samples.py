@@ -66,7 +66,7 @@ def test_the_pieces_of_a_sample_are_the_tokens_that_megatron_reads(tmp_path, wei
     assert any(pieces.document[1:] != pieces.document[:-1])
 
 
-def test_samples_asked_alone_have_the_same_pieces(tmp_path):
+def test_single_samples_have_the_same_pieces(tmp_path):
     dataset = samples_of(tmp_path, pairs(tmp_path), [1.0, 3.0, 2.0])
     together = pieces_of(dataset, range(40))
     assert [pieces_of(dataset, [number]).of(0) for number in range(40)] == [together.of(place) for place in range(40)]

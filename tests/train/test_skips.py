@@ -82,7 +82,7 @@ def test_a_wrong_line_is_named(tmp_path, line, said):
 
 @pytest.mark.parametrize("kind", ["documents", "packs"])
 @pytest.mark.parametrize("wrong", [{"source": 99}, {"document": 99_999}, {"sequence": True}])
-def test_an_entry_that_names_no_document_is_refused(both, kind, wrong):
+def test_entry_without_document_is_rejected(both, kind, wrong):
     _, rows = both[kind]
     right = {"source": 0, "document": 0, "sequence": 0 if kind == "packs" else None}
     TrainedRows.of(rows, [SkippedDocument(data="", **right)])
@@ -92,7 +92,7 @@ def test_an_entry_that_names_no_document_is_refused(both, kind, wrong):
         TrainedRows.of(rows, [SkippedDocument(data="", **right | wrong)])
 
 
-def test_what_cannot_be_left_out_is_refused(both, tmp_path):
+def test_unskippable_entries_are_rejected(both, tmp_path):
     place, _ = both["documents"]
     data = Reading.of(place).data
     chosen = SETTINGS.model_copy(update={"skip_list": str(tmp_path / "skip.jsonl"), "micro_batch": 5})

@@ -35,7 +35,7 @@ def both(request, tmp_path_factory, vocabulary):
     return prepared_data(local), prepared_data(stored)
 
 
-def test_what_is_trained_on_is_the_same(both):
+def test_stored_data_trains_identically(both):
     local, stored = both
     assert stored.made_from == local.made_from
     assert all(file.startswith("s3://trained-on/") for source in stored.sources for file in source.files)
@@ -54,7 +54,7 @@ def test_an_indexed_dataset_reads_every_document_from_the_bucket(both, tmp_path)
 
 
 @pytest.mark.parametrize("both", [texts], indirect=True)
-def test_rows_of_documents_are_the_same(both, tmp_path):
+def test_stored_document_rows_are_identical(both, tmp_path):
     local, stored = (
         document_rows(data, LENGTH, SIZES, 1, str(tmp_path / name))
         for name, data in zip(("local", "stored"), both, strict=True)

@@ -38,7 +38,7 @@ def job(tmp_path):
 @pytest.mark.parametrize(
     ("make", "file", "words"), [(texts, "v", "a tokenizer"), (packs, "v", "a tokenizer"), (packs, "chat.jinja", "a chat template")]
 )  # fmt: skip
-def test_nothing_is_trained_where_what_is_exported_is_missing(job, tmp_path, make, file, words):
+def test_missing_export_files_fail_early(job, tmp_path, make, file, words):
     asked = job(make)
     shutil.move(tmp_path / file, tmp_path / "away")
     with pytest.raises(

@@ -114,7 +114,7 @@ def test_a_baseline_is_found_by_configuration_and_device(base, tmp_path):
             baseline_of(other, str(tmp_path))
 
 
-def test_what_no_step_depends_on_does_not_make_another_configuration(base):
+def test_irrelevant_settings_keep_the_configuration(base):
     sources = [each.model_copy(update={"tokens": 11} if each.split == "valid" else {}) for each in job().data.sources]
     elsewhere = {"path": "/elsewhere", "made_from": "2", "sources": sources}
     apart = job(elsewhere, retries=5, checkpoint_every=1, validate_every=3, max_epochs=None)
@@ -157,7 +157,7 @@ def test_a_regression_is_found_from_the_threshold_on(base, name, percent, is_fou
 
 
 @pytest.mark.parametrize(("difference", "differs"), [(0.5, True), (-0.5, True), (0.01, False), (-0.01, False)])
-def test_another_loss_is_told_to_either_side(base, difference, differs):
+def test_changed_loss_is_reported_both_ways(base, difference, differs):
     other = base.model_copy(update={"loss": base.loss + difference})
     found = compare(other, base.model_copy(update={"memory": 0}), loss_bound=0.02)
     assert found.loss_differs is differs
@@ -166,7 +166,7 @@ def test_another_loss_is_told_to_either_side(base, difference, differs):
     assert [each.change for each in found.changes if each.name == "memory"] == [None], "nothing has no share"
 
 
-def test_a_record_is_told_in_figures():
+def test_record_shows_numbers():
     out = io.StringIO()
     print_record(summarise(job(), STARTED, steps(seconds=0.5)), Console(file=out, width=200))
     for said in (
@@ -179,7 +179,7 @@ def test_a_record_is_told_in_figures():
     assert out.getvalue().count("of the peak") == 1
 
 
-def test_the_table_says_what_regressed(base):
+def test_table_lists_regressions(base):
     out = io.StringIO()
     slower = base.model_copy(update={"tokens_per_second": base.tokens_per_second * 0.5, "loss": base.loss + 1})
     print_comparison(compare(slower, base), Console(file=out, width=120))
@@ -207,7 +207,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("shape", "length"), [*itertools.product(SHAPES, (16, 33))])
-def test_operations_are_those_that_pytorch_counts_but_for_what_a_causal_model_needs_not_see(shape, length):
+def test_operations_match_pytorch_except_causal_savings(shape, length):
     rows = shape.vocabulary(500)
     config = LlamaConfig(
         vocab_size=rows, hidden_size=shape.hidden, intermediate_size=shape.feed_forward, num_hidden_layers=shape.layers,
@@ -259,7 +259,7 @@ def products(counter, forward_only=None):
         ("cpu", None),
     ],
 )
-def test_peaks_are_those_of_the_data_sheets_or_none(name, teraflops):
+def test_peaks_match_data_sheets_or_none(name, teraflops):
     assert peak_flops(name) == (teraflops and teraflops * 1e12)
 
 

@@ -115,7 +115,7 @@ def exported(asked):
     return AutoModelForCausalLM.from_pretrained(f"{asked.output_dir}/model", local_files_only=True).eval()
 
 
-def test_a_training_tells_what_it_does_in_order(pretraining):
+def test_training_events_are_in_order(pretraining):
     asked, ended = pretraining
     assert ended.code == 0
     told = [(event.event, getattr(event, "step", None)) for event in ended.events]
@@ -131,7 +131,7 @@ def test_a_training_tells_what_it_does_in_order(pretraining):
     ]
 
 
-def test_what_is_told_at_the_start_is_what_is_trained(pretraining):
+def test_start_event_matches_the_training(pretraining):
     asked, ended = pretraining
     assert ended.started == Started(
         step=0, steps=10, parameters=sum(each.numel() for each in exported(asked).parameters()), device="cpu",
@@ -139,7 +139,7 @@ def test_what_is_told_at_the_start_is_what_is_trained(pretraining):
     )  # fmt: skip
 
 
-def test_steps_count_what_was_read_and_trained_on(pretraining):
+def test_steps_count_read_and_trained_tokens(pretraining):
     asked, ended = pretraining
     for event in ended.of(TrainStep):
         assert (event.tokens, event.loss_tokens, event.padding) == (8 * 48, 8 * 48, 0)
@@ -176,7 +176,7 @@ def finetuned(request):
     return request.getfixturevalue(request.param)
 
 
-def test_the_first_loss_is_that_of_the_weights_it_began_with(finetuned, tmp_path):
+def test_first_loss_is_of_the_initial_weights(finetuned, tmp_path):
     before, asked, ended = finetuned
     batch = sequences_of(pack_rows(asked, "train", tmp_path).batch(range(8)))
     assert len(batch.tokens) > 16
@@ -189,7 +189,7 @@ def test_the_exported_model_scores_held_out_packs_as_the_trainer_did(finetuned, 
     assert scored(exported(asked), batch) == pytest.approx(ended.validated[6], abs=EXACT)
 
 
-def test_padding_and_what_is_trained_on_are_counted(finetuned, tmp_path):
+def test_padding_and_trained_tokens_are_counted(finetuned, tmp_path):
     _, asked, ended = finetuned
     rows = pack_rows(asked, "train", tmp_path)
     for event in ended.of(TrainStep):
@@ -218,7 +218,7 @@ def test_the_template_that_was_trained_with_is_exported(finetuned, vocabulary):
     assert said == "<|im_start|>user\nQuestion 0?<|im_end|>\n<|im_start|>assistant\nAnswer 0, and so on.<|im_end|>\n"
 
 
-def test_a_loss_that_is_no_number_ends_all_processes_and_names_the_step(documents, tmp_path):
+def test_nan_loss_ends_all_processes(documents, tmp_path):
     ended = train(job(documents, tmp_path, optimizer={"learning_rate": 1e30}), processes=2)
     assert ended.code == 1
     assert list(ended.losses) == [1]
@@ -228,7 +228,7 @@ def test_a_loss_that_is_no_number_ends_all_processes_and_names_the_step(document
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_job_that_must_be_mended_says_so(documents, tmp_path):
+def test_job_with_an_input_error_is_reported(documents, tmp_path):
     ended = train(job(documents, tmp_path, device="cuda"))
     assert ended.code == 2
     assert ended.events == [

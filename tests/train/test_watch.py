@@ -85,7 +85,7 @@ def wait_until(condition, what):
         time.sleep(0.01)
 
 
-def test_events_and_lines_of_both_streams_come_in_the_order_they_were_written(trainer):
+def test_events_and_lines_keep_their_order(trainer):
     one, other = Validated(step=1, loss=2.5), Saved(step=2, path="checkpoints/step_000002")
     program = f"""
     print("before", flush=True)
@@ -109,7 +109,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_what_a_trainer_writes_is_heard(trainer, name):
+def test_trainer_output_is_passed_on(trainer, name):
     program, expected = LINES[name]
     assert watched(trainer(program)) == expected
 
@@ -154,14 +154,14 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_says_what_it_was(trainer, name):
+def test_failure_has_its_cause(trainer, name):
     program, kind, reason = FAILURES[name]
     exits = "sys.exit(1)" if "print" in program and "exit" not in program and "{}" not in program else ""
     with pytest.raises(kind, match=reason):
         run(trainer(f"{program}\n{exits}"), lambda event: None, lambda line: None)
 
 
-def test_the_environment_is_that_of_the_watcher_and_the_launchs(trainer, monkeypatch):
+def test_environment_of_watcher_and_launch(trainer, monkeypatch):
     monkeypatch.setenv("OF_THE_WATCHER", "here")
     made = trainer("print(os.environ['OF_THE_WATCHER'], os.environ['OF_THE_LAUNCH'], sys.stdin.read() == '')")
     assert watched(Launch({}, made.command, True, {"OF_THE_LAUNCH": "too"})) == ["here too True"]
@@ -177,7 +177,7 @@ def press_ctrl_c(_):
 
 @pytest.mark.parametrize("end", [raise_cancelled, press_ctrl_c])
 @pytest.mark.parametrize("child", [SILENT, DEAF], ids=["silent", "deaf"])
-def test_who_stops_watching_leaves_nobody_behind(trainer, monkeypatch, end, child):
+def test_no_orphan_processes_after_watcher_exits(trainer, monkeypatch, end, child):
     monkeypatch.setattr(watch_module, "GRACE", 0.3)
     pids = Pids()
 
@@ -195,7 +195,7 @@ def test_who_stops_watching_leaves_nobody_behind(trainer, monkeypatch, end, chil
         assert not any(map(is_alive, pids))
 
 
-def test_a_trainer_that_is_told_to_end_may_clean_up_and_talk(trainer, tmp_path):
+def test_ending_trainer_may_clean_up_and_print(trainer, tmp_path):
     cleaned = tmp_path / "cleaned"
     program = f"""
     import signal
@@ -215,7 +215,7 @@ def test_a_trainer_that_is_told_to_end_may_clean_up_and_talk(trainer, tmp_path):
     assert time.monotonic() - started < watch_module.GRACE
 
 
-def test_a_watcher_is_interrupted_while_the_trainer_says_nothing(trainer):
+def test_silent_trainer_can_be_interrupted(trainer):
     pids, ready, ended = Pids(), threading.Event(), []
 
     def on_line(line):
@@ -303,7 +303,7 @@ def test_a_killed_watcher_takes_torchrun_and_its_workers_with_it(tmp_path, worke
 
 
 @pytest.mark.slow
-def test_a_killed_torchrun_leaves_no_trainer(tmp_path):
+def test_killed_torchrun_leaves_no_trainer_process(tmp_path):
     script, pids = tmp_path / "worker.py", Pids()
     script.write_text(ORPHAN)
 
@@ -325,7 +325,7 @@ def test_a_command_whose_parent_is_gone_already_is_not_run():
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_with_its_parent_cannot_say_no(tmp_path):
+def test_process_dies_with_its_parent(tmp_path):
     deaf = ORPHAN.replace("die_with_parent();", "die_with_parent(); signal.signal(signal.SIGTERM, signal.SIG_IGN);")
     parent = f"import subprocess, sys, os; subprocess.Popen([sys.executable, '-c', {deaf!r}]).wait()"
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())

@@ -30,7 +30,7 @@ def test_every_turn_ends_in_a_trained_end(rows):
     assert names([row for row in rows if row[1].accepted], "unended") == {}
 
 
-def test_text_and_ids_are_those_of_transformers(rows):
+def test_text_and_ids_match_transformers(rows):
     assert names(rows, "ids") == {}
 
 
@@ -44,6 +44,6 @@ def test_reasons_are_true(rows):
     assert names(rows, "untrue") == {}
 
 
-def test_the_table_is_what_came_out(rows):
+def test_table_matches_the_outcome(rows):
     written = table.PAGE.read_text("utf-8"), table.TABLE.read_text("utf-8")
     assert written == (table.page(rows), table.table(rows)), "run python -m tests.peers.templates.table"
