@@ -267,7 +267,9 @@ class Blend(Strict, frozen=True):
     Budgets set how many tokens of each dataset of the training data are read, and when; `blend.mix` solves them.
     """
 
-    datasets: list[DataSource] | None = Field(default=None, description="Flat blend; valid and test are held out.")
+    datasets: list[DataSource] | None = Field(
+        default=None, description="Flat blend; validation and test splits are held out."
+    )
     train: list[DataSource] | None = Field(default=None, description="Per-split blend: training data.")
     valid: list[DataSource] | None = Field(default=None, description="Per-split blend: validation data.")
     test: list[DataSource] | None = Field(default=None, description="Per-split blend: test data.")

@@ -140,7 +140,7 @@ class PackedLayout:
         return replace(output, path=place)
 
     def _account(self, held: Mapping[str, _Held], folders: Mapping[str, _Folder]) -> dict[str, Any]:
-        """The manifest's report of wanted and realised weights."""
+        """The manifest's report of target and realized weights."""
         splits: dict[str, dict[str, dict[str, float]]] = {}
         warned: list[str] = []
         for split, folder in folders.items():

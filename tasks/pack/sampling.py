@@ -1,6 +1,6 @@
 """Sampling: the pack files to publish, how often, and which only in part.
 
-A trainer reads every file in a folder once per epoch, so the weights of a blend are realised by the contents of the folder.
+A trainer reads every file in a folder once per epoch, so the weights of a blend are realized by the contents of the folder.
 Shares are counted in tokens. `down` doesn't repeat packs: the dataset with the fewest tokens for its weight is used whole, the
 others in part. `up` doesn't omit packs: the dataset with the most tokens for its weight is used once, the others more often. `none`
 publishes every file once. A share is made of whole files and the leading packs of one more, so it is off by at most half a
@@ -86,7 +86,7 @@ def _take(files: Sequence[PackedFile], tokens: int, seed: int) -> Draw:
 
 
 def account(held: Held, weights: Weights, taken: Mapping[DataSet, int]) -> dict[str, dict[str, float]]:
-    """Wanted and realised share of each dataset in a split, its tokens, and how often it is repeated. `taken` are tokens."""
+    """Target and realized share of each dataset in a split, its tokens, and how often it is repeated. `taken` are tokens."""
     total = sum(taken.values())
     return {
         dataset[1]: {

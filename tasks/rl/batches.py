@@ -11,7 +11,7 @@ met in every batch. Rows are in an order by hash; a row occurs twice only after 
 follow a Gaussian whose mean falls from batch to batch (Nemotron 3 Nano, section 3.2.2, arXiv 2512.20848). There rows are
 sampled; here each row is read as often as without a curriculum, so that none is lost: every place in the order asks for a pass
 rate drawn from its Gaussian, and the places get the rows in the order of the pass rates that they ask for. If pass rates are not
-distributed like the requests, matching by rank bends the schedule. The centres of the Gaussians are therefore moved until the
+distributed like the requests, matching by rank bends the schedule. The centers of the Gaussians are therefore moved until the
 means of the matched rows fall evenly. A million rows take 2 s.
 """
 
@@ -45,7 +45,7 @@ MOMENTS = 64
 """Parts of the training in which the mean of matched rows is brought to the schedule, and quantiles of each Gaussian there."""
 
 MAX_ROUNDS, CLOSE = 200, 1e-4
-"""Moves of the centres, and a difference from the schedule that ends them, as a part of the range of pass rates."""
+"""Moves of the centers, and a difference from the schedule that ends them, as a part of the range of pass rates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,9 @@ def _times(batch: np.ndarray) -> np.ndarray:
 def _matched(rates: np.ndarray, batch: np.ndarray, span: float, spread: float, seed: np.uint64) -> np.ndarray:
     """The number of the row (int64) in each place, whose batches ascend."""
     up = np.sign(span)
-    centres = _centres(np.sort(rates * up), batch, abs(span), spread)
+    centers = _centres(np.sort(rates * up), batch, abs(span), spread)
     parts = (np.arange(len(batch)) + 0.5) / len(batch)
-    asked = np.interp(parts, (np.arange(MOMENTS) + 0.5) / MOMENTS, centres) + spread * _noise(batch, seed)
+    asked = np.interp(parts, (np.arange(MOMENTS) + 0.5) / MOMENTS, centers) + spread * _noise(batch, seed)
     found = np.empty(len(batch), np.int64)
     found[np.argsort(asked, kind="stable")] = np.argsort(rates * up, kind="stable")
     return found
@@ -157,15 +157,15 @@ def _centres(rates: np.ndarray, batch: np.ndarray, span: float, spread: float) -
     points = MOMENTS * MOMENTS
     quantiles = rates[(len(rates) * (2 * np.arange(points) + 1)) // (2 * points)]
     wanted = quantiles.mean() + span * (times.mean() - times)
-    centres, noise = wanted.copy(), spread * _gaussian(MOMENTS)
+    centers, noise = wanted.copy(), spread * _gaussian(MOMENTS)
     for _ in range(MAX_ROUNDS):
         found = np.empty(points)
-        found[np.argsort((centres[:, None] + noise).ravel(), kind="stable")] = quantiles
+        found[np.argsort((centers[:, None] + noise).ravel(), kind="stable")] = quantiles
         error = wanted - found.reshape(MOMENTS, -1).mean(1)
         if np.abs(error).max() < CLOSE * np.ptp(rates):
             break
-        centres += error / 2
-    return centres
+        centers += error / 2
+    return centers
 
 
 def _noise(batch: np.ndarray, seed: np.uint64) -> np.ndarray:

@@ -33,7 +33,7 @@ from tokenmill.tasks.shards.published import file_hash
 from tokenmill.tasks.storage import absolute, is_local, join
 from tokenmill.tasks.strict import Seed, Strict
 
-from .choose import Choice, choose, nearest_centres, nearest_with_torch, quotas
+from .choose import Choice, choose, nearest_centers, nearest_with_torch, quotas
 from .embed import embeddings_folder, read_embeddings
 
 REJECTED = "rejected.parquet"
@@ -66,7 +66,7 @@ def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> d
     """
     started, output_dir = time.time(), absolute(output_dir)
     _require_own(output_dir)
-    nearest = nearest_centres if settings.device == "cpu" else nearest_with_torch()
+    nearest = nearest_centers if settings.device == "cpu" else nearest_with_torch()
     folder = embeddings_folder(embeddings)
     found = read_embeddings(folder)
     clusters = settings.clusters or max(1, min(settings.rows, len(found.vectors)) // ROWS_PER_CLUSTER)
@@ -159,7 +159,7 @@ def choice_facts(choice: Choice, names: pa.Table, quota: int | None) -> dict[str
     ids, sizes, rows = names[ROW_ID], choice.clusters.sizes, names.num_rows
     shares = quotas(np.zeros_like(sizes), np.minimum(sizes, rows if quota is None else quota), choice.budget)
     chosen, near = (
-        np.bincount(choice.clusters.labels[each], minlength=len(choice.clusters.centres))
+        np.bincount(choice.clusters.labels[each], minlength=len(choice.clusters.centers))
         for each in (choice.rows, choice.removed["removed"].to_numpy())
     )
     order = np.lexsort((choice.clusters.distances, choice.clusters.labels))

@@ -28,7 +28,7 @@ ROUNDS = 20
 """Maximum rounds of k-means, which ends earlier if no row changes its cluster."""
 
 SAMPLE = 32
-"""Rows per cluster among which the initial centres are chosen."""
+"""Rows per cluster among which the initial centers are chosen."""
 
 CELLS = 1 << 24
 """Similarities in memory at once: 64 MB in float32."""
@@ -40,7 +40,7 @@ BLOCK = 1024
 """Rows compared with the chosen ones at a time."""
 
 Nearest = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""A function of `vectors` [rows, dimensions] and `centres` [clusters, dimensions]: the nearest center of each row (int64
+"""A function of `vectors` [rows, dimensions] and `centers` [clusters, dimensions]: the nearest center of each row (int64
 [rows]) and its squared distance (float32 [rows]).
 """
 
@@ -50,18 +50,18 @@ REMOVED = pa.schema([pa.field("removed", pa.int64()), pa.field("kept", pa.int64(
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """`labels` int64 [rows] are the clusters of rows, `centres` float32 [clusters, dimensions], and `distances` float32 [rows]
-    the squared distances of rows to their centres.
+    """`labels` int64 [rows] are the clusters of rows, `centers` float32 [clusters, dimensions], and `distances` float32 [rows]
+    the squared distances of rows to their centers.
     """
 
     labels: np.ndarray
-    centres: np.ndarray
+    centers: np.ndarray
     distances: np.ndarray
 
     @property
     def sizes(self) -> np.ndarray:
         """Rows per cluster, int64."""
-        return np.bincount(self.labels, minlength=len(self.centres))
+        return np.bincount(self.labels, minlength=len(self.centers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def choose(
             f"cannot choose {budget} of {len(vectors)} rows from {clusters} clusters with threshold={threshold}; choose "
             f"at least 1 row, from 1 to {len(vectors)} clusters, with a threshold above 0 (above 1 all rows are distinct)"
         )
-    found = kmeans(vectors, clusters, seed, nearest or nearest_centres)
+    found = kmeans(vectors, clusters, seed, nearest or nearest_centers)
     generator = np.random.default_rng([seed, 1])
     rows, removed = _pick(vectors, found, budget, threshold, len(vectors) if most is None else most, generator)
     return Choice(np.sort(rows), found, removed, budget, threshold, seed)
@@ -105,34 +105,34 @@ def kmeans(vectors: np.ndarray, clusters: int, seed: int, nearest: Nearest) -> C
     """Lloyd's algorithm from centers chosen far apart. A cluster that loses all its rows keeps its center."""
     generator = np.random.default_rng([seed, 0])
     sample = generator.choice(len(vectors), min(len(vectors), clusters * SAMPLE), replace=False)
-    centres = _first_centres(vectors[np.sort(sample)], clusters, generator)
-    labels, distances = nearest(vectors, centres)
+    centers = _first_centers(vectors[np.sort(sample)], clusters, generator)
+    labels, distances = nearest(vectors, centers)
     for _ in range(ROUNDS):
         # The mean of the rows of each cluster, summed in float64 in row order, some thousand at a time
-        counts = np.bincount(labels, minlength=len(centres))
-        sums = np.zeros(centres.shape)
+        counts = np.bincount(labels, minlength=len(centers))
+        sums = np.zeros(centers.shape)
         for start in range(0, len(vectors), ROWS):
             part = labels[start : start + ROWS]
             order = np.argsort(part, kind="stable")
             present, begins = np.unique(part[order], return_index=True)
             sums[present] += np.add.reduceat(vectors[start : start + ROWS][order], begins, axis=0, dtype=np.float64)
         means = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
-        centres = np.where(counts[:, None] > 0, means, centres)
+        centers = np.where(counts[:, None] > 0, means, centers)
         before = labels
-        labels, distances = nearest(vectors, centres)
+        labels, distances = nearest(vectors, centers)
         if np.array_equal(labels, before):
             break
-    return Clusters(labels, centres, distances)
+    return Clusters(labels, centers, distances)
 
 
-def nearest_centres(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def nearest_centers(vectors: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """See Nearest; with NumPy, some thousand rows at a time."""
     labels, distances = np.empty(len(vectors), np.int64), np.empty(len(vectors), np.float32)
-    lengths = np.einsum("ij,ij->i", centres, centres)
-    size = max(1, CELLS // len(centres))
+    lengths = np.einsum("ij,ij->i", centers, centers)
+    size = max(1, CELLS // len(centers))
     for start in range(0, len(vectors), size):
         part = vectors[start : start + size]
-        found = lengths - 2 * (part @ centres.T)
+        found = lengths - 2 * (part @ centers.T)
         labels[start : start + size] = nearest = found.argmin(axis=1)
         squares = found[np.arange(len(part)), nearest] + np.einsum("ij,ij->i", part, part)
         distances[start : start + size] = np.maximum(squares, 0)
@@ -140,7 +140,7 @@ def nearest_centres(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarra
 
 
 def nearest_with_torch(device: str = "cuda") -> Nearest:
-    """`nearest_centres` with torch, in float32, some thousand rows at a time. Ties go to the first center in both.
+    """`nearest_centers` with torch, in float32, some thousand rows at a time. Ties go to the first center in both.
 
     Raises InputError if torch isn't installed, or this machine lacks a GPU.
     """
@@ -148,11 +148,11 @@ def nearest_with_torch(device: str = "cuda") -> Nearest:
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device={device}: no GPU is visible on this machine; set device=cpu")
 
-    def nearest(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        points = torch.from_numpy(centres).to(device)
+    def nearest(vectors: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        points = torch.from_numpy(centers).to(device)
         lengths = points.square().sum(dim=1)
         labels, distances = np.empty(len(vectors), np.int64), np.empty(len(vectors), np.float32)
-        size = max(1, CELLS // len(centres))
+        size = max(1, CELLS // len(centers))
         for start in range(0, len(vectors), size):
             part = torch.from_numpy(vectors[start : start + size]).to(device)
             least, places = (lengths - 2 * part @ points.T).min(dim=1)
@@ -163,7 +163,7 @@ def nearest_with_torch(device: str = "cuda") -> Nearest:
     return nearest
 
 
-def _first_centres(vectors: np.ndarray, clusters: int, generator: np.random.Generator) -> np.ndarray:
+def _first_centers(vectors: np.ndarray, clusters: int, generator: np.random.Generator) -> np.ndarray:
     """k-means++: each center is a row, chosen with odds that grow with its distance to the earlier centers."""
     chosen = [int(generator.integers(len(vectors)))]
     distances, squares = np.full(len(vectors), np.inf, np.float32), np.einsum("ij,ij->i", vectors, vectors)

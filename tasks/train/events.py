@@ -51,7 +51,7 @@ class TrainStep(Strict, frozen=True):
 
 
 class Validated(Strict, frozen=True):
-    """The loss on the valid split after a step, in nats per token."""
+    """The loss on the validation split after a step, in nats per token."""
 
     event: Literal["validated"] = "validated"
     step: int

@@ -129,7 +129,7 @@ class Job(Strict, frozen=True):
 
     @property
     def validates(self) -> bool:
-        """Whether the training computes losses on the valid split."""
+        """Whether the training computes losses on the validation split."""
         return self.settings.validate_every is not None and bool(self.data.of("valid"))
 
 

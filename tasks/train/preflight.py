@@ -143,13 +143,13 @@ def _check_file_sizes(path: str, listed: Sequence[ListedFile], manifest: Mapping
 
 
 def _repeated_in_validation(job: Job) -> Iterator[str]:
-    """The datasets of the valid split that don't fill a row."""
+    """The datasets of the validation split that don't fill a row."""
     length = job.settings.sequence_length
     if job.data.kind == "sft" or job.settings.validate_every is None:
         return
     for source in job.data.of("valid"):
         if source.tokens <= length:
-            yield f"{source.dataset}: {source.tokens:,} tokens of the valid split, repeated to fill rows of {length:,}"
+            yield f"{source.dataset}: {source.tokens:,} tokens of the validation split, repeated to fill rows of {length:,}"
 
 
 def _cleared_by_bridge(job: Job) -> Iterator[str]:

@@ -89,7 +89,7 @@ def sentence(event: Event) -> str:
         where = f"{event.processes} process(es) on {event.device}"
         return f"{event.engine}: {event.parameters:,} parameters, {where}, from step {event.step} to {event.steps}"
     if isinstance(event, Validated):
-        return f"step {event.step}: loss {event.loss:.4f} on the valid split"
+        return f"step {event.step}: loss {event.loss:.4f} on the validation split"
     return f"{event.event}: {getattr(event, 'path', '') or getattr(event, 'reason', '')}"
 
 

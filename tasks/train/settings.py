@@ -137,7 +137,9 @@ class OrderPlan(Strict, frozen=True):
     )
 
     validate_every: int | None = Field(
-        default=None, ge=1, description="Steps between validations; Megatron-LM sizes valid and test by it."
+        default=None,
+        ge=1,
+        description="Steps between validations; Megatron-LM sizes the validation and test splits by it.",
     )
 
     @property

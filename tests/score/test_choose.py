@@ -1,4 +1,4 @@
-"""A diverse choice, held against all pairs and all centres compared one by one."""
+"""A diverse choice, held against all pairs and all centers compared one by one."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.score import choose as choosing
-from tokenmill.tasks.score.choose import choose, kmeans, nearest_centres, nearest_with_torch, quotas
+from tokenmill.tasks.score.choose import choose, kmeans, nearest_centers, nearest_with_torch, quotas
 from tokenmill.tasks.score.embed import unit_vectors
 
 from tests.examples import max_examples
@@ -31,30 +31,30 @@ def same_groups(one, other):
 @pytest.mark.parametrize("seed", range(5))
 def test_groups_that_lie_apart_are_found(seed):
     vectors, groups = around(np.random.default_rng(seed), [300, 40, 100, 5, 60])
-    found = kmeans(vectors, 5, seed, nearest_centres)
+    found = kmeans(vectors, 5, seed, nearest_centers)
     assert same_groups(found.labels, groups)
     assert sorted(found.sizes.tolist()) == [5, 40, 60, 100, 300]
 
 
-@pytest.mark.parametrize("nearest", [nearest_centres, nearest_with_torch("cpu")])
-def test_every_row_is_with_its_nearest_centre_and_centres_are_means(nearest, monkeypatch):
+@pytest.mark.parametrize("nearest", [nearest_centers, nearest_with_torch("cpu")])
+def test_every_row_is_with_its_nearest_center_and_centers_are_means(nearest, monkeypatch):
     monkeypatch.setattr(choosing, "ROUNDS", 1000)
     monkeypatch.setattr(choosing, "ROWS", 37)
     monkeypatch.setattr(choosing, "CELLS", 100)
     vectors, _ = around(np.random.default_rng(1), [80, 70, 60], spread=2)
     found = kmeans(vectors, 7, 1, nearest)
-    squares = ((vectors[:, None].astype(np.float64) - found.centres[None]) ** 2).sum(axis=2)
+    squares = ((vectors[:, None].astype(np.float64) - found.centers[None]) ** 2).sum(axis=2)
     chosen = squares[np.arange(len(vectors)), found.labels]
     np.testing.assert_allclose(chosen, squares.min(axis=1), atol=1e-5)
     np.testing.assert_allclose(found.distances, chosen, atol=1e-5)
-    for cluster, centre in enumerate(found.centres):
-        np.testing.assert_allclose(vectors[found.labels == cluster].mean(axis=0), centre, atol=1e-5)
+    for cluster, center in enumerate(found.centers):
+        np.testing.assert_allclose(vectors[found.labels == cluster].mean(axis=0), center, atol=1e-5)
 
 
 def test_the_gpus_function_agrees_with_numpys():
     vectors, _ = around(np.random.default_rng(2), [400, 300], spread=1)
     (labels, distances), (others, far) = (
-        each(vectors, vectors[:9]) for each in (nearest_centres, nearest_with_torch("cpu"))
+        each(vectors, vectors[:9]) for each in (nearest_centers, nearest_with_torch("cpu"))
     )
     assert np.array_equal(labels, others)
     np.testing.assert_allclose(distances, far, atol=1e-5)
@@ -68,11 +68,11 @@ def test_rows_that_are_all_the_same_make_clusters_too():
     assert len(choose(vectors, 10, 4, 1.1, 0).rows) == 10
 
 
-def test_a_cluster_without_rows_keeps_its_centre():
+def test_a_cluster_without_rows_keeps_its_center():
     vectors = np.repeat(np.eye(2, dtype=np.float32), 10, axis=0)
-    found = kmeans(vectors, 5, 0, nearest_centres)
+    found = kmeans(vectors, 5, 0, nearest_centers)
     assert sorted(found.sizes.tolist()) == [0, 0, 0, 10, 10]
-    np.testing.assert_allclose(np.linalg.norm(found.centres, axis=1), 1)
+    np.testing.assert_allclose(np.linalg.norm(found.centers, axis=1), 1)
 
 
 def level(taken, left, budget):
