@@ -19,7 +19,7 @@ from .receipt import Receipt
 from .store import Store
 
 if TYPE_CHECKING:
-    from tokenmill.tasks.sources.survey import Sample  # reads every format: 0.1 s, which a verification does not need
+    from tokenmill.tasks.sources.forms import Sample  # reads every format: 0.1 s, which a verification does not need
 
 Item = TypeVar("Item")
 

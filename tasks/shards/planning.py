@@ -12,11 +12,10 @@ from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources.discovery import find
 from tokenmill.tasks.sources.files import Found, InputWarning, Require, Slice, SourceFile
-from tokenmill.tasks.sources.forms import Form, require_form
+from tokenmill.tasks.sources.forms import Form, Sample, require_form, spread, survey
 from tokenmill.tasks.sources.parquet import Needed
 from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.sources.slices import ContentIndex, leading_rows, leading_share
-from tokenmill.tasks.sources.survey import Sample, spread, survey
 from tokenmill.tasks.storage import absolute, join, user_cache
 from xxhash import xxh3_128_hexdigest
 

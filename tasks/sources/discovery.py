@@ -109,9 +109,9 @@ def _local_files(source: DataSource) -> Found:
         if blobs:
             names = [name for name in names if describe(name) or os.path.realpath(folder / name) not in blobs]
         names, older = _of_one_snapshot(folder, names)
-        found = select(names, source, lambda name: _size(folder / name))
-        files = [_local_file(folder / name) for name in _named_once(folder, found.chosen)]
-        skipped = found.skipped + Counter("no regular file" for _ in special) + Counter("older snapshot" for _ in older)
+        chosen, skipped, warnings = select(names, source, lambda name: _size(folder / name))
+        files = [_local_file(folder / name) for name in _named_once(folder, chosen)]
+        skipped += Counter("no regular file" for _ in special) + Counter("older snapshot" for _ in older)
         # An older snapshot shares the blobs of files that haven't changed, so only the others aren't read.
         read = {os.path.realpath(folder / name) for name in names} if older else set[str]()
         lost = [name for name in older if describe(name) and os.path.realpath(folder / name) not in read]
@@ -120,8 +120,8 @@ def _local_files(source: DataSource) -> Found:
                 f"in snapshots that refs/main doesn't name, such as {lost[0]}",
                 sum(_size(folder / name) for name in lost),
             )
-            return Found(files, skipped, [*found.warnings, InputWarning("unread_files", what, len(lost), size)])
-        return Found(files, skipped, found.warnings)
+            warnings.append(InputWarning("unread_files", what, len(lost), size))
+        return Found(files, skipped, warnings)
 
 
 @contextmanager
@@ -302,9 +302,9 @@ def _stored_files(source: DataSource) -> Found:
         return Found([_stored_file(place, path, listed[path])], {})
     folder = divided(path)[0].rstrip("/") + "/"
     relative = {name.removeprefix(folder): name for name in listed}
-    chosen = select([*relative], source, lambda name: int(listed[relative[name]]["size"]))
-    files = [_stored_file(place, relative[name], listed[relative[name]]) for name in chosen.chosen]
-    return Found(files, chosen.skipped, chosen.warnings)
+    chosen, skipped, warnings = select([*relative], source, lambda name: int(listed[relative[name]]["size"]))
+    files = [_stored_file(place, relative[name], listed[relative[name]]) for name in chosen]
+    return Found(files, skipped, warnings)
 
 
 def _stored_file(place: str, name: str, entry: dict[str, Any]) -> SourceFile:

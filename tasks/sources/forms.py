@@ -3,26 +3,35 @@
 A file of rows is taken as a blend of that one dataset. Conversations given to a preparation of documents, or documents to
 one of conversations, are rejected before building, with the command to use. For that the first rows of each dataset
 are read if the file is local; others are left to the check of bad rows.
+
+A dataset with a filter is surveyed: the share that is kept, and whether rows have the fields that the filter names. Up to eight slices,
+evenly spread, are read, of each the first batch (about a mebibyte; Parquet: four). Row groups that the statistics exclude are counted
+by the footer. It is an estimate: in a file sorted by score, the first rows aren't a sample of the others.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from glob import has_magic
 from itertools import islice
 from json import JSONDecoder
 from typing import Any, Literal, cast
 
+import numpy as np
 from tokenmill.tasks.blend.load import from_page, load_blend
 from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.blend.predicates import where_of
 from tokenmill.tasks.errors import InputError, closest
 from tokenmill.tasks.storage import absolute, filesystem, is_local
 from tokenmill.tasks.strict import parse
 
-from .files import Record, Slice, field_path
-from .formats import describe, read_records, without_ending
-from .json_rows import BYTE_ORDER_MARK
+from .files import Record, Row, Slice, field_path
+from .formats import describe, format_of, read_records, without_ending
+from .json_rows import BYTE_ORDER_MARK, pick_records
 from .opening import SourceCorrupt
-from .row_filter import value_at
+from .parquet import Parquet, column_batches, require_any
+from .parquet_batches import decoded_bytes, taken
+from .row_filter import filter_of, value_at
 
 Form = Literal["documents", "conversations"]
 
@@ -40,6 +49,9 @@ QUESTIONS = frozenset({"prompt", "input", "question", "problem", "instruction", 
 
 FIRST_BATCHES = 2
 """Batches of about a mebibyte whose rows are looked at."""
+
+MAX_SLICES = 8
+"""Slices of a dataset that a survey reads."""
 
 BLENDS = ".json"
 """The ending of blends, which data files may have too."""
@@ -152,3 +164,88 @@ def _form(record: Record, source: DataSource) -> Form | None:
     if isinstance(text, str) == turns or not QUESTIONS.isdisjoint(record):
         return None
     return "conversations" if turns else "documents"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The rows that were looked at, and the estimated shares of rows and of bytes of a dataset that are kept."""
+
+    rows: int
+    kept_rows: float
+    kept_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The first batch of a slice: rows and bytes, those that are kept, and the share of the slice in row groups that are read."""
+
+    rows: int
+    size: int
+    kept_rows: int
+    kept_size: int
+    read: float = 1.0
+
+
+def spread(slices: Sequence[Slice]) -> list[Slice]:
+    """The slices to look at."""
+    places = np.linspace(0, len(slices) - 1, min(len(slices), MAX_SLICES)).round().astype(int).tolist()
+    return [slices[place] for place in dict.fromkeys(places)]
+
+
+def survey(source: DataSource, slices: Sequence[Slice]) -> Sample:
+    """Look at a dataset with a filter; `slices` are some of it.
+
+    Raises InputError if no row of JSON has a field that the filter names, or none can be judged.
+    """
+    records: list[Record] = []
+    problems: list[str] = []
+    looks = [look for part in slices for look in _looks(replace(part, content=""), records, problems)]
+    if records:
+        keys = {key for part in slices for key in part.keys}
+        _require_fields(source, [name for name in filter_of(slices[0]).fields if name not in keys], records)
+    if records and len(problems) == len(records):
+        raise InputError(f"dataset {source.name!r}: {problems[0]}")
+    rows, size = (max(1, sum(getattr(look, name) for look in looks)) for name in ("rows", "size"))
+    read = sum(look.read > 0 for look in looks) / max(1, len(looks))  # the others count as slices of the same size
+    return Sample(
+        rows=sum(look.rows for look in looks),
+        kept_rows=read * sum(look.kept_rows * look.read for look in looks) / rows,
+        kept_bytes=read * sum(look.kept_size * look.read for look in looks) / size,
+    )
+
+
+def _looks(part: Slice, records: list[Record], problems: list[str]) -> Iterator[_Look]:
+    """Return the first batch of a slice, if it has rows; add JSON records to `records`, and reasons for unjudged ones to `problems`."""
+    source_format = format_of(part.file)
+    if isinstance(source_format, Parquet):
+        batches = column_batches(part, part.fields, require_any)
+        batch = next((each for each in batches if not isinstance(each, range)), None)
+        if batch is None:
+            yield _Look(0, 0, 0, 0, 0.0)
+            return
+        kept = taken(batch, np.flatnonzero(filter_of(part).of_batch(batch)))
+        yield _Look(len(batch), decoded_bytes(batch), len(kept), decoded_bytes(kept), source_format.share_read(part))
+        return
+    for rows in cast("Iterator[list[Row]]", source_format.rows(part)):
+        found = pick_records(rows, 0)
+        records += found.records
+        kept, why = filter_of(part).of_records(found.records)
+        problems += why.values()
+        sizes = np.fromiter(map(len, found.raw), np.int64, len(found.raw))
+        yield _Look(len(sizes), int(sizes.sum()), int(kept.sum()), int(sizes[kept].sum()))
+        return
+
+
+def _require_fields(source: DataSource, fields: Sequence[str], records: Sequence[Record]) -> None:
+    optional = where_of(source.where).optional if source.where else frozenset[tuple[str, ...]]()
+    for field in fields:
+        *above, name = field_path(field)
+        objects = (value_at(record, above) for record in records)
+        if (*above, name) not in optional and not any(isinstance(each, dict) and name in each for each in objects):
+            near = closest(field, {name for record in records for name in record})
+            remedy = f"did you mean {near!r}?" if near else f"rows have {', '.join(sorted(records[0])) or 'no fields'}"
+            rare = f"; if only few rows have it, write `{field} is null or …`" if source.where else ""
+            raise InputError(
+                f"dataset {source.name!r}: none of the first {len(records):,} rows has the field {field!r}, which its filter "
+                f"names; {remedy}{rare}"
+            )

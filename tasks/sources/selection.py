@@ -12,7 +12,6 @@ import difflib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from fsspec.utils import glob_translate
 from tokenmill.tasks.blend.models import DataSource
@@ -71,16 +70,9 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
         raise InputError(f"{pattern}: '**' matches whole folders; write '**/*.jsonl', not '**.jsonl'") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The files to read, how many others there are, by kind, and what to warn about."""
-
-    chosen: list[str]
-    skipped: Counter[str]
-    warnings: list[InputWarning]
-
-
-def select(names: Sequence[str], source: DataSource, size_of: Callable[[str], int]) -> Selection:
+def select(
+    names: Sequence[str], source: DataSource, size_of: Callable[[str], int]
+) -> tuple[list[str], Counter[str], list[InputWarning]]:
     """The files among `names`, below the folder of `source.path`, that are rows of `source`. Raises as `choose` does."""
     place, subset = source.path, source.subset
     data = data_names(names, place)
@@ -93,7 +85,7 @@ def select(names: Sequence[str], source: DataSource, size_of: Callable[[str], in
     of_splits = {name for files in splits.values() for name in files}
     left = ({*readable} - {*chosen}) | ({*of_source} - of_splits - {*readable} if splits else set[str]())
     skipped = kinds_skipped(names, subset, place) + Counter(map(extension_of, left))
-    return Selection(chosen, skipped, unread(names, subset, size_of, place, left))
+    return chosen, skipped, unread(names, subset, size_of, place, left)
 
 
 def data_names(names: Iterable[str], place: str) -> list[str]:

@@ -13,8 +13,8 @@ from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.identity import source_of
 from tokenmill.tasks.sources.formats import read_texts
+from tokenmill.tasks.sources.forms import survey
 from tokenmill.tasks.sources.opening import SourceCorrupt
-from tokenmill.tasks.sources.survey import survey
 
 from tests.sources.test_where import slices
 
