@@ -138,6 +138,7 @@ def test_edges_name_dropped_and_kept_rows(normalized):
     assert (out / "edges.parquet").read_bytes() == (normalized["drop"][0] / "edges.parquet").read_bytes()
 
 
+@pytest.mark.slow
 def test_dropped_rows_are_the_marked_ones(normalized):
     marked, left = published(normalized["tag"][0]), published(normalized["drop"][0])
     assert left == {split: [row for row in rows if row["dedup_outcome"] == "kept"] for split, rows in marked.items()}

@@ -179,6 +179,7 @@ def test_a_dataframe_is_prepared_with_the_name_of_its_text(tmp_path):
         tokenmill.pretrain({"datasets": [{"name": "a", "path": "b.jsonl"}]}, tmp_path / "out", text_field="content")
 
 
+@pytest.mark.slow
 def test_results_as_dataframes(tmp_path):
     texts = [f"{number} sacks of flour" for number in range(5)]
     source = write_lines(tmp_path / "rows.jsonl", [*texts[:3], b"no JSON", *texts[3:]])

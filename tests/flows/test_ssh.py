@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import time
 from types import SimpleNamespace
 
 import psutil
@@ -112,10 +111,8 @@ def test_host_without_installation_is_named(sshd, tmp_path):
 def test_a_host_that_never_answers_is_given_up(sshd, tmp_path, monkeypatch):
     monkeypatch.setattr("tokenmill.tasks.shards.ssh.REACH_SECONDS", 2.0)
     sleeper = tmp_path / "python"
-    sleeper.write_text("#!/bin/sh\nsleep 60\n")
+    sleeper.write_text("#!/bin/sh\nsleep 3600\n")
     sleeper.chmod(0o755)
     runner = task_runner(profile(tmp_path, sshd.options, remote_python=str(sleeper)), None, {})
-    began = time.monotonic()
     with pytest.raises(RunError, match="no answer within 2 s"):
         _ = runner.client
-    assert time.monotonic() - began < 30

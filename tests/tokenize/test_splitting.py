@@ -62,6 +62,7 @@ def test_text_round_trips_like_tiktoken(encoding, converted, text):
     assert converted.decode(ids, skip_special_tokens=False) == encoding.decode(ids)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_non_text_tokens_decode_alike(encoding, converted, data):
     ids = data.draw(st.lists(st.integers(0, encoding.n_vocab - 1).filter(lambda number: is_token(encoding, number))))

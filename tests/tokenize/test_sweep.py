@@ -69,7 +69,7 @@ def without(name, characters):
         pytest.param(BYTE_LEVEL_PATTERN, "L", "éЖא", marks=pytest.mark.slow),
         pytest.param(BYTE_LEVEL_PATTERN, "N", "²٣", marks=pytest.mark.slow),
         pytest.param(CL100K, "L", "ʰج", marks=pytest.mark.slow),
-        (O200K, "M", "\u0301\u0483"),
+        pytest.param(O200K, "M", "\u0301\u0483", marks=pytest.mark.slow),
         (O200K, "Ll", "àж"),
         (PUNCTUATION, "P", "«܀"),
         (PUNCTUATION, "S", "±"),

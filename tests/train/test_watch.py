@@ -195,7 +195,8 @@ def test_no_orphan_processes_after_watcher_exits(trainer, monkeypatch, end, chil
         assert not any(map(is_alive, pids))
 
 
-def test_ending_trainer_may_clean_up_and_print(trainer, tmp_path):
+def test_ending_trainer_may_clean_up_and_print(trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(watch_module, "GRACE", 10_000)  # it's not waited for longer than it takes
     cleaned = tmp_path / "cleaned"
     program = f"""
     import signal
@@ -208,11 +209,9 @@ def test_ending_trainer_may_clean_up_and_print(trainer, tmp_path):
     {told(Saved(step=1, path="x"))}
     signal.pause()
     """
-    started = time.monotonic()
     with pytest.raises(Cancelled):
         run(trainer(program), raise_cancelled, lambda line: None)
     assert cleaned.exists()
-    assert time.monotonic() - started < watch_module.GRACE
 
 
 def test_silent_trainer_can_be_interrupted(trainer):
