@@ -20,19 +20,18 @@ from tokenmill.tasks.report.openlineage import tell_if_asked
 from tokenmill.tasks.report.summary import artifact_record
 from tokenmill.tasks.report.weights_and_biases import log_if_asked
 from tokenmill.tasks.shards.executor import build_here, is_little, run_here
-from tokenmill.tasks.shards.kind import BuildShards, Needs, Stage
-from tokenmill.tasks.shards.kinds import preparation
+from tokenmill.tasks.shards.input_checks import check_inputs
+from tokenmill.tasks.shards.kind import BuildShards, Kind, Needs, Stage
 from tokenmill.tasks.shards.lock import turn_in
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.progress import say
 from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.settings import ClusterSettings
+from tokenmill.tasks.shards.settings import ClusterSettings, PreparationSettings
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.worker import exit_if_imported
 from tokenmill.tasks.storage import join
-from tokenmill.tasks.strict import parse
 
-from .steps import Steps, run_steps
+from .run import Steps, run_steps
 
 if TYPE_CHECKING:
     from tokenmill.tasks.train.settings import OrderSettings
@@ -50,14 +49,17 @@ MENTIONS = {
 """The files in which Prefect looks for settings, and a pattern in each that may name a server."""
 
 
-def run_preparation(name: str, blend: Blend, output_dir: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Prepare a blend with the chosen settings of a kind, and return the artifact record."""
-    kind = preparation(name)
-    settings = parse(kind.settings, chosen, "settings")
+def run_preparation(
+    kind: Kind[Any, Any], blend: Blend, output_dir: str, settings: PreparationSettings
+) -> dict[str, Any]:
+    """Prepare a blend, and return the artifact record. Raises InputError, some before planning."""
+    check_inputs(blend, settings.store, output_dir)
+    kind.check(blend, settings, output_dir)
     if is_shown() or not (settings.cluster == "local" or "://" in settings.cluster):
         from .preparation import preparation_flow
 
-        return preparation_flow(name)(blend, output_dir, **chosen)
+        chosen = {name: getattr(settings, name) for name in settings.model_fields_set}
+        return preparation_flow(kind)(blend, output_dir, **chosen)
     exit_if_imported()
     never_end_by_printing()
     with turn_in(output_dir, say):

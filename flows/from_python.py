@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 from pydantic.fields import FieldInfo
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.input_checks import check_inputs
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.publish import publish
 from tokenmill.tasks.sources.forms import with_keys
 from tokenmill.tasks.storage import absolute
+from tokenmill.tasks.strict import parse
 
 from .direct import run_preparation
 from .options import source_keys
@@ -44,8 +44,7 @@ def function_of(name: str) -> Callable[..., dict[str, Any]]:
         else:
             blend = kind.read_blend(blend_of_rows(named, output_dir))
         blend = with_keys(blend, cast("object", named), keys)
-        check_inputs(blend, cast("str | None", settings.get("store")), output_dir)
-        return run_preparation(name, blend, output_dir, settings)
+        return run_preparation(kind, blend, output_dir, parse(kind.settings, settings, "settings"))
 
     prepare_data.__name__, prepare_data.__doc__ = name, KINDS[name].summary
     own = [*signature(prepare_data).parameters.values()][:2]

@@ -18,7 +18,7 @@ from tokenmill.tasks.strict import Place, parse, with_parameters_of
 
 from .output_folder import publishing
 from .prefect_server import ServedFlow, flow
-from .steps import PUBLISH, Steps, run_steps
+from .run import PUBLISH, Steps, run_steps
 
 
 def prepare(kind: Kind[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str) -> dict[str, Any]:
@@ -31,9 +31,9 @@ def prepare(kind: Kind[Any, Any], blend: Blend, settings: PreparationSettings, o
     return run_steps(kind, blend, settings, output_dir, Steps(call, shard_workers, report))
 
 
-def preparation_flow(name: str) -> ServedFlow[..., dict[str, Any]]:
-    """The flow of a kind."""
-    kind = preparation(name)
+def preparation_flow(kind: Kind[Any, Any] | str) -> ServedFlow[..., dict[str, Any]]:
+    """The flow of a kind, given by name or as it is."""
+    kind = preparation(kind) if isinstance(kind, str) else kind
     of_rows = {name: DataSource.model_fields[name] for name in ROW_KEYS if name not in kind.settings.model_fields}
 
     @publishing
@@ -55,4 +55,4 @@ def preparation_flow(name: str) -> ServedFlow[..., dict[str, Any]]:
         made = with_keys(kind.read_blend(blend), blend, keys)
         return prepare(kind, made, parse(kind.settings, chosen, "settings"), output_dir)
 
-    return flow(name=KINDS[name].flow, description=KINDS[name].summary)(run)
+    return flow(name=KINDS[kind.name].flow, description=KINDS[kind.name].summary)(run)

@@ -186,19 +186,15 @@ def _settings_of_kind(name: str) -> "tuple[type[PreparationSettings], frozenset[
 def _prepared(
     kind: "Kind[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str
 ) -> dict[str, Any]:
-    """Make the immediate checks, run the flow, and print the result."""
+    """Run the preparation, and print the result."""
     from tokenmill.tasks.report.summary import print_summary
-    from tokenmill.tasks.shards.input_checks import check_inputs
     from tokenmill.tasks.shards.manifest import read_manifest
 
     from .direct import run_preparation
 
     set_up_arrow()
-    check_inputs(blend, settings.store, output_dir)
-    kind.check(blend, settings, output_dir)
     be_quiet()
-    chosen = {name: getattr(settings, name) for name in settings.model_fields_set}
-    record = run_preparation(kind.name, blend, output_dir, chosen)
+    record = run_preparation(kind, blend, output_dir, settings)
     (artifact,) = record.values()
     print_summary(read_manifest(artifact["path"]) or {}, artifact["path"], terminal)
     return record

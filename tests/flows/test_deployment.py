@@ -49,6 +49,7 @@ from tokenmill.tasks.nightly.blends import NightlyBlend
 from tokenmill.tasks.nightly.stage import announce
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.lock import turn_in
+from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.flows.cloning import REPOSITORY, clone_into
@@ -570,7 +571,9 @@ def test_default_parameters_of_preparations_succeed(kind, monkeypatch, tmp_path)
     monkeypatch.chdir(REPOSITORY)
     (declared,) = (each["parameters"] for each in deployments() if each["name"] == KINDS[kind].flow)
     chosen = {name: value for name, value in declared.items() if name not in {"blend", "output_dir"}}
-    (record,) = run_preparation(kind, preparation(kind).read_blend(declared["blend"]), str(tmp_path), chosen).values()
+    settings = parse(preparation(kind).settings, chosen, "settings")
+    blend = preparation(kind).read_blend(declared["blend"])
+    (record,) = run_preparation(preparation(kind), blend, str(tmp_path), settings).values()
     assert record["documents"] > 0
 
 

@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = {
     "prepare": ["1,000 of 1,200 rows", "dropped: {'filtered': 200}"],
     "filter_rows": ["2 documents", "The miller opens the sluice at dawn."],
+    "own_stage": ["3 documents, 1 shards built", "3 documents, 0 shards built", "Write to <address>."],
     "read_packs": ["pack 1: 1,022 tokens, 126 trained, longest sequence 73"],
     "rl_rows": [
         "2 rows are ready; dropped: {'missing_field': 1}",

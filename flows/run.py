@@ -1,6 +1,6 @@
 """The steps of any preparation:
 
-plan ─► build shards (mapped over Dask) ─► publish ─► report
+plan ─► the stages of its kind (each mapped over Dask) ─► publish ─► report
 
 A Prefect flow runs them as tasks (`preparation`). A command runs them directly if no Prefect server could show them (`direct`).
 """
