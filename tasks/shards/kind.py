@@ -242,7 +242,7 @@ class Kind(ABC, Generic[Settings, Found]):
         done = plan.after(
             build_shards(first, plan.pending, plan.store, first.arguments(planned), rebuild=settings.force)
         )
-        planned = replace(planned, plan=done)
+        planned = replace(planned, plan=done, later=())
         planned.require_whole()
         tolerate = settings.on_bad_row == "quarantine"
         check_bad_rows(done.finished, plan.store, settings.max_bad_row_fraction, tolerate=tolerate)

@@ -31,7 +31,7 @@ OF_KIND = {"rl": UNSEEN, "harmony": UNSEEN, "dedup": UNSEEN, "nll": UNSEEN | UNF
 VERSIONS = {
     "4e4bf88": {
         "pretrain": MAPLESS | {"verify": "format 1 of pretrain (1 of 1 shards), made by tokenmill 0.1.0"},
-        "sft": {"verify": "format 2 of sft", "diff": "format 2 of sft has no such file"},
+        "sft": {"verify": "format 2 of sft", "diff": "format 2 of sft doesn't have this file"},
         "rl": MAPLESS | {"verify": "format 2 of rl"},
         "harmony": {"verify": "format 1 of harmony-selection"},
         "dedup": MAPLESS | {"verify": "format 1 of dedup"},
