@@ -11,11 +11,15 @@ content the tags are text.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NotRequired, TypedDict
+from functools import wraps
+from typing import Any, Literal, NotRequired, ParamSpec, TypedDict, TypeVar
 
 from tokenmill.tasks.sources.files import Rejected as Rejected  # noqa: PLC0414 - exported again
+
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -116,6 +120,26 @@ class RejectionError(ValueError):
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+
+
+def rejecting(read: Callable[Given, Found]) -> Callable[Given, Found | Rejected]:
+    """Wrap a reader of rows: a RejectionError that it raises becomes the Rejected of its row."""
+
+    @wraps(read)
+    def reader(*given: Given.args, **named: Given.kwargs) -> Found | Rejected:
+        try:
+            return read(*given, **named)
+        except RejectionError as error:
+            return Rejected(error.reason, error.detail)
+
+    return reader
+
+
+def required(found: Found | Rejected) -> Found:
+    """Return what was read of a row. Raise RejectionError, which `rejecting` catches, if the row is rejected."""
+    if isinstance(found, Rejected):
+        raise RejectionError(found.reason, found.detail)
+    return found
 
 
 PLACEHOLDER = re.compile(r"[\s_.…\-\u2010-\u2015]*")

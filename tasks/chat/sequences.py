@@ -10,11 +10,24 @@ system messages in later turns, prefixes are rendered one by one.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from .controls import Controls, escape_controls, unused_noncharacter
-from .conversation import CLOSE, OPEN, Conversation, Inline, Message, Range, Rejected, has_tag, without
+from .conversation import (
+    CLOSE,
+    OPEN,
+    Conversation,
+    Inline,
+    Message,
+    Range,
+    RejectionError,
+    has_tag,
+    rejecting,
+    required,
+    without,
+)
 from .encoding import ROLE_NUMBERS, Passage, Segments, connected, cut
 from .loss import Completion, LossPolicy, Openings, completions, ended
 from .template import ChatTemplate, Rendering
@@ -47,28 +60,27 @@ class Renderer:
     def inline(self) -> Inline:
         return self.openings.inline
 
-    def sequences(self, conversation: Conversation) -> list[Segments] | Rejected:
+    @rejecting
+    def sequences(self, conversation: Conversation) -> list[Segments]:
         """The sequences of a conversation, each with something to train on; Rejected with a reason if there are none."""
         if not self.literal or not self.controls.spelled_in(conversation):
             return self._sequences(conversation)
         noncharacter = unused_noncharacter(conversation)
         if noncharacter is None:
-            return Rejected("noncharacters", "the text contains all noncharacters that could escape its control tokens")
+            detail = "the text contains all noncharacters that could escape its control tokens"
+            raise RejectionError("noncharacters", detail)
         escaped = escape_controls(conversation, self.controls, noncharacter)
         if (number := self._taken_for_thinking(conversation, escaped, noncharacter)) is not None:
             detail = (
                 f"message {number + 1} has {OPEN} or {CLOSE} in its answer, and the chat template takes it for its own"
             )
-            return Rejected("thinking_in_answer", f"{detail}; write thinking as reasoning_content")
-        found = self._sequences(escaped)
-        if isinstance(found, Rejected):
-            return found
+            raise RejectionError("thinking_in_answer", f"{detail}; write thinking as reasoning_content")
         return [
             [each._replace(text=each.text.replace(noncharacter, "")) if each.text else each for each in sequence]
-            for sequence in found
+            for sequence in self._sequences(escaped)
         ]
 
-    def _sequences(self, conversation: Conversation) -> list[Segments] | Rejected:
+    def _sequences(self, conversation: Conversation) -> list[Segments]:
         messages = conversation.messages
         if (
             self.splits_turns
@@ -81,14 +93,14 @@ class Renderer:
             usual = not any(message["role"] in {"system", "developer"} for message in messages[1:])
             found = None
             if self.composes and usual and not begins_with_markup(messages):
-                found = self._composed(conversation, turns)
+                with suppress(RejectionError):  # a template may reject a turn alone that it takes after the others
+                    found = self._composed(conversation, turns)
             found = self._prefixes(conversation, turns) if found is None else found
         else:
             found = self._prefixes(conversation, [(0, None)])
-        if isinstance(found, Rejected):
-            return found
-        trained = [sequence for sequence in found if any(segment.trained for segment in sequence)]
-        return trained or Rejected("nothing_trained", "no token of it would be trained on under this loss policy")
+        if trained := [sequence for sequence in found if any(segment.trained for segment in sequence)]:
+            return trained
+        raise RejectionError("nothing_trained", "no token of it would be trained on under this loss policy")
 
     def _taken_for_thinking(self, given: Conversation, escaped: Conversation, noncharacter: str) -> int | None:
         """Return the number of an answer with a thinking tag that changes the template's output; None if there isn't one."""
@@ -104,54 +116,36 @@ class Renderer:
                 return number
         return None
 
-    def _prefixes(
-        self, conversation: Conversation, turns: Sequence[tuple[int, int | None]]
-    ) -> list[Segments] | Rejected:
+    def _prefixes(self, conversation: Conversation, turns: Sequence[tuple[int, int | None]]) -> list[Segments]:
         """For each turn, all messages up to its end; only the turn itself is trained on, by the policy."""
-        sequences: list[Segments] = []
-        for start, stop in turns:
-            groups = self._groups(conversation, conversation.messages[:stop], start)
-            if isinstance(groups, Rejected):
-                return groups
-            sequences.append(connected(groups))
-        return sequences
+        return [connected(self._groups(conversation, conversation.messages[:stop], start)) for start, stop in turns]
 
-    def _composed(self, conversation: Conversation, turns: Sequence[tuple[int, int]]) -> list[Segments] | None:
-        """The same, composed of messages in history form and in full form; None if the template rejects either."""
+    def _composed(self, conversation: Conversation, turns: Sequence[tuple[int, int]]) -> list[Segments]:
+        """The same, composed of messages in history form and in full form."""
         messages = conversation.messages
         goes_on = messages if messages[-1]["role"] == "user" else [*messages, NEXT_TURN]
         before = self._groups(conversation, goes_on, len(goes_on))
-        if isinstance(before, Rejected):
-            return None
         lead = 0 if messages[0]["role"] not in {"system", "developer"} else 1
         alone = Conversation(messages, conversation.tools[:1])
         sequences: list[Segments] = []
         for start, stop in turns:
             head = messages[:lead] if start >= lead else []
             current = self._groups(alone, [*head, *messages[start:stop]], len(head))
-            if isinstance(current, Rejected):
-                return None
             sequences.append(connected([*before[: 1 + start], *current[1 + len(head) :]]))
         return sequences
 
-    def _groups(
-        self, conversation: Conversation, messages: Sequence[Message], first_trained: int
-    ) -> list[Segments] | Rejected:
+    def _groups(self, conversation: Conversation, messages: Sequence[Message], first_trained: int) -> list[Segments]:
         """The segments of one rendering: before the messages, of each message, after them."""
-        rendering = self.template.render(messages, conversation.tools)
-        if isinstance(rendering, Rejected):
-            return rendering
+        rendering = required(self.template.render(messages, conversation.tools))
         rendering = ended(rendering, messages, self.openings, self.controls.written)
         trained = [number for number in self.policy.trained(messages) if number >= first_trained]
-        found = completions(rendering, messages, trained, self.openings, self.controls.written)
-        if isinstance(found, Rejected):
-            return found
+        found = required(completions(rendering, messages, trained, self.openings, self.controls.written))
         ranges: dict[int, list[Range]] = {}
         for number, completion in found.items():
             chosen = _ranges(number, messages[number], completion, rendering, self.policy)
             if chosen is None:
                 detail = f"the chat template changes the content of message {number + 1}, so which of its characters to train on is not known"
-                return Rejected("train_detail_lost", detail)
+                raise RejectionError("train_detail_lost", detail)
             ranges[number] = chosen
         return cut(rendering.text, _passages(rendering, messages, found, ranges), self.controls)
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .conversation import Rejected, RejectionError
+from .conversation import RejectionError, rejecting
 from .encoding import Tokenized
 from .json_values import kind, quoted
 from .parse import unread_beside
@@ -25,23 +25,21 @@ UNTRAINED = -100
 BINARY, LABELS = range(2), range(UNTRAINED, 1 << 31)
 
 
-def tokenized(record: Record, vocabulary_size: int, tools_field: str, given: Given) -> Tokenized | Rejected:
+@rejecting
+def tokenized(record: Record, vocabulary_size: int, tools_field: str, given: Given) -> Tokenized:
     """The sequence in a record of the shape TOKENIZED; Rejected if ids or masks are wrong, or nothing is trained on."""
     fields = {name.lower(): value for name, value in record.items() if value is not None}
-    try:
-        layout = layout_of(record, None, tools_field, given)
-        beside = [name for name in (*layout.systems, *layout.tools) if record.get(name)]
-        unread = tuple(sorted({*unread_beside(record, layout), *beside}))
-        if "prompt_mask" in layout.shape.beside:
-            parts = [(f"{part}_ids", [f"{part}_mask"]) for part in ("prompt", "completion")]
-        else:
-            parts = [("input_ids", [name for name in MASKS if name in fields])]
-        read = [_sequence(fields, name, masks, vocabulary_size) for name, masks in parts]
-    except RejectionError as error:
-        return Rejected(error.reason, error.detail)
+    layout = layout_of(record, None, tools_field, given)
+    beside = [name for name in (*layout.systems, *layout.tools) if record.get(name)]
+    unread = tuple(sorted({*unread_beside(record, layout), *beside}))
+    if "prompt_mask" in layout.shape.beside:
+        parts = [(f"{part}_ids", [f"{part}_mask"]) for part in ("prompt", "completion")]
+    else:
+        parts = [("input_ids", [name for name in MASKS if name in fields])]
+    read = [_sequence(fields, name, masks, vocabulary_size) for name, masks in parts]
     ids, trained = (np.concatenate(each) for each in zip(*read, strict=True))
     if not trained[1:].any():
-        return Rejected("nothing_trained", f"of its {len(ids):,} ids, none after the first is trained on")
+        raise RejectionError("nothing_trained", f"of its {len(ids):,} ids, none after the first is trained on")
     return Tokenized(ids.astype(np.int32), trained.astype(np.int8), unread)
 
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, cast
 
-from tokenmill.tasks.chat.conversation import RejectionError
+from tokenmill.tasks.chat.conversation import RejectionError, rejecting
 from tokenmill.tasks.chat.json_values import kind, parsed, quoted
 from tokenmill.tasks.sources.exact_json import compact
-from tokenmill.tasks.sources.files import Rejected
 
 from .grammar import TAG
 from .message import FUNCTIONS, Call, Composed, HarmonyMessage, Policy, Schemas, Source, SpecialStrings, Turn
@@ -33,21 +32,16 @@ UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.-]")
 ZERO_WIDTH_SPACE = "\u200b"
 
 
-def compose(source: Source, policy: Policy) -> Composed | Rejected:
+@rejecting
+def compose(source: Source, policy: Policy) -> Composed:
     """The conversation in Harmony."""
-    return _attempted(source, policy, policy.special_strings)
+    return _composed(source, policy, policy.special_strings)
 
 
-def compose_literally(source: Source, policy: Policy) -> Composed | Rejected:
+@rejecting
+def compose_literally(source: Source, policy: Policy) -> Composed:
     """The conversation for encoding to tokens; special strings in text are kept as plain text."""
-    return _attempted(source, policy, None)
-
-
-def _attempted(source: Source, policy: Policy, special_strings: SpecialStrings | None) -> Composed | Rejected:
-    try:
-        return _composed(source, policy, special_strings)
-    except RejectionError as refusal:
-        return Rejected(refusal.reason, refusal.detail)
+    return _composed(source, policy, None)
 
 
 def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | None) -> Composed:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
-from tokenmill.tasks.chat.conversation import Message, RejectionError, apart
+from tokenmill.tasks.chat.conversation import Message, RejectionError, apart, rejecting, required
 from tokenmill.tasks.chat.json_values import json_text, kind, parsed
 from tokenmill.tasks.chat.messages import CUT, read_template_kwargs
 from tokenmill.tasks.chat.parse import conversation, unread_beside
@@ -72,9 +72,10 @@ Arrays = dict[tuple[int, int], list[Any]]
 """Arguments that are arrays, by the numbers of the message and of its call."""
 
 
+@rejecting
 def chat(
     record: Record, names: Names = UNNAMED, field: str | None = "messages", effort: Effort | None = None
-) -> Source | Rejected:
+) -> Source:
     """The conversation in a record, with the columns that any source may have.
 
     `field` names the field of the messages, if the blend doesn't; None takes the first of the usual fields. A record with
@@ -87,18 +88,11 @@ def chat(
         return written
     messages, arrays = _without_arrays(record.get(field or "messages"))
     given = {**record, field or "messages": messages} if arrays else record
-    found = conversation(given, field, names.tools, names.given)
-    found = found if isinstance(found, Rejected) else apart(found, "closed")
-    if isinstance(found, Rejected):
-        return found
+    found = required(apart(required(conversation(given, field, names.tools, names.given)), "closed"))
     thinks = record.get("reasoning") != OFF
     stated, unread = _effort_of(record, found.variables)
-    try:
-        turns = [_turn(number, message, arrays, thinks=thinks) for number, message in enumerate(found.messages)]
-    except RejectionError as error:
-        return Rejected(error.reason, error.detail)
     return Source(
-        messages=turns,
+        messages=[_turn(number, message, arrays, thinks=thinks) for number, message in enumerate(found.messages)],
         tools=found.tools,
         effort=(effort or stated) if thinks else "low",
         metadata={**of_record(record), **of_tools(found.tools)},
@@ -123,7 +117,7 @@ def _effort_of(record: Record, variables: Mapping[str, Any]) -> tuple[Effort | N
     return next((effort for effort in efforts.values() if effort), None), unread
 
 
-def _written(record: Record, field: str | None, names: Names) -> Source | Rejected | None:
+def _written(record: Record, field: str | None, names: Names) -> Source | None:
     """Return the conversation of a record with openai-harmony's messages; None for others."""
     try:
         layout = layout_of(record, field, names.tools, names.given)
@@ -137,21 +131,16 @@ def _written(record: Record, field: str | None, names: Names) -> Source | Reject
         return None
     if beside := [name for name in (*layout.systems, *layout.tools) if value_at(record, name, "bad_tools")]:
         why = f"{beside[0]} beside messages with channels; put it into their system or developer message"
-        return Rejected("two_systems", why)
+        raise RejectionError("two_systems", why)
     written = harmony_messages(cast("list[Any]", given))
-    if isinstance(written, Rejected):
-        return written
-    try:
-        stated, unread = _effort_of(record, read_template_kwargs(record.get(KWARGS)))
-        return Source(
-            [],
-            effort=stated,
-            metadata={**of_record(record), **of_tools([])},
-            unread=(*(name for name in unread_beside(record, layout) if name != EFFORT), *unread),
-            written=written,
-        )
-    except RejectionError as error:
-        return Rejected(error.reason, error.detail)
+    stated, unread = _effort_of(record, read_template_kwargs(record.get(KWARGS)))
+    return Source(
+        [],
+        effort=stated,
+        metadata={**of_record(record), **of_tools([])},
+        unread=(*(name for name in unread_beside(record, layout) if name != EFFORT), *unread),
+        written=written,
+    )
 
 
 def _messages(record: Record, _split: str, names: Names = UNNAMED) -> Source | Rejected:
@@ -182,17 +171,14 @@ def text_field(record: Record, names: Names) -> str | None:
     return None
 
 
-def harmony_text(record: Record, field: str) -> list[HarmonyMessage] | Rejected:
+@rejecting
+def harmony_text(record: Record, field: str) -> list[HarmonyMessage]:
     """The messages of the Harmony text under `field`, if the strict grammar accepts it."""
-    try:
-        found = parse(value_at(record, field, "no_messages"))
-    except RejectionError as error:
-        return Rejected(error.reason, error.detail)
+    found = parse(value_at(record, field, "no_messages"))
     if isinstance(found, Fault):
         where = f"{field}, character {found.offset}"
-        return Rejected(
-            found.name, f"{where}: {found.detail}; if the conversation is elsewhere, name its messages_field"
-        )
+        remedy = "if the conversation is elsewhere, name its messages_field"
+        raise RejectionError(found.name, f"{where}: {found.detail}; {remedy}")
     given = record.get(UNTRAINED)
     untrained = cast("list[object]", given) if isinstance(given, list) else []
     return [
@@ -201,11 +187,10 @@ def harmony_text(record: Record, field: str) -> list[HarmonyMessage] | Rejected:
     ]
 
 
-def _math_v2(record: Record, split: str, names: Names = UNNAMED) -> Source | Rejected:
+@rejecting
+def _math_v2(record: Record, split: str, names: Names = UNNAMED) -> Source:
     """A solution. Its Python tool, a function in the source, becomes Harmony's built-in one."""
-    source = chat(record, names, effort=effort_of(split))
-    if isinstance(source, Rejected):
-        return source
+    source = required(chat(record, names, effort=effort_of(split)))
     offered = {function_of(tool)["name"] for tool in source.tools}
     called = {call["name"] for message in source.messages for call in message.get("tool_calls", ())}
     return replace(
@@ -230,15 +215,14 @@ def _formalize(record: Record) -> Source | Rejected:
     return Source(messages, instructions=FORMALIZE, metadata={**of_record(record), **of_tools([])})
 
 
-def _harmony_text(record: Record, field: str) -> Composed | Rejected:
+@rejecting
+def _harmony_text(record: Record, field: str) -> Composed:
     """Harmony text under `field`, if the strict grammar accepts it.
 
     Headers in the order that models use are rewritten in canonical form; nothing else changes. Texts that declare no tools
     may call any, because public datasets of this kind omit declarations.
     """
-    found = harmony_text(record, field)
-    if isinstance(found, Rejected):
-        return found
+    found = required(harmony_text(record, field))
     tagless = not any("<|" in each.body for each in found)
     facts = {**of_record(record), UNTRAINED: untrained_numbers(found)}
     return Composed(found, facts, dict.fromkeys(declared(found)) or None, tagless)

@@ -11,7 +11,6 @@ from tokenmill.tasks.chat.conversation import RejectionError
 from tokenmill.tasks.chat.conversation import Role as ChatRole
 from tokenmill.tasks.chat.json_values import kind, quoted
 from tokenmill.tasks.chat.messages import trained_characters
-from tokenmill.tasks.sources.files import Rejected
 
 from .grammar import FaultError
 from .message import HarmonyMessage
@@ -19,8 +18,8 @@ from .preamble import body_of
 from .render import from_reference, opening
 
 
-def harmony_messages(given: Sequence[Any]) -> list[HarmonyMessage] | Rejected:
-    """The messages, or why they aren't Harmony."""
+def harmony_messages(given: Sequence[Any]) -> list[HarmonyMessage]:
+    """Return the messages. Raise RejectionError, with its number, for one that isn't Harmony."""
     read: list[Message] = []
     untrained: set[int] = set()
     for number, each in enumerate(given):
@@ -32,7 +31,7 @@ def harmony_messages(given: Sequence[Any]) -> list[HarmonyMessage] | Rejected:
             if trained_characters(each, role, text) is not None:
                 untrained.add(number)
         except RejectionError as error:
-            return Rejected(error.reason, f"{where}: {error.detail}")
+            raise RejectionError(error.reason, f"{where}: {error.detail}") from error
         read.append(message)
     functions = any(isinstance(part, DeveloperContent) and part.tools for message in read for part in message.content)
     made: list[HarmonyMessage] = []
@@ -41,7 +40,7 @@ def harmony_messages(given: Sequence[Any]) -> list[HarmonyMessage] | Rejected:
             made.append(_made(message, functions=functions))
             opening(made[-1])
         except FaultError as error:
-            return Rejected("bad_message", f"message {number + 1} of {len(given)}: {error}")
+            raise RejectionError("bad_message", f"message {number + 1} of {len(given)}: {error}") from error
     for number in untrained:
         made[number].trained = False
     return made

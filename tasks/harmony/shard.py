@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.chat.conversation import RejectionError, rejecting, required
 from tokenmill.tasks.chat.shapes import given_of
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.plan import WHOLE, PlannedShard
@@ -75,16 +76,13 @@ class Normalizer:
         names = Names(recipe.messages_field, recipe.tools_field, given_of(recipe.fields))
         return cls(recipe, CONVERTERS[recipe.converter], policy, frozenset(recipe.rules_off), names=names)
 
-    def row(self, record: Mapping[str, Any], number: int) -> Accepted | Rejected:
+    @rejecting
+    def row(self, record: Mapping[str, Any], number: int) -> Accepted:
         """The row of a record."""
         recipe = self.recipe
-        found = self.converter(record, recipe.split, self.names)
-        composed = found if isinstance(found, (Composed, Rejected)) else compose(found, self.policy)
-        if isinstance(composed, Rejected):
-            return composed
+        found = required(self.converter(record, recipe.split, self.names))
+        composed = found if isinstance(found, Composed) else required(compose(found, self.policy))
         valid = self._valid(composed)
-        if isinstance(valid, Rejected):
-            return valid
         if isinstance(found, Source):
             self.unread.update(name for name in found.unread if name not in KEPT)
         if composed.facts.get("meta_dropped_thoughts"):
@@ -95,7 +93,7 @@ class Normalizer:
         place = Place(recipe.dataset, recipe.split, recipe.file, number, recipe.blend_split)
         return valid, row(place, valid, composed.facts, composed.messages if recipe.messages_json else None)
 
-    def _valid(self, composed: Composed) -> ValidText | Rejected:
+    def _valid(self, composed: Composed) -> ValidText:
         """The text of a conversation. Sampled texts, and those that are not accepted at once, are parsed."""
         least = self.recipe.min_completion_chars
         valid = accepted(composed, self.off, least)
@@ -107,11 +105,11 @@ class Normalizer:
             rule = RULES.get(code)
             reason = f"invalid_harmony_{code}_{rule}" if rule else f"invalid_harmony_{code}"
             where = f"character {quality.quality_error_offset} of the Harmony text"
-            return Rejected(
-                reason, f"{where}: {quality.error_detail}; fix the row, or turn rule {code} off with disabled_rules"
-            )
+            remedy = f"fix the row, or turn rule {code} off with disabled_rules"
+            raise RejectionError(reason, f"{where}: {quality.error_detail}; {remedy}")
         if not quality.quality_completion_nonempty:
-            return Rejected("empty_completion", "the last message is neither an answer on channel final nor a call")
+            detail = "the last message is neither an answer on channel final nor a call"
+            raise RejectionError("empty_completion", detail)
         return valid
 
     def _second_parser(self, text: str, messages: Sequence[ParsedMessage]) -> Fault | None:

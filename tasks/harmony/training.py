@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import numpy as np
 from tokenmill.tasks.chat.check import refusals, remembered_check, text_encoder
-from tokenmill.tasks.chat.conversation import Conversation
+from tokenmill.tasks.chat.conversation import Conversation, rejecting, required
 from tokenmill.tasks.chat.encoding import Batch, Segments
 from tokenmill.tasks.chat.probes import NO_QUESTION, PROBES
 from tokenmill.tasks.chat.shapes import Given, fields_read
@@ -104,21 +104,17 @@ class HarmonyRows:
         others = ["reasoning", EFFORT, UNTRAINED]
         return [*texts, *fields_read(self.messages_field, self.tools_field, self.given), *others]
 
-    def read(self, record: Mapping[str, Any]) -> HarmonyConversation | Rejected:
+    @rejecting
+    def read(self, record: Mapping[str, Any]) -> HarmonyConversation:
         """The conversation in a record."""
         field = text_field(record, self.names)
-        if field is None:
-            # Keeps the reasoning of earlier turns, because it may be trained on in a separate sequence
-            source = chat(record, self.names, field=None)
-            if isinstance(source, Rejected):
-                return source
-            keeping = replace(self.template.policy, thoughts="keep_all", special_strings="reject")
-            composed = (compose if self.special == "reject" else compose_literally)(source, keeping)
-            if isinstance(composed, Rejected):
-                return composed
-            return HarmonyConversation(composed.messages, self.template.policy.thoughts == "last_turn", source.unread)
-        found = harmony_text(record, field)
-        return found if isinstance(found, Rejected) else HarmonyConversation(found)
+        if field is not None:
+            return HarmonyConversation(required(harmony_text(record, field)))
+        source = required(chat(record, self.names, field=None))
+        # Keeps the reasoning of earlier turns, because it may be trained on in a separate sequence
+        keeping = replace(self.template.policy, thoughts="keep_all", special_strings="reject")
+        composed = required((compose if self.special == "reject" else compose_literally)(source, keeping))
+        return HarmonyConversation(composed.messages, self.template.policy.thoughts == "last_turn", source.unread)
 
     def sequences(self, conversation: HarmonyConversation) -> list[Segments] | Rejected:
         """The sequences that a conversation is trained as."""
@@ -174,11 +170,11 @@ def checked(rows: HarmonyRows, vocabulary: Vocabulary, store: str) -> dict[str, 
 
 
 def _refused(rows: HarmonyRows, vocabulary: Vocabulary) -> dict[str, str]:
-    def sequences_of(probe: Conversation) -> list[Segments] | Rejected:
-        found = rows.read({"messages": probe.messages, "tools": probe.tools})
-        sequences = found if isinstance(found, Rejected) else rows.sequences(found)
-        if not isinstance(sequences, Rejected):
-            require_official(sequences, vocabulary)
+    @rejecting
+    def sequences_of(probe: Conversation) -> list[Segments]:
+        found = required(rows.read({"messages": probe.messages, "tools": probe.tools}))
+        sequences = required(rows.sequences(found))
+        require_official(sequences, vocabulary)
         return sequences
 
     return refusals(sequences_of, CONTROLS, vocabulary)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import orjson
 from tokenmill.tasks.chat.check import checked_renderer, load_template, renderer_of, variant
 from tokenmill.tasks.chat.controls import Controls
-from tokenmill.tasks.chat.conversation import Conversation, apart
+from tokenmill.tasks.chat.conversation import Conversation, RejectionError, apart, rejecting, required
 from tokenmill.tasks.chat.encoding import Filled, Segments
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation
@@ -93,17 +93,13 @@ class ChatRows:
     def fields(self) -> list[str]:
         return fields_read(self.messages_field, self.tools_field, self.given)
 
-    def read(self, record: Mapping[str, Any]) -> Conversation | Rejected:
-        found = conversation(record, self.messages_field, self.tools_field, self.given)
-        if isinstance(found, Rejected):
-            return found
-        maker = self._maker(found)
-        if isinstance(maker, Rejected):
-            return maker
-        renderer = renderer_in(maker)
-        found = apart(found, renderer.inline)
-        if not isinstance(found, Rejected) and self.special == "reject" and renderer.controls.spelled_in(found):
-            return Rejected("special_token_in_text", "the text contains a control string of the template")
+    @rejecting
+    def read(self, record: Mapping[str, Any]) -> Conversation:
+        found = required(conversation(record, self.messages_field, self.tools_field, self.given))
+        renderer = renderer_in(required(self._maker(found)))
+        found = required(apart(found, renderer.inline))
+        if self.special == "reject" and renderer.controls.spelled_in(found):
+            raise RejectionError("special_token_in_text", "the text contains a control string of the template")
         return found
 
     def sequences(self, conversation: Conversation) -> Sequence[Segments | Filled] | Rejected:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from tokenmill.tasks.chat.conversation import rejecting, required
 from tokenmill.tasks.chat.encoding import Batch, Filled, Segments, Sequences, Tokenized
 from tokenmill.tasks.chat.shapes import given_of
 from tokenmill.tasks.chat.tokenized import tokenized
@@ -84,18 +85,16 @@ class SequenceShard:
             builder.facts["flagged_messages"] = self._counts["flagged"]
         return builder.receipt
 
-    def _rendered(self, batch: RecordBatch, index: int) -> tuple[Any, Rendered] | Rejected:
+    @rejecting
+    def _rendered(self, batch: RecordBatch, index: int) -> tuple[Any, Rendered]:
         """A conversation and its sequences; a row that is tokenized already is both."""
         found, recipe = self.rows.read(batch.records[index]), self.recipe
         if isinstance(found, Rejected) and found.reason == "already_tokenized":
             given = given_of(recipe.fields)
             found = tokenized(batch.records[index], recipe.vocabulary_size, recipe.tools_field, given)
-        if isinstance(found, Rejected):
-            return found
-        if isinstance(found, Tokenized):
-            return found, [found]
-        sequences = self.rows.sequences(found)
-        return sequences if isinstance(sequences, Rejected) else (found, sequences)
+        conversation = required(found)
+        ready = isinstance(conversation, Tokenized)
+        return conversation, [conversation] if ready else required(self.rows.sequences(conversation))
 
     def _add(self, row: int, conversation: Any, sequences: Rendered, builder: ShardBuilder) -> None:  # noqa: ANN401 - as the format reads it
         """Queue the sequences of a row for the encoder."""

@@ -26,11 +26,10 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
-from tokenmill.tasks.chat.conversation import RejectionError
+from tokenmill.tasks.chat.conversation import RejectionError, rejecting
 from tokenmill.tasks.chat.json_values import kind, listed, quoted
 from tokenmill.tasks.errors import nearest
 from tokenmill.tasks.sources.exact_json import compact, loads
-from tokenmill.tasks.sources.files import Rejected
 
 from .rows import PARAMS, PLACEHOLDER, QUESTION_PLACEHOLDER, Record, Transform, is_null, placeholder_of
 from .tables import LookupTable
@@ -62,16 +61,14 @@ def resolve_placeholders(tables: Mapping[str, Callable[[], LookupTable]]) -> Tra
             loaded[name] = tables[name]()
         return loaded[name]
 
-    def resolve(record: Record) -> Record | Rejected:
+    @rejecting
+    def resolve(record: Record) -> Record:
         field = placeholder_of(record)
         if field is None:
             return record
-        try:
-            if field == QUESTION_PLACEHOLDER:
-                return _with_question(record, table)
-            return _resolved(record, table(record.get("dataset")))
-        except RejectionError as error:
-            return Rejected(error.reason, str(error))
+        if field == QUESTION_PLACEHOLDER:
+            return _with_question(record, table)
+        return _resolved(record, table(record.get("dataset")))
 
     return resolve
 

@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 
 from pydantic import JsonValue
 from tokenmill.tasks.blend.models import TransformSpec
+from tokenmill.tasks.chat.conversation import RejectionError, rejecting, required
 from tokenmill.tasks.chat.json_values import kind, listed
 from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.sources.files import Rejected, field_path
@@ -368,73 +369,63 @@ def _with_tools(record: Record, made: Record, tools: object, field: str) -> Reco
     return _unless_same(record, {**made, "tools": tools} if tools else made)
 
 
-def to_completions(record: Record) -> Record | Rejected:
+@rejecting
+def to_completions(record: Record) -> Record:
     """The record as `{context, completions}`, the chosen one with rank 0; the same object if it has that form."""
     if record.get("context") is not None and record.get("completions") is not None:
         return record
     record = one_form(record)
     chosen, rejected = _answer(record, "chosen"), _answer(record, "rejected")
-    if isinstance(chosen, Rejected):
-        return chosen
-    if isinstance(rejected, Rejected):
-        return rejected
     # The number of messages at the start that both share; at least one of each remains
     most = min(len(chosen), len(rejected)) - 1
     shared = next((number for number in range(most) if chosen[number] != rejected[number]), most)
     better, worse = chosen[shared:], rejected[shared:]
-    if question := _asks("chosen", better) or _asks("rejected", worse):
-        return question
+    _require_answer("chosen", better)
+    _require_answer("rejected", worse)
     context = _context(record, chosen[:shared])
-    if isinstance(context, Rejected):
-        return context
     return {"context": context, "completions": [{"rank": 0, "completion": better}, {"rank": 1, "completion": worse}]}
 
 
-def to_pairs(record: Record) -> Record | Rejected:
+@rejecting
+def to_pairs(record: Record) -> Record:
     """The record as `{prompt, chosen, rejected}`, with texts as answers; the same object if it has that form."""
     given = one_form(record)
     if given.get("prompt") is not None and all(isinstance(given.get(name), str) for name in ("chosen", "rejected")):
         return given
-    ranks = to_completions(record)
-    if isinstance(ranks, Rejected):
-        return ranks
+    ranks = required(to_completions(record))
     if not isinstance(ranks["context"], list) or not ranks["context"]:
-        return Rejected(
-            "bad_field", f"context is {_empty_or_kind(ranks['context'])}; make it the messages of the prompt"
-        )
-    answers = ranked(ranks["completions"])
-    if isinstance(answers, Rejected):
-        return answers
-    texts = [_text_alone(answer.get("completion")) for answer in answers]
+        found = _empty_or_kind(ranks["context"])
+        raise RejectionError("bad_field", f"context is {found}; make it the messages of the prompt")
+    texts = [_text_alone(answer.get("completion")) for answer in required(ranked(ranks["completions"]))]
     if None in texts:
         why = "a completion isn't a single assistant message with only text, and pairs can't express more"
-        return Rejected("not_text", f"completions: {why}; keep the form with completions")
+        raise RejectionError("not_text", f"completions: {why}; keep the form with completions")
     prompt = _plain_text(ranks["context"], "user")
     return {"prompt": ranks["context"] if prompt is None else prompt, "chosen": texts[0], "rejected": texts[1]}
 
 
-def _answer(record: Record, field: str) -> Messages | Rejected:
+def _answer(record: Record, field: str) -> Messages:
     """Return the messages of an answer, perhaps after the prompt's."""
     found = record.get(field)
     if found is None:
         names = listed(key for key in record if record[key] is not None)
-        return Rejected("missing_field", f"there is no {field}; name it with rename, the row has {names}")
+        raise RejectionError("missing_field", f"there is no {field}; name it with rename, the row has {names}")
     if isinstance(found, str):
         return [{"role": "assistant", "content": found}]
     if not isinstance(found, list) or not found:
-        return Rejected("bad_field", f"{field} is {_empty_or_kind(found)}; make it text or an array of messages")
+        raise RejectionError("bad_field", f"{field} is {_empty_or_kind(found)}; make it text or an array of messages")
     return found
 
 
-def _context(record: Record, shared: Messages) -> Messages | Rejected:
+def _context(record: Record, shared: Messages) -> Messages:
     """The messages before both answers, from the prompt and from the beginning of the answers."""
     prompt = record.get("prompt")
     if prompt is not None and not isinstance(prompt, str | list):
-        return Rejected("bad_field", f"prompt is {kind(prompt)}; make it text or an array of messages")
+        raise RejectionError("bad_field", f"prompt is {kind(prompt)}; make it text or an array of messages")
     asked: Messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
     if not asked and not shared:
         nothing = "prompt is missing, and chosen and rejected don't begin with the same messages"
-        return Rejected("missing_field", f"{nothing}; name the prompt with rename")
+        raise RejectionError("missing_field", f"{nothing}; name the prompt with rename")
     if _holds(shared, asked):
         return shared
     if _holds(asked[-len(shared) :], shared):
@@ -442,15 +433,14 @@ def _context(record: Record, shared: Messages) -> Messages | Rejected:
     if _role(shared[0]) == "assistant":
         return [*asked, *shared]
     both = "prompt is not among the messages that chosen and rejected begin with, so the question is unknown"
-    return Rejected("two_prompts", f"{both}; remove prompt with select")
+    raise RejectionError("two_prompts", f"{both}; remove prompt with select")
 
 
-def _asks(field: str, answer: Messages) -> Rejected | None:
-    """Reject an answer that begins with a question."""
-    if _role(answer[0]) not in ("user", "system", "developer"):
-        return None
-    why = f"{field} continues with a message by {_role(answer[0])!r} where it stops being the same as the other one"
-    return Rejected("two_prompts", f"{why}, so they answer different prompts; filter out such rows")
+def _require_answer(field: str, answer: Messages) -> None:
+    """Raise RejectionError for an answer that begins with a question."""
+    if _role(answer[0]) in ("user", "system", "developer"):
+        why = f"{field} continues with a message by {_role(answer[0])!r} where it stops being the same as the other one"
+        raise RejectionError("two_prompts", f"{why}, so they answer different prompts; filter out such rows")
 
 
 def _holds(messages: Messages, part: Messages) -> bool:

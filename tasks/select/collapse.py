@@ -5,16 +5,17 @@ survey counts distinct traces, with and without the plan, tool sequences and key
 % of structures must be distinct; conversations without tools have only about a dozen structures and fail, as intended.
 
 Distinct values are counted exactly, at about 300 bytes each. Their share falls as rows are added, so a survey covers a sample
-of about 200,000 rows (`candidates.sampled`). Surveys of several shards can be summed.
+of about 200,000 rows (`candidates.sampled`). A survey is recorded as a tree of counts, so those of several shards are summed as such trees.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
-from typing import Any, Self
+from typing import Any
 
-from tokenmill.tasks.harmony.grammar import Fault, parse
+from tokenmill.tasks.harmony.grammar import Fault
+from tokenmill.tasks.harmony.inventory import Counts
 from tokenmill.tasks.harmony.message import HarmonyMessage
 from tokenmill.tasks.kit.markdown import table_lines
 from tokenmill.tasks.kit.parts import Table
@@ -24,9 +25,6 @@ from .signature import Behaviour, behaviour_of
 
 PERCENTILES = (50, 90, 99)
 MOST_LISTED = 20
-NUMBERED = ("traces", "structures", "calls", "words")
-NAMED = ("tools", "answers", "keysets", "authors")
-"""The counts of a survey with numbers as keys, and those with text as keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +79,12 @@ class Survey:
             self.add(None if isinstance(messages, Fault) else behaviour_of(messages))
 
     def record(self) -> dict[str, Any]:
-        """The survey as plain JSON."""
+        """Return the survey as a tree of counts, plain JSON."""
         return {each.name: _plain(getattr(self, each.name)) for each in fields(Survey)}
-
-    @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> Self:
-        """The survey in a record."""
-        numbered = {name: Counter({int(key): count for key, count in record[name].items()}) for name in NUMBERED}
-        named = {name: Counter(record[name]) for name in NAMED}
-        return cls(record["rows"], record["empty"], **numbered, **named, rows_with_keysets=record["rows_with_keysets"])
-
-    def __add__(self, other: "Survey") -> "Survey":
-        """The sum of two surveys."""
-        return Survey(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Survey)))
 
 
 def _plain(value: "int | Counter[Any]") -> int | dict[str, int]:
     return value if isinstance(value, int) else {str(key): count for key, count in sorted(value.items())}
-
-
-def survey(texts: Iterable[str | None]) -> Survey:
-    """Survey Harmony texts, one per row."""
-    found = Survey()
-    found.add_all(map(parse, texts))
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,24 +107,25 @@ class Collapse:
         )
 
 
-def collapse(found: Survey, limits: Limits) -> Collapse:
-    """Report on a survey. Shares are of all rows, between 0 and 1, and 0 without rows."""
+def collapse(found: Counts, limits: Limits) -> Collapse:
+    """Report on the record of a survey, or of several. Shares are of all rows, between 0 and 1, and 0 without rows."""
+    rows = found["rows"]
     facts: dict[str, Any] = {
-        "rows": found.rows,
-        "share_empty": _share(found.empty, found.rows),
-        "distinct_traces": len(found.traces),
-        "distinct_structures": len(found.structures),
-        "share_distinct_structures": _share(len(found.structures), found.rows),
-        "share_with_calls": _share(found.tools.total(), found.rows),
-        "distinct_tool_sequences": len(found.tools),
-        "share_with_keysets": _share(found.rows_with_keysets, found.rows),
-        "distinct_keysets": len(found.keysets),
-        "calls_per_row": _percentiles(found.calls),
-        "words_per_trace": _percentiles(found.words),
-        "answers": _most_common(found.answers),
-        "tool_sequences": _most_common(found.tools),
-        "keysets": _most_common(found.keysets),
-        "authors": _most_common(found.authors),
+        "rows": rows,
+        "share_empty": _share(found["empty"], rows),
+        "distinct_traces": len(found["traces"]),
+        "distinct_structures": len(found["structures"]),
+        "share_distinct_structures": _share(len(found["structures"]), rows),
+        "share_with_calls": _share(sum(found["tools"].values()), rows),
+        "distinct_tool_sequences": len(found["tools"]),
+        "share_with_keysets": _share(found["rows_with_keysets"], rows),
+        "distinct_keysets": len(found["keysets"]),
+        "calls_per_row": _percentiles(found["calls"]),
+        "words_per_trace": _percentiles(found["words"]),
+        "answers": _most_common(found["answers"]),
+        "tool_sequences": _most_common(found["tools"]),
+        "keysets": _most_common(found["keysets"]),
+        "authors": _most_common(found["authors"]),
     }
     return Collapse(facts, tuple(_problems(facts, limits)))
 
@@ -167,12 +148,12 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def _percentiles(counts: Counter[int]) -> dict[str, int]:
+def _percentiles(counts: Mapping[str, int]) -> dict[str, int]:
     """The smallest value at or above each percentile of the rows; empty without rows."""
-    ascending = sorted(counts.elements())
+    ascending = sorted(Counter({int(value): count for value, count in counts.items()}).elements())
     return {f"p{each}": ascending[-(-len(ascending) * each // 100) - 1] for each in PERCENTILES if ascending}
 
 
-def _most_common(counts: Counter[str]) -> dict[str, int]:
+def _most_common(counts: Mapping[str, int]) -> dict[str, int]:
     """The most frequent values, ties in alphabetical order."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_LISTED])

@@ -7,11 +7,13 @@ OUT/behaviours.md, behaviours.json              the behaviors of the candidates,
 """
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import orjson
 from tokenmill.tasks.dedup.harmony_shard import Deduplicated
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.harmony.inventory import Counts, merged
 from tokenmill.tasks.harmony.publication import Beside
 from tokenmill.tasks.harmony.shard import FILE
 from tokenmill.tasks.shards.plan import Finished
@@ -57,10 +59,10 @@ def beside(selected: Sequence[Finished], deduplicated: Deduplicated, choices: Se
     return Beside(selected, {PART: PART, **folders}, deduplicated.files, documents, header)
 
 
-def surveyed(selected: Sequence[Finished], store: Store) -> Survey:
+def surveyed(selected: Sequence[Finished], store: Store) -> Counts:
     """The survey of all shards of a selection."""
     records = (orjson.loads(store.read(item.receipt, SURVEY)) for item in selected)
-    return sum(map(Survey.of_record, records), Survey())
+    return reduce(merged, records, Survey().record())
 
 
 def _json(value: object) -> bytes:

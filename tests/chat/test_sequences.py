@@ -41,6 +41,7 @@ COMPOSING = {
     "it strips reasoning": STRIPS,
     "it begins with a header": "{{ 'header' ~ (tools | tojson if tools) }}" + STRIPS,
     "the system is in the header": LAST + "{% if messages[0].role == 'system' %}{{ '<<' ~ messages[0].content ~ '>>' }}{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}{% set ns.last = ns.last - (messages | length - rest | length) %}{% for m in rest %}" + BODY + "{% endfor %}" + ASKS,
+    "it rejects one of the turns alone": "{{ raise_exception('Out of order.') if messages[0].content == '2' }}" + STRIPS,
 }  # fmt: skip
 NOT_COMPOSING = {
     "it looks at the message before": STRIPS.replace("{% for m in messages %}{{", "{% for m in messages %}{{ messages[loop.index0 - 1].role if m.role == 'user' and not loop.first else '' }}{{"),

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.select.collapse import Limits, Survey, collapse, survey
+from tokenmill.tasks.harmony.grammar import parse
+from tokenmill.tasks.harmony.inventory import merged
+from tokenmill.tasks.select.collapse import Limits, Survey, collapse
 
 ANSWER = "<|start|>assistant<|channel|>final<|message|>{}<|return|>"
 THOUGHT = "<|start|>assistant<|channel|>analysis<|message|>{}<|end|>"
@@ -31,6 +33,12 @@ TEXTS = [
     plain(), plain(), plain("Another plan."), plain(answer="4"),
     with_tool('{"a":1}', '{"b":1}'), with_tool('{"a":2}'), with_tool("[]"), unanswered(), "no Harmony", None,
 ]  # fmt: skip
+
+
+def survey(texts):
+    found = Survey()
+    found.add_all(map(parse, texts))
+    return json.loads(json.dumps(found.record()))
 
 
 def test_the_report_counts_what_there_is():
@@ -92,7 +100,7 @@ def test_every_violated_limit_is_a_problem_and_no_other(texts, limits, problems)
 
 @given(st.lists(st.sampled_from(TEXTS), max_size=30), st.integers(0, 30))
 def test_surveys_add_up(texts, cut):
-    whole, parts = survey(texts), survey(texts[cut:]) + survey(texts[:cut])
+    whole, parts = survey(texts), merged(survey(texts[cut:]), survey(texts[:cut]))
     assert parts == whole
     one, other = collapse(whole, Limits()), collapse(parts, Limits())
     assert json.dumps(one.facts) == json.dumps(other.facts)
@@ -119,6 +127,6 @@ def test_data_text_is_confined_to_its_cell():
 
 
 def test_without_rows_there_is_a_report_as_well():
-    found = collapse(Survey(), Limits())
+    found = collapse(survey([]), Limits())
     assert found.facts["calls_per_row"] == {}
     assert "| share empty | 0.0000 |" in found.markdown
