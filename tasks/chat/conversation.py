@@ -136,7 +136,7 @@ def rejecting(read: Callable[Given, Found]) -> Callable[Given, Found | Rejected]
 
 
 def required(found: Found | Rejected) -> Found:
-    """Return what was read of a row. Raise RejectionError, which `rejecting` catches, if the row is rejected."""
+    """Return the value read from a row. Raise RejectionError, which `rejecting` catches, if the row is rejected."""
     if isinstance(found, Rejected):
         raise RejectionError(found.reason, found.detail)
     return found

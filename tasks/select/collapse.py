@@ -5,7 +5,7 @@ survey counts distinct traces, with and without the plan, tool sequences and key
 % of structures must be distinct; conversations without tools have only about a dozen structures and fail, as intended.
 
 Distinct values are counted exactly, at about 300 bytes each. Their share falls as rows are added, so a survey covers a sample
-of about 200,000 rows (`candidates.sampled`). A survey is recorded as a tree of counts, so those of several shards are summed as such trees.
+of about 200,000 rows (`candidates.sampled`). A survey is recorded as a tree of counts, so surveys of several shards can be summed.
 """
 
 from collections import Counter

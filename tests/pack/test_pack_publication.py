@@ -291,7 +291,7 @@ def test_missed_share_is_reported(tmp_path):
         assert (abs(book["realised"] / book["wanted"] - 1) > 0.02) == (
             f"dataset {name!r} has {book['realised']:.2%}" in warned
         )
-    assert "train: dataset 'gone' has no packs" in warned
+    assert "train: dataset 'gone' doesn't have packs" in warned
     assert len(manifest["sampling"]["warnings"]) > 1
     assert publish(tmp_path, store, finished, weights=weights)["sampling"]["warnings"] == []
 

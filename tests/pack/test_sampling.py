@@ -115,4 +115,4 @@ def test_a_share_that_misses_by_more_than_a_fiftieth_is_warned_of(realised, warn
 
 def test_a_data_set_with_a_weight_but_without_packs_is_warned_of():
     (sentence,) = warnings("valid", {}, ["code"])
-    assert sentence.startswith("valid: dataset 'code' has no packs")
+    assert sentence.startswith("valid: dataset 'code' doesn't have packs")

@@ -623,15 +623,6 @@ def test_long_sequences_are_cut_where_that_is_asked_for_and_their_masks_with_the
     assert manifest["totals"]["dropped"] == {}
 
 
-@pytest.mark.parametrize(("valid", "splits"), [(0.0, ["train"]), (0.5, ["train", "valid"])])
-def test_printed_folders_exist(tmp_path, chosen, valid, splits):
-    source, said = write_rows(tmp_path / "some.jsonl", map(marked, range(20))), io.StringIO()
-    _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen | {"holdout": {"valid": valid, "test": 0.0}})
-    print_summary(manifest, str(tmp_path / "out"), Console(file=said, width=200))
-    paths = re.findall(r"data_path=(\S+)", said.getvalue())
-    assert [(Path(path).is_dir(), Path(path).name) for path in paths] == [(True, split) for split in splits]
-
-
 NOTHING_PREDICTED = "{% for m in messages %}{{ m.content ~ '<|im_end|>' }}{% endfor %}"
 """A template of which only the first token may be trained on, which nothing predicts."""
 

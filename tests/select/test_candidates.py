@@ -113,7 +113,7 @@ def test_columns_are_carried_along_and_null_where_there_are_none():
 
 
 def test_unknown_column_is_rejected():
-    with pytest.raises(InputError, match="no field 'splitt'; did you mean 'split'"):
+    with pytest.raises(InputError, match="unknown field 'splitt'; did you mean 'split'"):
         candidates(TABLE, "prompt", parse_predicate("splitt == 'x'"), ALL)
 
 

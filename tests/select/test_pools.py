@@ -98,7 +98,7 @@ def test_columns_that_a_file_has_not_are_null_in_pools_and_not_asked_in_the_base
     assert not rows_of(found, "has_correctness_meta").any()
     assert not rows_of(found, "no_tool").any()
     assert np.flatnonzero(rows_of(found, "proof")).tolist() == [12]
-    with pytest.raises(InputError, match=r"pools\.yaml: base\[1\]: .*no field 'quality_completion_nonempty'"):
+    with pytest.raises(InputError, match=r"pools\.yaml: base\[1\]: .*unknown field 'quality_completion_nonempty'"):
         assign(small, load_pools())
 
 

@@ -245,13 +245,13 @@ def test_misspelt_column_suggests_the_nearest(blend, tmp_path):
     selected(blend, tmp_path / "out")
     place = score(rows_by_file(tmp_path / "out"), tmp_path / "scores")
     pools = write_pools(tmp_path / "pools.yaml", {"a": "nll_meen < 1"})
-    with pytest.raises(InputError, match="no field 'nll_meen'; did you mean 'nll_mean'"):
+    with pytest.raises(InputError, match="unknown field 'nll_meen'; did you mean 'nll_mean'"):
         require_selectable(SelectionChoices(pools=pools, scores=[place]))
-    with pytest.raises(InputError, match=r"selection\.require: .*\n?.*no field 'nll_mean'"):
+    with pytest.raises(InputError, match=r"selection\.require: .*\n?.*unknown field 'nll_mean'"):
         require_selectable(SelectionChoices(require="nll_mean < 1"))
     with pytest.raises(InputError, match="field 'nll_mean' is a number"):
         require_selectable(SelectionChoices(require="nll_mean == 'high'", scores=[place]))
-    with pytest.raises(InputError, match="no field 'nll_meen'"):
+    with pytest.raises(InputError, match="unknown field 'nll_meen'"):
         selected(blend, tmp_path / "out", pools=pools, scores=[place])
     require_selectable(SelectionChoices(require="nll_mean < 1", scores=[place]))
 
