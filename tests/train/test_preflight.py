@@ -89,6 +89,7 @@ SETTINGS = [
     ("sft", {"sequence_length": 62}, {"sequence_length": 63}, "set sequence_length=64, or prepare with pack_size=62"),
     ("sft", {"processes": 4, "parallel": {"context": 4}, **ANYWHERE}, {"processes": 2, "parallel": {"context": 2}}, "has pad_seq_to_mult=4; prepare it again with pad_seq_to_mult=8"),
     ("sft", {"processes": 6, "parallel": {"context": 2, "tensor": 3, "sequence": True}, "model": {"heads": 6, "key_value_heads": 6, "hidden": 48, "feed_forward": 96, "vocabulary_multiple": 96}, **ANYWHERE}, {"parallel": {"context": 2, "tensor": 3, "sequence": False}}, "prepare it again with pad_seq_to_mult=12"),
+    ("sft", {"processes": 3, "parallel": {"tensor": 3, "sequence": True}, "model": {"heads": 6, "key_value_heads": 6, "hidden": 48, "feed_forward": 96, "vocabulary_multiple": 96}, **ANYWHERE}, {"parallel": {"tensor": 3, "sequence": False}}, "prepare it again with pad_seq_to_mult=3"),
     ("sft", {"processes": 8, "parallel": {"tensor": 8, "sequence": True}, "model": {"heads": 8, "key_value_heads": 8}, **ANYWHERE}, {"processes": 4, "parallel": {"tensor": 4, "sequence": True}}, "prepare it again with pad_seq_to_mult=8"),
     ("pretrain", {"processes": 3, "parallel": {"context": 3}, **ANYWHERE}, {"sequence_length": 66}, "sequence_length=64 must be a multiple of 6; set it to 66"),
     ("pretrain", {"steps": 1000, "max_epochs": 4.0}, {"max_epochs": 400.0}, "epochs"),
