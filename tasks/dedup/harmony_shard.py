@@ -59,16 +59,8 @@ def plan_marked(
     normalized: Sequence[Finished], digests: Sequence[str], mode: Mode, store: Store, *, rebuild: bool
 ) -> Plan:
     """Plan a shard for each normalized shard with rows; `digests` are the hashes of the decisions about each."""
-    shards = [
-        PlannedShard(
-            item.shard.dataset,
-            item.shard.split,
-            item.shard.part,
-            {**item.receipt.identity, "decided": {"mode": mode, "outcomes": digest}},
-            (item.receipt,),
-        )
-        for item, digest in zip(normalized, digests, strict=True)
-    ]
+    pairs = zip(normalized, digests, strict=True)
+    shards = [item.decided({"mode": mode, "outcomes": digest}) for item, digest in pairs]
     return Plan.of(store, shards, rebuild=rebuild)
 
 
@@ -97,12 +89,8 @@ def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
                 builder.keep(WHOLE, rows.num_rows, compute.call_function("sum", [rows["stats_token_len"]]).as_py())
                 licences.update(licences_of(rows))
                 coverage = merged(coverage, coverage_of(rows))
-        for output in normalized.outputs:
-            if output.path != FILE:
-                builder.open(output.path).write(store.read(normalized, output.path))
-        builder.rows_in, builder.quarantined = normalized.rows_in, normalized.quarantined
-        builder.drops = Counter(normalized.drops) + (outcomes if drop else Counter[str]())
-        builder.unread = Counter(normalized.not_read)
+        builder.carry_on(normalized, FILE)
+        builder.drops += outcomes if drop else Counter[str]()
         builder.facts = {
             "fields": normalized.facts["fields"],
             "licences": dict(sorted(licences.items())),

@@ -5,7 +5,6 @@ the percentiles, so rows in other splits don't rebuild it. Ranking reads three c
 some 100 bytes per row, and rewrites the shards whose percentiles changed.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,16 +33,13 @@ def ranked(scored: Sequence[Finished], store: Store, *, rebuild: bool) -> list[F
     found = percentile_within_split(whole["nll_mean"], [whole[name] for name in SPLIT])
     starts = np.cumsum([0, *(table.num_rows for table in tables)])
     percentiles = [found.slice(start, table.num_rows) for start, table in zip(starts.tolist(), tables, strict=False)]
-    shards = [
-        PlannedShard(item.shard.dataset, item.shard.split, item.shard.part, _identity(item, column))
-        for item, column in zip(scored, percentiles, strict=True)
-    ]
+    shards = [item.decided(_decision(column)) for item, column in zip(scored, percentiles, strict=True)]
     plan = Plan.of(store, shards, rebuild=rebuild)
-    made_of = {shard.key: (item, column) for shard, item, column in zip(shards, scored, percentiles, strict=True)}
+    made_of = {shard.key: column for shard, column in zip(shards, percentiles, strict=True)}
     done = build_batch(
         map(shard_record, plan.pending),
         store,
-        lambda shard, _: _rank_shard(shard, *made_of[shard.key], store),
+        lambda shard, _: _rank_shard(shard, made_of[shard.key], store),
         announce=lambda _: None,
         rebuild=rebuild,
     )
@@ -72,18 +68,16 @@ def table_of(item: Finished, store: Store, columns: list[str]) -> pa.Table:
     return pq.read_table(pa.BufferReader(store.read(item.receipt, FILE)), columns=columns, use_threads=False)
 
 
-def _identity(item: Finished, column: pa.Array) -> dict[str, object]:
+def _decision(column: pa.Array) -> dict[str, str]:
     digest = xxhash.xxh3_128_hexdigest(column.to_numpy(zero_copy_only=False).tobytes())
-    return {**item.receipt.identity, "decided": {"percentiles": f"xxh3_128:{digest}"}}
+    return {"percentiles": f"xxh3_128:{digest}"}
 
 
-def _rank_shard(shard: PlannedShard, item: Finished, column: pa.Array, store: Store) -> Receipt:
-    """Rebuild the scored shard `item` with percentiles."""
-    scored = item.receipt
+def _rank_shard(shard: PlannedShard, column: pa.Array, store: Store) -> Receipt:
+    """Build a scored shard again, with percentiles."""
+    (scored,) = shard.inputs
     with building(shard, store) as builder:
-        for output in scored.outputs:
-            if output.path != FILE:
-                builder.open(output.path).write(store.read(scored, output.path))
+        builder.carry_on(scored, FILE)
         if WHOLE in scored.parts:
             groups = pq.ParquetFile(pa.BufferReader(store.read(scored, FILE)))
             start = 0
@@ -93,9 +87,7 @@ def _rank_shard(shard: PlannedShard, item: Finished, column: pa.Array, store: St
                 rows = rows.set_column(NLL.get_field_index(PERCENTILE), NLL.field(PERCENTILE), filled)
                 builder.table(FILE, NLL).write_table(rows)
                 start += rows.num_rows
-        builder.rows_in, builder.quarantined, builder.truncated = scored.rows_in, scored.quarantined, scored.truncated
-        builder.parts, builder.drops = dict(scored.parts), Counter(scored.drops)
-        builder.facts, builder.volatile = dict(scored.facts), dict(scored.volatile)
+        builder.parts, builder.facts, builder.volatile = dict(scored.parts), dict(scored.facts), dict(scored.volatile)
     return builder.receipt
 
 

@@ -197,6 +197,17 @@ class ShardBuilder:
             self.count(batch, rejected)
             yield batch, kept
 
+    def carry_on(self, made: Receipt, besides: str) -> None:
+        """Take over counts and files of a shard that this one is made from, except the file `besides`.
+
+        Raises RunError for a file that has changed.
+        """
+        for output in made.outputs:
+            if output.path != besides:
+                self.open(output.path).write(self.store.read(made, output.path))
+        self.rows_in, self.quarantined, self.truncated = made.rows_in, made.quarantined, made.truncated
+        self.drops, self.unread = Counter(made.drops), Counter(made.not_read)
+
     def _rows_by_file(self) -> dict[str, list[int]]:
         """The rows of each file of a bundle, which lead from a row of the shard to its file and line."""
         members = range(len(self.shard.part.members))

@@ -74,6 +74,11 @@ class Finished:
             return part
         return self.shard.split if self.shard.split in SPLITS else "train"
 
+    def decided(self, decision: Mapping[str, Any]) -> PlannedShard:
+        """The shard that a later stage makes from this one and a decision about its rows."""
+        identity = {**self.receipt.identity, "decided": dict(decision)}
+        return replace(self.shard, identity=identity, inputs=(self.receipt,))
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
