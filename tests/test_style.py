@@ -4,6 +4,7 @@ with the change that lowers it.
 
 import ast
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -164,3 +165,11 @@ def test_counts_of_patterns_only_fall(surface):
     found = {name: len(re.findall(pattern, text, re.IGNORECASE)) for name, pattern in PATTERNS.items()}
     over = {name: count for name, count in found.items() if count > CEILINGS[surface][name]}
     assert over == {}, "rewrite them as docs/style.md shows"
+
+
+def test_pages_are_short_except_for_reference():
+    nav = tomllib.loads((REPOSITORY / "zensical.toml").read_text())["project"]["nav"]
+    (reference,) = (section["Reference"] for section in nav if "Reference" in section)
+    words = {path.name: len(path.read_text().split()) for path in (REPOSITORY / "docs").glob("*.md")}
+    assert len((REPOSITORY / "README.md").read_text().split()) <= 700
+    assert {name: count for name, count in words.items() if count > 900 and name not in reference} == {}
