@@ -138,11 +138,11 @@ def test_short_validation_split_is_reported(job):
     by_length = [source.tokens for source in job().data.of("valid")]
     shorter = min(by_length)
     assert len(set(by_length)) == 2
-    told = [line for line in check(job(sequence_length=shorter, validate_every=1)) if "valid split" in line]
+    told = [line for line in check(job(sequence_length=shorter, validate_every=1)) if "validation split" in line]
     assert len(told) == 1
     assert f"{shorter:,} tokens of the validation split, repeated to fill rows of {shorter:,}" in told[0]
-    assert not [line for line in check(job(sequence_length=shorter)) if "valid split" in line]
-    assert not [line for line in check(job(sequence_length=shorter - 1, validate_every=1)) if "valid split" in line]
+    assert not [line for line in check(job(sequence_length=shorter)) if "validation split" in line]
+    assert not [line for line in check(job(sequence_length=shorter - 1, validate_every=1)) if "validation split" in line]
 
 
 def data_of(kind, sources):
