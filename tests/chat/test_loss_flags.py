@@ -162,9 +162,9 @@ def test_reasoning_and_calls_of_a_message_go_with_it(learned):
 
 
 BAD = {
-    "half a weight": ({**A, "weight": 0.5}, "weight is 0.5"),
-    "a weight in words": ({**A, "weight": "0"}, "weight is a string"),
-    "slime's mask of two": ({**A, "step_loss_mask": 2}, "step_loss_mask is 2"),
+    "half a weight": ({**A, "weight": 0.5}, "weight=0.5"),
+    "a weight in words": ({**A, "weight": "0"}, "weight=a string"),
+    "slime's mask of two": ({**A, "step_loss_mask": 2}, "step_loss_mask=2"),
     "a detail of words": ({**A, "train_detail": "all"}, "an array of begin_offset"),
     "a detail without an end": ({**A, "train_detail": [{"begin_offset": 0, "train": True}]}, "entry 1"),
     "a detail that ends before it begins": ({**A, **detail((3, 1, True))}, "entry 1"),
