@@ -138,7 +138,10 @@ class S3(S3FileSystem):
             message = f"{error}; put AWS credentials into the environment or into ~/.aws"
             raise PermissionError(errno.EACCES, message, place) from error
         except (BotoCoreError, BrokenResponseError) as error:
-            raise OSError(errno.EIO, f"{type(error).__name__}: {error}", place) from error
+            torn = isinstance(error, ClientPayloadError)  # which s3fs asks for again
+            raise (TornResponseError if torn else OSError)(
+                errno.EIO, f"{type(error).__name__}: {error}", place
+            ) from error
         if "Body" in response:
             response["Body"] = Body(response["Body"], place)
         return response
