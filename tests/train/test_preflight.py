@@ -142,7 +142,9 @@ def test_short_validation_split_is_reported(job):
     assert len(told) == 1
     assert f"{shorter:,} tokens of the validation split, repeated to fill rows of {shorter:,}" in told[0]
     assert not [line for line in check(job(sequence_length=shorter)) if "validation split" in line]
-    assert not [line for line in check(job(sequence_length=shorter - 1, validate_every=1)) if "validation split" in line]
+    assert not [
+        line for line in check(job(sequence_length=shorter - 1, validate_every=1)) if "validation split" in line
+    ]
 
 
 def data_of(kind, sources):
