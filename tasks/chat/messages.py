@@ -250,7 +250,7 @@ def _flag(fields: Mapping[str, Any], name: str) -> bool | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or value not in (0, 1):
-        raise _bad(f"has {name}={value if isinstance(value, int | float) else kind(value)}; make it 0 or 1")
+        raise _bad(f"has {name}={value if isinstance(value, int | float) else quoted(value)}; make it 0 or 1")
     return bool(value)
 
 

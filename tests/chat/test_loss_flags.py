@@ -163,7 +163,7 @@ def test_reasoning_and_calls_of_a_message_go_with_it(learned):
 
 BAD = {
     "half a weight": ({**A, "weight": 0.5}, "weight=0.5"),
-    "a weight in words": ({**A, "weight": "0"}, "weight=a string"),
+    "a weight in words": ({**A, "weight": "0"}, "weight='0'"),
     "slime's mask of two": ({**A, "step_loss_mask": 2}, "step_loss_mask=2"),
     "a detail of words": ({**A, "train_detail": "all"}, "an array of begin_offset"),
     "a detail without an end": ({**A, "train_detail": [{"begin_offset": 0, "train": True}]}, "entry 1"),

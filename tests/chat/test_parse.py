@@ -389,7 +389,7 @@ BAD = {
     "a tool with a key twice": (loads('{"messages": [{"role": "assistant", "content": "a"}], "tools": [{"name": "f", "name": "g"}]}'), "bad_tools", "'name' occurs twice"),
     "a message with two contents": (loads('{"messages": [{"role": "assistant", "content": "a", "content": "b"}]}'), "bad_message", "'content' occurs twice"),
     "a call with two names": (loads('{"messages": [{"role": "assistant", "content": null, "tool_calls": [{"name": "f", "name": "g"}]}]}'), "bad_message", "'name' occurs twice"),
-    "a flag of loss in words": ({"messages": [Q, {**A, "train": "no"}]}, "bad_loss_flag", "train=a string"),
+    "a flag of loss in words": ({"messages": [Q, {**A, "train": "no"}]}, "bad_loss_flag", "train='no'"),
     "nobody answers": ({"messages": [Q, {"role": "tool", "content": "r"}]}, "no_assistant", "none of its 2 messages"),
 }  # fmt: skip
 
