@@ -1,6 +1,7 @@
 """Pretraining data: a blend of raw text becomes verified Megatron `.bin/.idx` files and a `blend.json`.
 
-plan ─► tokenize shards (mapped over Dask) ─► publish ─► report
+plan ─► tokenize shards ─► join them to large prefixes ─► publish ─► report
+        (both mapped over one Dask cluster)
 """
 
 from .preparation import preparation_flow
