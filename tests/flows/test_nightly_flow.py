@@ -161,7 +161,7 @@ def test_a_night_that_partly_failed_prints_what_became_of_each_blend_and_exits_w
         (tmp_path / f"blends/{name}.json").unlink()
     done = called("nightly", tmp_path / "blends", "--output-dir", blends.out)
     assert done.returncode == 1
-    assert done.stderr.startswith("tokenmill: 1 of 2 blends failed, all others are up to date: rl/typo: ")
+    assert "\ntokenmill: 1 of 2 blends failed, all others are up to date: rl/typo: " in done.stderr
     night = json.loads(done.stdout)["nightly"]
     assert (night["prepared"], night["failed"], night["prune_error"]) == (1, 1, None)
     assert {name: row["result"] for name, row in night["blends"].items()} == {QUESTIONS: "prepared", TYPO: "failed"}
