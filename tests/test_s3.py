@@ -130,6 +130,7 @@ def test_missing_credentials_name_the_remedy(server, monkeypatch, tmp_path, aske
     forget_connections()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["expired", "denied"])
 @pytest.mark.parametrize("asked", [*REQUESTS, "head"])
 def test_credentials_that_expire(server, asked, kind):

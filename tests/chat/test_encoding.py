@@ -141,6 +141,7 @@ def test_trained_tokens_are_within_learned_text(words, lengths):
         assert max(1, lost, cut_through) <= found.straddled[0] <= len(ids)
 
 
+@pytest.mark.slow
 @given(words=st.text(max_size=20), lengths=ALTERNATING)
 def test_any_text_in_parts_is_written_out_whole(small, words, lengths):
     lengths = _fitted(lengths, len(words))

@@ -284,6 +284,7 @@ def test_names_like_placeholders_are_not_holes(renderer):
         assert as_segments(programs.sequences(given)) == maker.sequences(given)
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(renderer, monkeypatch):
     monkeypatch.setattr(programs_module, "MAX_RUNS", 60)
     maker, _ = renderer(BUNDLED / "nano3.jinja")
@@ -297,6 +298,7 @@ def test_memory_is_bounded(renderer, monkeypatch):
 # The arrays.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES[:5])
 def test_filled_batches_equal_their_segments(renderer, policy):
     maker, vocabulary = renderer(BUNDLED / "nano3.jinja", policy)

@@ -172,6 +172,7 @@ FAMILIES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_templates_of_other_families(name):
     source = chat_templates.template(name)
@@ -348,6 +349,7 @@ LIMITS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "named"), LIMITS.values(), ids=LIMITS)
 def test_the_limit_is_named(source, named):
     reason, detail = in_a_child(lambda: attempt(source))
@@ -414,6 +416,7 @@ def test_broken_templates_are_reported_once_and_early(source):
         ChatTemplate(source, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thread", [False, True])
 def test_one_operation_without_an_end_ends_the_process(monkeypatch, tmp_path, thread):
     """Neither Python's own limits nor Ctrl-C reach it."""

@@ -142,6 +142,7 @@ MESSAGES = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["nano3", QWEN, *REWRITING.values()], ids=["nano3", "qwen", *REWRITING])
 @max_examples(80)
 @drawn(

@@ -72,6 +72,7 @@ TAKEN = {
 """Where a template would take a tag in an answer for its own, and lose a part of it or write it without its prompt."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", SPELLED)
 @pytest.mark.parametrize("name", [*LEFT_IN, *READ_APART, *OPENED])
 def test_inline_thinking(rows_of, name, title):

@@ -55,6 +55,7 @@ def test_who_fills_one_form_is_compared_with_all_who_do(tmp_path, filled):
     assert all(each.unseen.size == 0 for each in wiring.crowds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [8, 3000])
 def test_drops_match_all_pairs(tmp_path, words):
     texts = forms(VOCABULARY[:words], 300)

@@ -251,6 +251,7 @@ def test_a_change_writes_only_the_shards_whose_rows_it_concerns(tmp_path):
     assert manifest["totals"]["dropped"] == {"exact_duplicate": 1}
 
 
+@pytest.mark.slow
 def test_many_partitions_publish_the_bytes_of_one(tmp_path, monkeypatch):
     """Under other names: the recipe says how many there are."""
     found, outputs = PREPARATIONS["dedup"](tmp_path), []

@@ -83,6 +83,7 @@ def planted(seed):
     return texts, exact, near
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [1 << 40, 15_000])
 def test_drops_match_a_comparison_of_all_pairs(tmp_path, many_partitions, seed, size):

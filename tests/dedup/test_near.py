@@ -90,6 +90,7 @@ def pairs_of(tables):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_planted_pairs_are_found_and_no_other_is(tmp_path, seed):
     texts, expected = planted(seed)

@@ -433,6 +433,7 @@ def test_a_mix_is_estimated_before_a_preparation_exact_after_it_and_written_for_
     assert refused.returncode == 2
 
 
+@pytest.mark.slow
 def test_demo_cannot_replace_a_file(data):
     done = tokenmill("demo", "--output-dir", data)
     assert (done.returncode, done.stderr) == (

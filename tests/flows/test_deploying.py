@@ -62,6 +62,7 @@ def called_in(folder, monkeypatch, url):
         return run(["deploy"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("url", "remedy"), [(None, "prefect server start"), ("http://127.0.0.1:1/api", "no Prefect server answers")]
 )

@@ -645,6 +645,7 @@ def test_prefect_toml_has_only_settings_that_prefect_knows():
     assert list(unknown_settings(Settings, {"server": {"analytics_enable": False}})) == ["analytics_enable"]
 
 
+@pytest.mark.slow
 def test_readme_server_settings_are_prefects(monkeypatch):
     """Prefect ignores variables that it does not know, and values that mean nothing are an error."""
     block = re.search(

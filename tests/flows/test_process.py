@@ -249,6 +249,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_silences_dask():
     run = subprocess.run([sys.executable, "-c", INTERRUPTED_AMONG_CONNECTIONS], capture_output=True, text=True, check=False)  # fmt: skip
     assert run.returncode == INTERRUPTED
@@ -326,6 +327,7 @@ def prepared(blend, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", REDIRECTED)
 def test_a_command_does_its_work_without_standard_streams(how):
     code, complaint = redirected(how, "--version")
@@ -377,6 +379,7 @@ def test_failing_stream_is_reported_once():
         assert os.fstat(stream.fileno()).st_rdev == Path(os.devnull).stat().st_rdev
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_unencodable_text_is_escaped_as_json(encoding):
     text = "⟦ü 🦊⟧"
@@ -412,6 +415,7 @@ finally:
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", INTERRUPTIONS)
 def test_ctrl_c_prints_only_the_next_step(how):
     program = "import atexit, signal, time, tokenmill.flows.process as process\nprocess.end_when_interrupted()\n"

@@ -80,6 +80,7 @@ def same(ours, theirs):
     )
 
 
+@pytest.mark.slow
 @given(disturbed(), DECLARED, OFF, st.integers(0, 3))
 @max_examples(400)
 def test_exactly_valid_text_is_accepted_with_the_same_parts(messages, declared, off, least):

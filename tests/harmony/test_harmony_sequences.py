@@ -70,6 +70,7 @@ def sequences(messages, policy=FULL, splits=True, **options):
 # The ids are the reference's.
 
 
+@pytest.mark.slow
 @given(st.lists(any_messages(), min_size=1, max_size=4))
 @max_examples(60)
 def test_ids_are_the_reference_s_for_whatever_can_be_written(messages):

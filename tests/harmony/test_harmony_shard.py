@@ -166,6 +166,7 @@ def test_drop_names_rule_and_location(tmp_path):
     assert "functions.f is called and not declared" in bad["detail"]
 
 
+@pytest.mark.slow
 def test_the_tools_of_every_row_are_in_a_catalog(tmp_path):
     blend = {"datasets": every_source(tmp_path)}
     prepare(blend, tmp_path / "out")
@@ -186,6 +187,7 @@ def test_a_catalog_is_in_the_order_of_ids():
     assert list(json.loads(content).items()) == [("a", [{"name": "f"}]), ("b", [{"name": "g"}]), ("c", [])]
 
 
+@pytest.mark.slow
 def test_card_counts_and_names_the_strictest_license(tmp_path):
     blend = {"datasets": [each for each in every_source(tmp_path) if each["name"] != "messy"]}
     _, manifest = prepare(blend, tmp_path / "out")

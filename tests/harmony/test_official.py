@@ -147,6 +147,7 @@ def read_officially(text):
     return [message.to_dict() for message in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(110))
 def test_rows_are_read_channel_by_channel_in_both_ways(seed):
     """As the library's own parser reads the library's own rendering; a system message is added where there is none."""

@@ -79,6 +79,7 @@ PLANTED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", PLANTED)
 def test_planted_changes_are_found_exactly(night, planted):
     changes, expected, example = PLANTED[planted]

@@ -154,6 +154,7 @@ def test_unreadable_or_foreign_output_stops_pruning(nights, tmp_path):
     assert whereabouts(nights.out) == before
 
 
+@pytest.mark.slow
 def test_interrupted_removal_leaves_no_receipt_without_files(nights, monkeypatch):
     """Shards of which nothing is held out are files called `all`, which stand before `receipt.json`, those of others after."""
     nights.settings("web", holdout={"valid": 0, "test": 0}, max_shrink_fraction=1.0)

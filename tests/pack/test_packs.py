@@ -190,6 +190,7 @@ def groups(monkeypatch, tokens):
     monkeypatch.setattr(packs_module, "GROUP_PACKS", 1)
 
 
+@pytest.mark.slow
 def test_a_large_data_set_is_packed_in_groups_and_one_that_grows_packs_only_the_last_again(
     tmp_path, source, chosen, monkeypatch
 ):

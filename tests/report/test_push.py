@@ -155,6 +155,7 @@ def test_the_card_names_every_file_of_rows_and_nothing_else(hub, outputs):
     assert found == {name for name in hub.datasets["org/name"].files if name.startswith("data/")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_exactly_the_published_files_are_pushed(hub, outputs, kind):
     output = outputs(kind)
@@ -432,6 +433,7 @@ def test_broken_push_keeps_foreign_files(hub, outputs, monkeypatch, first, secon
     assert theirs.items() <= repository.files.items()
 
 
+@pytest.mark.slow
 def test_partial_pushes_cannot_be_read(hub, outputs, tmp_path, monkeypatch):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     send(outputs("harmony"))
@@ -446,6 +448,7 @@ def test_partial_pushes_cannot_be_read(hub, outputs, tmp_path, monkeypatch):
     assert pushed_rows(commit) == published_rows(third)
 
 
+@pytest.mark.slow
 def test_push_interrupted_over_an_older_one_resumes(hub, outputs, tmp_path, monkeypatch):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     send(outputs("harmony"))

@@ -279,6 +279,7 @@ def normalize(folder, mode, **selection):
     return source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["drop", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("tag", "off"))])
 def test_the_fates_of_rows_in_harmony(tmp_path, mode, count):
     source = normalize(tmp_path, mode)

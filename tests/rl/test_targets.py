@@ -324,6 +324,7 @@ def nearly_good(draw, target):
     return row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", READERS)
 def test_whatever_passes_is_read(target):
     passed = []

@@ -132,6 +132,7 @@ def test_near_duplicates_make_room_within_the_most_a_cluster_may_give(tmp_path):
     assert np.bincount(groups[found.rows]).tolist() == [15, 15]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, pytest.param(4096, marks=pytest.mark.slow)])
 def test_same_bytes_in_any_process_and_read_order(tmp_path, monkeypatch, size):
     vectors, _ = around(np.random.default_rng(4), [120, 80], 32, spread=1)

@@ -53,6 +53,7 @@ def place(row):
     return f"a.jsonl: row {row}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "limit"), [("vllm", 89), ("sglang", 82)])
 def test_a_server_gives_the_scores_that_its_model_gives_here(model, kind, limit):
     sequences = completions(*corpus(11))

@@ -72,6 +72,7 @@ def test_a_file_more_or_less_among_thousands_changes_at_most_three_shards(seed, 
     assert len(set(one) - set(other)) <= 3
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32))
 @max_examples(50)
 def test_bundles_are_few_bounded_and_in_order(seed):

@@ -90,6 +90,7 @@ def test_a_profile_reaches_the_task_runner_whole(tmp_path):
     assert runner.client_kwargs["timeout"] == "7s"
 
 
+@pytest.mark.slow
 def test_local_workers_disable_prefect_plugins():
     """They are for commands, and workers import Prefect where plugins cannot start."""
     with (

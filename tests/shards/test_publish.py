@@ -327,6 +327,7 @@ def test_where_no_link_can_be_made_the_file_is_copied(source, target, code):
     assert temporaries(target.parent) == []
 
 
+@pytest.mark.slow
 def test_a_link_survives_any_fault(source, target):
     def work():
         link(str(source), str(target))

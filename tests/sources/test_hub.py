@@ -296,6 +296,7 @@ def test_a_file_that_the_hub_no_longer_has(hub, stored):
         open_source(file, cache="small")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [30, pytest.param(3000, marks=pytest.mark.slow)])
 def test_requests_of_a_run(hub, tmp_path, monkeypatch, count):
     """One listing, and one request to the hub per file: for its footer in the plan, which names the place of its rows."""

@@ -118,6 +118,7 @@ def read(**fields) -> set[str]:
     return {file.uri.partition("@")[2].partition("/")[2] for file in files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_subsets_and_splits_match_datasets(repository, name):
     expected = of_datasets(repository(*LAYOUTS[name]))

@@ -153,6 +153,7 @@ def test_texts_that_an_engine_gives_up_on_go_to_the_reference(texts):
     assert tokens.lengths.tolist() == list(map(len, texts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["fastokens", "reference"])
 def test_a_regular_expression_that_takes_too_many_steps(tmp_path, backend):
     place = str(byte_level_bpe(tmp_path) / "tokenizer.json")

@@ -148,6 +148,7 @@ def mistral(folder, name="tokenizer.model.v3"):
 SLOW = [pytest.param(make, marks=pytest.mark.slow) for make in (qwen, qwen2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [kimi, pattern_set, llama3, tekken, gpt2, mistral, *SLOW])
 def test_ids_of_each_format(tmp_path, make):
     model, judge, facts = make(tmp_path)

@@ -137,6 +137,7 @@ def test_when_one_engine_errs_the_next_one_is_used(source, model, tmp_path, swap
 BREAKING = ["<|turn|>", "<|turn|", "\x85word\x85", "\u3000word\u3000", "\u0340\u0340", "\x1b", " " * 9 + "word"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [TEXTS[0], TEXTS[len(TEXTS) // 2], TEXTS[-1], *BREAKING])
 def test_an_engine_that_errs_on_a_string_or_anywhere_in_the_data_is_not_used(source, model, tmp_path, swap, text):
     swap(fast=lying_about(text))

@@ -277,6 +277,7 @@ FILLED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fill", FILLED)
 @pytest.mark.parametrize("state", [offline, without_endpoint, faulty("*", 503, times=9)])
 @pytest.mark.parametrize("revision", [None, "main", "commit"])

@@ -160,6 +160,7 @@ FAST = {4, 12, 16, 19, 24, 25, 26, 27, 28, 31}
 """Moments that the fast tests try: at and around every file, the receipt and the removals."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment", [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in range(50)]
 )

@@ -147,6 +147,7 @@ def test_every_row_is_a_document_or_a_counted_drop(small, tokenizer, tmp_path, n
         assert len(manifest["shards"]) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard_size", [1 << 20, 10**9])
 @pytest.mark.parametrize("name", ["some.jsonl", "some.jsonl.gz"])
 def test_rows_longer_than_a_block_are_read_or_counted(small, tokenizer, tmp_path, name, shard_size, monkeypatch):

@@ -94,6 +94,7 @@ def test_scripts_in_an_expression_are_separated(monkeypatch):
     assert cut_differently(splitting(HAN, other)) == {0x3401, 0x4E05}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other", [CL100K.replace("|'ll", ""), CL100K.replace("{1,3}", "{1,2}"), CL100K.replace(r"[^\r\n\p{L}\p{N}]?", "")]
 )

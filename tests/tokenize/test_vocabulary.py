@@ -238,6 +238,7 @@ else:
     return offline
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "eos"),
     [
@@ -265,6 +266,7 @@ def test_ranks_are_found_after_the_environment_names_a_different_cache(tmp_path,
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_unreachable_encoding_is_rejected(offline):
     message = offline("r50k_base")
     assert message.startswith("tokenizer.model: 'r50k_base' ")

@@ -330,6 +330,7 @@ def elsewhere(tmp_path, vocabulary, monkeypatch):
     return prepare
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["local", "slurm", "kubernetes", "megatron-lm", "megatron-bridge"])
 def test_exported_files_must_exist(elsewhere, hub, tmp_path, monkeypatch, vocabulary, launcher):
     documents = elsewhere(texts, "v")

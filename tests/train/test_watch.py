@@ -153,6 +153,7 @@ FAILURES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
 def test_failure_has_its_cause(trainer, name):
     program, kind, reason = FAILURES[name]
@@ -175,6 +176,7 @@ def press_ctrl_c(_):
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [raise_cancelled, press_ctrl_c])
 @pytest.mark.parametrize("child", [SILENT, DEAF], ids=["silent", "deaf"])
 def test_no_orphan_processes_after_watcher_exits(trainer, monkeypatch, end, child):
