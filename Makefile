@@ -16,18 +16,18 @@ up: .venv/installed ## a Prefect server with workers and a Dask cluster on this 
 down: ## stop what `make up` has started
 	BIN=$(BIN) deployments/local.sh down
 
-# Half again as many processes as cores, because many tests wait for servers.
+TESTS := -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
+# Half again as many processes as cores, because many of the slow tests wait for servers.
 PROCESSES := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
-TESTS := -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: .venv/installed-dev ## all tests but the slow ones
-	$(BIN)/python $(TESTS) -m "not slow"
+	$(BIN)/python $(TESTS) $$(nproc) -m "not slow"
 
 test-change: .venv/installed-dev ## all tests but the weekly ones
-	$(BIN)/python $(TESTS) -m "not weekly"
+	$(BIN)/python $(TESTS) $(PROCESSES) -m "not weekly"
 
 test-all: .venv/installed-dev ## all tests, with real clusters and downloads
-	$(BIN)/python $(TESTS)
+	$(BIN)/python $(TESTS) $(PROCESSES)
 
 check: .venv/installed-dev ## style and types
 	$(BIN)/ruff check

@@ -29,6 +29,7 @@ def preparation(output_dir: str, error: object = None) -> dict:
     return {"path": output_dir, "artifact": create_markdown_artifact("made", artifact_key("summary"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [InputError, RunError])
 def test_an_error_that_teaches_is_the_runs_message_and_is_raised_to_the_caller(kind, tmp_path, prefect_api):
     error = kind(SENTENCE)

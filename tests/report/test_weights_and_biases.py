@@ -89,6 +89,7 @@ def test_the_summary_has_the_totals(logged):
         assert summary[name] == manifest["totals"][name]
 
 
+@pytest.mark.slow
 def test_tables_have_plan_and_result(logged):
     folder, manifest, _ = logged
     tables = {}

@@ -146,6 +146,7 @@ def test_an_engine_that_errs_on_a_string_or_anywhere_in_the_data_is_not_used(sou
     assert all(repr(text) in verdict.refused[engine] for engine in ENGINES)
 
 
+@pytest.mark.slow
 def test_findings_are_per_dataset(source, model, tmp_path, swap):
     swap(fast=lying_about(TEXTS[3]))
     other = write_lines(tmp_path / "other.jsonl", [text.upper() for text in TEXTS])
