@@ -387,7 +387,7 @@ def test_budget_sets_published_tokens(tmp_path):
     paths = [preparing_sft.write_rows(tmp_path / f"{name}.jsonl", each) for name, each in rows.items()]
     blend = preparing.blend_of(*paths)
     blend["datasets"][0]["share"] = 0.25
-    chosen = {"pack_size": 64, "holdout": {"valid": 0, "test": 0}, "store": str(tmp_path / "store")}
+    chosen = {"pack_size": 64, "holdout": {"valid": 0.2, "test": 0}, "store": str(tmp_path / "store")}
     _, plain = preparing_sft.prepare(blend, tmp_path / "plain", sampling="down", **chosen)
     _, manifest = preparing_sft.prepare({**blend, "tokens": 4000}, tmp_path / "out", sampling="down", **chosen)
     taken = {name: each["tokens"] for name, each in manifest["sampling"]["splits"]["train"].items()}
@@ -397,6 +397,11 @@ def test_budget_sets_published_tokens(tmp_path):
     assert [phase["drawn"] for phase in manifest["phases"]] == [{"a": pytest.approx(1000), "b": pytest.approx(3000)}]
     shares = {name: each["wanted"] for name, each in plain["sampling"]["splits"]["train"].items()}
     assert shares == {"a": pytest.approx(0.25), "b": pytest.approx(0.75)}
+    held_out = [
+        {name: each["tokens"] for name, each in made["sampling"]["splits"]["valid"].items()}
+        for made in (plain, manifest)
+    ]
+    assert held_out[0] == held_out[1], "a budget is of what is trained on"
 
 
 @pytest.mark.parametrize(

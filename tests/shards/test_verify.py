@@ -66,6 +66,18 @@ def test_intact_preparation_has_no_problems(prepared):
     assert verification.size == sum(path.stat().st_size for path in stored if path.name != "receipt.json")
 
 
+def test_problems_that_a_kind_finds_are_listed(prepared):
+    out, again, whole = prepared
+    keys = again().plan.keys
+    found = verify(str(out), lambda _, receipt: [f"{receipt.key} is odd"])
+    assert {*found.problems} >= {f"{key} is odd" for key in keys}
+    assert not any((out / f"shards/pretrain/{key}/receipt.json").exists() for key in keys), (
+        "so that they are built again"
+    )
+    again()
+    assert tree(out).keys() == whole.keys()
+
+
 def rewritten(path, **changed):
     path.write_bytes(sealed({**unsealed(path.read_bytes()), **changed}))
 
