@@ -282,6 +282,7 @@ def replaced(table, name, values):
         (lambda table: replaced(table, "row_id", ["x"] * len(table)), "share one with a different row"),
         (lambda table: replaced(table, "row_id", [None] * len(table)), "lack a row_id"),
         (lambda table: replaced(table, "nll_mean", [float("nan")] * len(table)), "nll_mean holds NaN"),
+        (lambda table: replaced(table, "completion_token_count", [0] * len(table)), "without them has one"),
         (lambda table: replaced(table, "percentile_within_split", [None] * len(table)), "lacks a score"),
     ],
 )
