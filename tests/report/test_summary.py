@@ -40,6 +40,12 @@ def test_each_dataset_shows_its_tokens_beside_its_target(manifest):
     assert (rare["token share"], rare["target share"], rare["epochs"]) == ("10.0%", "90.0%", "9.00")
 
 
+@pytest.mark.parametrize(("sampling", "shown"), [("none", False), ("up", True)])
+def test_targets_are_shown_where_packs_are_sampled(manifest, sampling, shown):
+    packed = {**manifest, "type": "sft", "settings": {**manifest["settings"], "sampling": sampling}}
+    assert [("target share" in row) for row in dataset_rows(packed)] == [shown, shown]
+
+
 def test_many_epochs_and_empty_splits_are_warned_about(manifest):
     assert warnings(manifest) == [
         "rare: the weights take 90.0% of the reads from 10.0% of the tokens, so it is read 9.0 times; lower its weight, or add data",
