@@ -6,7 +6,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder, get_bi
 from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.job import TrainData, TrainSource
 from tokenmill.tasks.train.rows import document_rows
-from tokenmill.tasks.train.samples import parts_of, pieces_of
+from tokenmill.tasks.train.samples import parts_of, pieces_of, samples_config
 
 LENGTH = 16
 LENGTHS = [[40, 0, 3, 3, 1, 90, 17], [5, 5, 5, 60, 16, 17, 1, 1], [200]]
@@ -40,6 +40,15 @@ def data_of(folder, prefixes, weights):
         path=str(folder), kind="pretrain", made_from="xxh3_128:1", tokenizer={}, fingerprint="sha256:1",
         vocabulary_size=60_000, eos=0, sources=sources,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("places", "mapped"), [(["", ""], True), (["", "s3://bucket"], False), (["s3://bucket"] * 2, False)]
+)
+def test_files_on_an_object_store_are_not_mapped(tmp_path, places, mapped):
+    data = data_of(tmp_path, [f"{place}/data-{number}" for number, place in enumerate(places)], [1.0, 1.0])
+    config, _ = samples_config(data, "train", LENGTH, 10, 1, "/indices", "/objects")
+    assert (config.mmap_bin_files, config.object_storage_cache_path is None) == (mapped, mapped)
 
 
 def samples_of(folder, prefixes, weights, size=600):
