@@ -383,7 +383,7 @@ def test_a_row_that_is_not_there(pretrained, row):
         why_row(str(pretrained[0]), row)
 
 
-def test_ambiguous_file_is_reported(tmp_path, vocabulary):
+def test_ambiguous_file_is_reported(tmp_path, vocabulary, monkeypatch):
     for folder in ("a", "b"):
         write_rows(tmp_path / folder / "x.jsonl", [{"text": sentence(folder)}])
     sources = [{"name": folder, "path": str(tmp_path / folder)} for folder in ("a", "b")]
@@ -391,6 +391,8 @@ def test_ambiguous_file_is_reported(tmp_path, vocabulary):
     with pytest.raises(InputError, match=r"'x.jsonl' is the end of .*a/x.jsonl, .*b/x.jsonl; write more"):
         why_row(str(tmp_path / "out"), "x.jsonl:1")
     assert only(why_row(str(tmp_path / "out"), "b/x.jsonl:1")).dataset == "b"
+    monkeypatch.chdir(tmp_path / "a")
+    assert only(why_row(str(tmp_path / "out"), "x.jsonl:1")).dataset == "a", "the one in the working folder"
 
 
 @pytest.mark.parametrize("document", ["x", "00000000-1", "{key}-train-9999", "{key}-other-1", "{key}-999999"])
