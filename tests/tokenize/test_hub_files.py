@@ -319,6 +319,17 @@ def test_concurrent_commit_does_not_mix_files(hub, files):
     assert (found.commit, found.eos is not None) == (first, True)
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["tokenizer kept", "tokenizer changed"])
+def test_the_next_run_takes_the_next_commit(hub, files, kept):
+    repository = hub.model("org/name", files)
+    first = vocabulary("org/name")
+    sha = repository.commit(files | {"README.md": "# More"} | ({} if kept else {"tokenizer_config.json": "{}"}))
+    load.load_named.cache_clear()
+    found = vocabulary("org/name")
+    assert (found.commit, found.eos == first.eos) == (sha, kept)
+    assert vocabulary("org/name", first.commit).commit == first.commit
+
+
 def test_workers_load_the_planned_commit_without_a_request(hub, files):
     repository = hub.model("org/name", files)
     first = repository.branches["main"]
