@@ -41,6 +41,7 @@ COMPOSING = {
     "it strips reasoning": STRIPS,
     "it begins with a header": "{{ 'header' ~ (tools | tojson if tools) }}" + STRIPS,
     "the system is in the header": LAST + "{% if messages[0].role == 'system' %}{{ '<<' ~ messages[0].content ~ '>>' }}{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}{% set ns.last = ns.last - (messages | length - rest | length) %}{% for m in rest %}" + BODY + "{% endfor %}" + ASKS,
+    "it moves systems to the front": "{% set order = messages | selectattr('role', 'equalto', 'system') | list + messages | rejectattr('role', 'equalto', 'system') | list %}" + STRIPS.replace("in messages", "in order"),
     "it rejects one of the turns alone": "{{ raise_exception('Out of order.') if messages[0].content == '2' }}" + STRIPS,
 }  # fmt: skip
 NOT_COMPOSING = {
