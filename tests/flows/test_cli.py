@@ -10,7 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel
 from rich.console import Console
+from tokenmill.flows.options import choices_of
 from tokenmill.tasks.errors import closest
+from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.report.summary import artifact_record, markdown, print_summary
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.sources.forms import read_blend
@@ -153,6 +155,11 @@ def test_training_file_without_settings_is_rejected(tmp_path, command, text):
     refused = tokenmill(command, *folders, "--output-dir", tmp_path / "out", "--config", tmp_path / "mine.yaml")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
     assert re.search(r"mine\.yaml: (not valid YAML|must hold a mapping)", refused.stderr)
+
+
+@pytest.mark.parametrize("text", ["{{ messages }}", "{% for each in messages %}{% endfor %}", "{# none #}"])
+def test_a_template_in_an_override_is_text(text):
+    assert choices_of(SftSettings, [f"chat_template={text}"]).chat_template == text
 
 
 def test_options_override_the_config_file_and_overrides_override_both(tmp_path, blend):
