@@ -122,9 +122,11 @@ class AddedTokens:
             yield f"[{_ranges(sorted(found))}]"
 
     def _stripping(self, literal: bool) -> Iterator[tuple[str, tuple[Added, ...]]]:
-        if any(token.is_spaced for token in self.tokens):
-            stripping = (token for token in self.tokens if token.lstrip or token.rstrip)
-            yield from ((token.content, (token,)) for token in stripping if not (literal and token.special))
+        spaced = any(token.is_spaced for token in self.tokens)
+        for token in self.tokens:
+            # Beside another token or a mark, libraries differ on what a single word is.
+            if (token.single_word or (spaced and (token.lstrip or token.rstrip))) and not (literal and token.special):
+                yield token.content, (token,)
 
     def _competing(self, literal: bool) -> Iterator[tuple[str, tuple[Added, ...]]]:
         """Texts that two overlapping tokens write together."""
@@ -164,6 +166,7 @@ class AddedTokens:
         a, b = [*(letter for letter in ascii_letters if letter not in known), "a", "b"][:2]
         return [
             *(f"{a}{run}{token}{run}{b}{token}{run}{token}" for token in few for run in (*RUNS, *spaced)),
+            *(f"{a}{run}{token}{b}" for token in flagged[:TRIED] for run in (*RUNS, *spaced)),
             *(f"{a}{one}{other} {one} {other}\n{one}" for one in few for other in tried),
             *(f"{a} {text} {b}{text}" for _, _, text in itertools.islice(overlaps(self.tokens), TRIED * TRIED)),
             *self._written_differently(a, b),

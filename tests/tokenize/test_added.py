@@ -30,6 +30,7 @@ LAYOUTS = {
     "tabs": [AddedToken("\t\t", normalized=True), AddedToken("<m>", rstrip=True, lstrip=True, normalized=False)],
     "overlap of a special token": [AddedToken("<ab", special=True), AddedToken("b>", normalized=False)],
     "overlap of a word": [AddedToken("foo bar", single_word=True, normalized=False), AddedToken("bar-", normalized=False)],
+    "a word beside blanks": [AddedToken("##", single_word=True, normalized=False), AddedToken("\u00a0\u00a0", normalized=False)],
     "overlap across steps": [AddedToken("ab", normalized=True), AddedToken("bc", normalized=False)],
     "one holds the other": [AddedToken("abc", normalized=True), AddedToken("b", normalized=False)],
 }  # fmt: skip
@@ -51,6 +52,7 @@ JOINED = [
 TEXTS = [
     "plain words    </s> more words\n    </s>", "if x:</s>    return 1", "a   [MASK] b and   [MASK] c", "1.</s>\t  b", "no marker   at all",
     "<x> </s> <x>   </s>", "a\t\t<m>\t\tb \t<m> \t\t", "<ab> ab> <ab", "xfoo bar-y foo bar- foo bar", "abc aabcc",
+    "a\n\n\n\u00a0\u00a0\u00a0##\u0301 ##aa", "word\n\n  ##aa ##",
 ]  # fmt: skip
 
 
