@@ -37,7 +37,7 @@ NEGLIGIBLE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class PhaseMix:
-    """Return the tokens to read of each dataset in a phase; datasets with 0 tokens are omitted."""
+    """The tokens to read of each dataset in a phase; datasets with 0 tokens are omitted."""
 
     name: str
     drawn: Mapping[str, float]

@@ -379,7 +379,7 @@ MASKS = frozenset({"loss", "mask", "masks", "masked", "train", "trained", "train
 
 
 class Unusual(NamedTuple):
-    """Return the keys of a message with a meaning beyond `read_message`: by their meaning."""
+    """The keys of a message with a meaning beyond `read_message`, by their meaning."""
 
     masks: tuple[str, ...]
     pictures: tuple[str, ...]

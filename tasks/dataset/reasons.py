@@ -1,4 +1,4 @@
-"""Return why a row was dropped: the recorded reason, or the reason of a shard that is built only from this row.
+"""Why a row was dropped: the recorded reason, or the reason of a shard that is built only from this row.
 
 A shard records the reason of every bad row, and of every decision about duplicates; of other drops it only counts the reasons.
 If there are several, the row is read from its source again, whose content must be unchanged, and a shard of one row is built in

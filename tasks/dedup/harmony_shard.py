@@ -35,7 +35,7 @@ DUPLICATES = pa.array(REASONS[:2])
 
 @dataclass(frozen=True, slots=True)
 class Deduplicated:
-    """Return the shards after deduplication, in order; the files of dropped and kept rows, with their places in the store; and the
+    """The shards after deduplication, in order; the files of dropped and kept rows, with their places in the store; and the
     facts: the number of documents by outcome, and the evaluations. `marked` is the plan that made them, if any had rows.
     """
 

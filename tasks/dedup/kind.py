@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -30,7 +30,7 @@ from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.json_lines import split_lines
 from tokenmill.tasks.sources.opening import BLOCK_BYTES
 from tokenmill.tasks.sources.parquet import require_any
-from tokenmill.tasks.storage import filesystem, join
+from tokenmill.tasks.storage import join, open_binary
 from tokenmill.tasks.tokenize.document_map import map_problems
 
 from .apply import apply_decisions, file_of, require_text_in_first
@@ -197,15 +197,13 @@ def _miscounted(rows: int, documents: int) -> str:
 
 
 def _parquet_rows(place: str) -> int:
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(place) as stream:
         return sum(len(batch) for batch in pq.ParquetFile(stream).iter_batches(BATCH_ROWS, use_threads=False))
 
 
 def _json_rows(place: str) -> int:
     """The number of lines, each a JSON object. Raises JSONDecodeError for invalid JSON."""
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(place) as stream:
         lines = split_lines(iter(lambda: stream.read(BLOCK_BYTES), b""))
         return sum(isinstance(row, bytes) and isinstance(orjson.loads(row), dict) for rows in lines for row in rows)
 

@@ -303,7 +303,7 @@ def _chunks(numbers: np.ndarray, buckets: np.ndarray, sizes: np.ndarray) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class _Links:
-    """Return similar rows of buckets: `better` and `worse`, int64, with their `jaccard`, float64; and the rows (`unseen`, int64)
+    """Similar rows of buckets: `better` and `worse`, int64, with their `jaccard`, float64; and the rows (`unseen`, int64)
     that were not compared with all of their bucket.
     """
 

@@ -52,7 +52,7 @@ class FilterRecipe:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Return why each of n texts is dropped (a string [n], empty for kept ones), the texts to write, and counts for the receipt:
+    """Why each of n texts is dropped (a string [n], empty for kept ones), the texts to write, and counts for the receipt:
     what personal data was found, and the lines that were removed, by reason.
     """
 

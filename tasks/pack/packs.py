@@ -17,7 +17,6 @@ and core, most of it for Parquet. A dataset that grows packs only its last group
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +29,7 @@ from tokenmill.tasks.shards.receipt import RECEIPT, PartCount, Receipt
 from tokenmill.tasks.shards.store import PACKS, Store, read_bytes, size_of
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.sources.formats import place_of
-from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.storage import open_binary
 from tokenmill.tasks.tokenize.exact import forget_encoders
 
 from .algorithms import pack
@@ -200,8 +199,7 @@ def _lost(store: Store, receipt: Receipt) -> list[str]:
 
 
 def _file(place: str, pack_size: int, facts: dict[str, int]) -> list[str]:
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(place) as stream:
         file = pq.ParquetFile(stream)
         if not file.schema_arrow.equals(PACKED):
             return [f"its columns are {file.schema_arrow.names}, not the columns of packs"]

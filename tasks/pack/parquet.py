@@ -29,7 +29,7 @@ from tokenmill.tasks.chat.encoding import ROLE_NUMBERS
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.publish import Output, Publication, publish
 from tokenmill.tasks.sources.opening import is_decoder_error
-from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.storage import open_binary
 
 from .algorithms import Packs
 from .sequences import IDS, StoredSequences, loss_of
@@ -267,8 +267,7 @@ def _batches(file: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatc
 
 @contextmanager
 def _opened(place: str) -> Generator[pq.ParquetFile]:
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(place) as stream:
         try:
             yield pq.ParquetFile(stream, page_checksum_verification=True)
         except (pa.ArrowException, OSError) as error:

@@ -11,7 +11,7 @@ again: only missing files are sent, and without changes it doesn't commit.
 
 The token is HF_TOKEN or the saved login, the Hub's address HF_ENDPOINT.
 
-What is uploaded are the files that a preparation's manifest lists, without any local paths:
+It uploads the files that a preparation's manifest lists, without local paths:
 
     data/… splits/… train/…   the shards under their published names, and files beside them (tools/…)
     README.md …               the cards of the run (`cards`), made again from the published files
@@ -90,7 +90,7 @@ PASSING = {
 
 
 RELATIVE = re.compile(r"\.{1,2}/.+|(?:[\w.-]+/){2,}[\w.-]*")
-"""Return text that can only be a path: relative to here, or with several slashes."""
+"""Text that can only be a path: relative to here, or with several slashes."""
 
 AGAIN = "run the preparation again to repair it, then push"
 

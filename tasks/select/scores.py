@@ -16,7 +16,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
 from tokenmill.tasks.shards.plan import Finished
 from tokenmill.tasks.shards.published import file_hash
 from tokenmill.tasks.shards.store import Store, read_bytes
-from tokenmill.tasks.storage import absolute, filesystem, join
+from tokenmill.tasks.storage import absolute, filesystem, join, open_binary
 from xxhash import xxh3_128_hexdigest
 
 ROW_ID = "row_id"
@@ -161,8 +161,7 @@ class ScoreFolder:
         """Return the columns of its tables. Raises InputError without tables."""
         if not self.files:
             raise InputError(f"{self.place}: this folder doesn't have scores; run `tokenmill score` first")
-        system, path = filesystem(self.files[0].place)
-        with cast("BinaryIO", system.open(path, "rb")) as stream:
+        with open_binary(self.files[0].place) as stream:
             return pq.read_schema(stream)
 
 

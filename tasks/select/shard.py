@@ -14,7 +14,7 @@ a selection. Lists are the default; `selection.materialize` asks for copies.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 import orjson
@@ -28,7 +28,7 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.parquet import NOTE
-from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.storage import open_binary
 
 from .candidates import CARRIED, Candidates, Read, Sample, candidates, reader, required, sampled
 from .candidates import SCHEMA as CANDIDATES
@@ -178,6 +178,5 @@ def _problems_of(store: Store, receipt: Receipt) -> Iterator[str]:
 
 def _count_rows(place: str) -> int:
     """Read every row of a file."""
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(place) as stream:
         return sum(len(batch) for batch in pq.ParquetFile(stream).iter_batches(use_threads=False))

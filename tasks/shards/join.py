@@ -9,9 +9,9 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
-from tokenmill.tasks.storage import absolute, filesystem, is_local
+from tokenmill.tasks.storage import absolute, filesystem, is_local, open_binary
 
 from .publish import PART, Output, Publication, naming, new_local_file, noting, publish
 
@@ -32,8 +32,7 @@ def join_files(sources: Iterable[str], target: str) -> Output:
     """Concatenate files into the file `target`. Errors as in `copy`."""
     with publish(target) as publication:
         for source in sources:
-            system, path = filesystem(source)
-            with cast("BinaryIO", system.open(path, "rb")) as stream:
+            with open_binary(source) as stream:
                 shutil.copyfileobj(stream, publication, PART)
     return publication.output
 
@@ -85,8 +84,7 @@ def _copy_range(source: int, target: int, count: int, start: int) -> int:
 
 
 def _stream_extent(publication: Publication, extent: Extent) -> None:
-    system, path = filesystem(extent.uri)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with open_binary(extent.uri) as stream:
         stream.seek(extent.start)
         left = extent.size
         while left:

@@ -340,7 +340,7 @@ def _explained(place: str) -> Generator[None]:
     except FileNotFoundError as error:
         raise InputError(f"{place}: bucket or path not found; check the spelling and the region") from error
     except (OSError, *_client_errors()) as error:
-        # gcsfs has no exception type for a 403; Google's clients have a code only where a server answered.
+        # gcsfs doesn't have an exception type for a 403; Google's clients have a code only if a server answered.
         refused = isinstance(error, PermissionError) or str(error).startswith("Forbidden")
         if not (refused if isinstance(error, OSError) else getattr(error, "code", UNAUTHORIZED) == UNAUTHORIZED):
             raise

@@ -1,12 +1,13 @@
 """Added tokens, and the texts around them that engines and the reference may match differently.
 
 Hugging Face `tokenizers` finds added tokens in three steps: tokens that aren't `normalized`, in the unchanged text; then, in the
-left, the others, in normalized text; each step takes the leftmost token, of those the longest. A token that strips takes the
+rest, the others, in normalized text; each step takes the leftmost token, of those the longest. A token that strips takes the
 whitespace beside it. A match that is rejected (a special token where control strings are text, or a `single_word` within a word)
 still hides the tokens that overlap it. Engines take fewer steps. Their ids equal the reference's unless two tokens compete
 for the same characters:
 
-*   a token that strips whitespace, if whitespace itself begins or ends an added token;
+*   a token that strips whitespace, if an added token begins or ends with whitespace;
+*   a `single_word`, because libraries differ on where a word ends;
 *   two tokens that overlap, if one of them can be rejected, or if the leftmost is normalized and the other isn't;
 
 or unless a normalized token is one in the text as it is only: NFC makes `foo` and an acute accent `foó`, and a Kelvin sign a K.
@@ -124,7 +125,6 @@ class AddedTokens:
     def _stripping(self, literal: bool) -> Iterator[tuple[str, tuple[Added, ...]]]:
         spaced = any(token.is_spaced for token in self.tokens)
         for token in self.tokens:
-            # Beside another token or a mark, libraries differ on what a single word is.
             if (token.single_word or (spaced and (token.lstrip or token.rstrip))) and not (literal and token.special):
                 yield token.content, (token,)
 
@@ -141,8 +141,7 @@ class AddedTokens:
         spaced = any(token.is_spaced for token in self.tokens)
         looking: dict[tuple[bool, ...], str] = {}
         for token in reversed(self.tokens):
-            strips = token.lstrip or token.rstrip
-            if (strips and not spaced) or (token.single_word and not strips):
+            if (token.lstrip or token.rstrip) and not spaced and not token.single_word:
                 looking[token.flags] = token.content
         return list(looking.values())
 
