@@ -232,18 +232,29 @@ def _signal_group(process: subprocess.Popen[bytes], how: signal.Signals) -> None
 
 def _kill_rest(process: subprocess.Popen[bytes], mark: str, on_line: Callable[[str], None]) -> None:
     """Kill all remaining processes of a launch, and wait until they have ended."""
-    _signal_group(process, signal.SIGKILL)
     until = time.monotonic() + GRACE
-    while (left := _marked(mark)) and time.monotonic() < until:
+    # An ending process loses its environment, and with it the mark, before it is gone: so each is found before it is killed.
+    left = _marked(mark)
+    _signal_group(process, signal.SIGKILL)
+    while left and time.monotonic() < until:
         for each in left:
             with suppress(psutil.NoSuchProcess):
                 each.kill()
-        psutil.wait_procs(left, PATIENCE)
+        _, alive = psutil.wait_procs(left, PATIENCE)
+        left = [*filter(_is_running, {*alive, *_marked(mark)})]
     if left:
         names = ", ".join(str(each.pid) for each in left)
         on_line(f"processes {names} were killed but are still alive, because a driver hangs; restart the machine")
     process.poll()
     cast("BinaryIO", process.stdout).close()
+
+
+def _is_running(process: psutil.Process) -> bool:
+    """False for a process that has ended, even if its parent hasn't asked for its exit code."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _marked(mark: str) -> list[psutil.Process]:
