@@ -30,7 +30,9 @@ PACK_SIZE = SftSettings().pack_size
 
 def plan(source: str, tokenizer: str, out: str, pack_size: int) -> SftPlan:
     """The plan for one dataset that is all training data."""
-    settings = SftSettings(tokenizer=TokenizerSource(model=tokenizer), chat_template="nano3", pack_size=pack_size)
+    source_of_ids = TokenizerSource(model=tokenizer)
+    # o200k_harmony lacks nano3's markers, which is an error otherwise.
+    settings = SftSettings(tokenizer=source_of_ids, chat_template="nano3", allow_text_markers=True, pack_size=pack_size)
     return SFT.plan(Blend(train=[DataSource(name="benchmark", path=source)]), settings, out)
 
 
