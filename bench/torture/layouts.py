@@ -17,7 +17,7 @@ import pyarrow as pa
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenmill.tasks.tokenize.encoders import ENGINES, Tokens
 from tokenmill.tasks.tokenize.exact import exact_encoder, forget_encoders
-from tokenmill.tasks.tokenize.gate import NASTY, compare, nasty_strings
+from tokenmill.tasks.tokenize.gate import NASTY, by_reference, compare, nasty_strings
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
@@ -110,8 +110,9 @@ def _compared(seed: str, folder: Path, count: int) -> Counter[str]:
     texts = pa.array(documents(source, list(vocabulary.controls), count), pa.large_string())
     for literal in (True, False):
         expected = vocabulary.reference(literal).encode(texts)
+        tried = by_reference(vocabulary, nasty_strings(vocabulary), literal=literal)
         for engine in ENGINES:
-            if compare(vocabulary, engine, nasty_strings(vocabulary), literal=literal).difference is None:
+            if compare(vocabulary, engine, tried, literal=literal).difference is None:
                 found = exact_encoder(vocabulary, engine, literal=literal).encode(texts)
                 _require_equal(found, expected, texts, f"layout {seed!r} by {engine}, literal={literal}")
                 seen += Counter(engines=1, routed=found.by_reference, encoded=count)

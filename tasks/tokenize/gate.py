@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Any
 from unicodedata import normalize
@@ -40,7 +40,7 @@ from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.storage import join, user_cache
 
 from .added import SPACES
-from .encoders import ENGINES, Encoder
+from .encoders import ENGINES, Tokens
 from .exact import LIBRARIES, exact_encoder
 from .settings import Backend, Engine
 from .sweep import SWEEP_VERSION
@@ -96,7 +96,7 @@ Documents = Callable[[Slice], Iterator[str]]
 """Gives the texts to encode of a slice, in order."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Gate:
     """Compares engines with the reference on the texts of a dataset made of `slices`; results are cached in the store.
 
@@ -122,22 +122,29 @@ class Gate:
 
     def difference(self, engine: Engine) -> str | None:
         """How an engine differs from the reference; None if it does not."""
-        count = len(self.slices)
-        sampled = [self.slices[number] for number in sorted({0, count // 2, count - 1} if count else ())]
-        nasty = nasty_strings(self.vocabulary)
         key = [
-            engine, self.vocabulary.fingerprint, self.literal, self.which, [_which(part) for part in sampled],
-            nasty, SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS, SWEEP_VERSION, [version(library) for library in LIBRARIES],
+            engine, self.vocabulary.fingerprint, self.literal, self.which, [_which(part) for part in self._sampled],
+            nasty_strings(self.vocabulary), SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS, SWEEP_VERSION, [version(library) for library in LIBRARIES],
         ]  # fmt: skip
         place = join(self.store, "gates", f"{hashlib.sha256(orjson.dumps(key)).hexdigest()[:32]}.json")
 
         def compared() -> Comparison:
             _announce(engine)
-            documents = (itertools.islice(self.documents(part), SAMPLED_DOCUMENTS) for part in sampled)
-            texts = nasty + [text[:SAMPLED_CHARACTERS] for text in itertools.chain.from_iterable(documents)]
-            return compare(self.vocabulary, engine, texts, literal=self.literal)
+            return compare(self.vocabulary, engine, self._encoded, literal=self.literal)
 
         return remembered(place, Comparison, compared).difference
+
+    @cached_property
+    def _sampled(self) -> list[Slice]:
+        count = len(self.slices)
+        return [self.slices[number] for number in sorted({0, count // 2, count - 1} if count else ())]
+
+    @cached_property
+    def _encoded(self) -> "Encoded":
+        """What engines have to equal. The reference takes a quarter of a second, so it isn't asked for each engine."""
+        documents = (itertools.islice(self.documents(part), SAMPLED_DOCUMENTS) for part in self._sampled)
+        texts = [text[:SAMPLED_CHARACTERS] for text in itertools.chain.from_iterable(documents)]
+        return by_reference(self.vocabulary, nasty_strings(self.vocabulary) + texts, literal=self.literal)
 
 
 @cache
@@ -146,25 +153,34 @@ def _announce(engine: Engine) -> None:
     explain_wait(f"check tokenizer: comparing {engine} with the reference, once for each dataset in a store")
 
 
-def compare(vocabulary: Vocabulary, engine: Engine, texts: list[str], *, literal: bool) -> Comparison:
-    """Encode `texts` by an engine and by the reference."""
-    reference = vocabulary.reference(literal)  # loaded first, so that an unreadable tokenizer fails here
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Texts, and the ids that the reference gives them."""
+
+    texts: list[str]
+    tokens: Tokens
+
+
+def by_reference(vocabulary: Vocabulary, texts: list[str], *, literal: bool) -> Encoded:
+    """Encode `texts` by the reference. Raises RunError if it can't be loaded."""
+    return Encoded(texts, vocabulary.reference(literal).encode(pa.array(texts, pa.large_string())))
+
+
+def compare(vocabulary: Vocabulary, engine: Engine, expected: Encoded, *, literal: bool) -> Comparison:
+    """Encode the texts by an engine, and compare."""
+    texts, reference = expected.texts, expected.tokens
     try:
-        fast = exact_encoder(vocabulary, engine, literal=literal)
-    except ValueError as error:
+        encoder = exact_encoder(vocabulary, engine, literal=literal)
+    except ValueError as error:  # it doesn't support the vocabulary
         return Comparison(0, str(error))
-    return Comparison(len(texts), _first_difference(fast, reference, texts))
-
-
-def _first_difference(fast: Encoder, reference: Encoder, texts: list[str]) -> str | None:
-    column = pa.array(texts, pa.large_string())
-    found, expected = fast.encode(column), reference.encode(column)
-    if np.array_equal(found.ids, expected.ids) and np.array_equal(found.offsets, expected.offsets):
-        return None
+    found = encoder.encode(pa.array(texts, pa.large_string()))
+    if np.array_equal(found.ids, reference.ids) and np.array_equal(found.offsets, reference.offsets):
+        return Comparison(len(texts), None)
     for number, text in enumerate(texts):
-        one, other = (tokens.ids[tokens.offsets[number] : tokens.offsets[number + 1]] for tokens in (found, expected))
+        one, other = (ids.ids[ids.offsets[number] : ids.offsets[number + 1]] for ids in (found, reference))
         if not np.array_equal(one, other):
-            return f"encodes {text[:80]!r} as {one[:12].tolist()}, the reference as {other[:12].tolist()}"
+            difference = f"encodes {text[:80]!r} as {one[:12].tolist()}, the reference as {other[:12].tolist()}"
+            return Comparison(len(texts), difference)
     raise RunError("the encoders disagree on the number of documents; report this set of texts")
 
 

@@ -16,7 +16,7 @@ from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.tokenize import exact
 from tokenmill.tasks.tokenize.encoders import ENGINES
 from tokenmill.tasks.tokenize.exact import ExactEncoder, encoder_of, exact_encoder
-from tokenmill.tasks.tokenize.gate import compare
+from tokenmill.tasks.tokenize.gate import by_reference, compare
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
 from tokenmill.tasks.tokenize.sweep import SWEPT
@@ -231,7 +231,7 @@ def test_a_library_that_cuts_ordinary_text_differently_is_not_used(known, monkey
     monkeypatch.setattr(exact, "suspect_characters", refuse)
     monkeypatch.setattr(exact, "remembered", lambda _place, _shape, find: find())
     exact_encoder.cache_clear()
-    comparison = compare(known, "gigatoken", ["some text"], literal=True)
+    comparison = compare(known, "gigatoken", by_reference(known, ["some text"], literal=True), literal=True)
     exact_encoder.cache_clear()
     assert comparison.texts == 0
     assert "other pieces" in (comparison.difference or "")
