@@ -20,7 +20,7 @@ from cyclopts.validators import Number
 from pydantic import ValidationError
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
-from tokenmill.tasks.kit.visible import visible_line
+from tokenmill.tasks.kit.parts import visible_line
 from tokenmill.tasks.renamed import COMMANDS, LEAVES, OPTIONS
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.storage import absolute

@@ -33,10 +33,17 @@ from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.storage import join, open_binary
 from tokenmill.tasks.tokenize.document_map import map_problems
 
-from .apply import apply_decisions, file_of, require_text_in_first
+from .apply import (
+    Deduplicated,
+    apply_decisions,
+    document_slices,
+    file_of,
+    mark_shard,
+    plan_marked,
+    require_text_in_first,
+)
 from .contamination import evaluation_sources, find_evaluations
 from .decisions import KEPT, Decisions
-from .harmony_shard import Deduplicated, document_slices, mark_shard, plan_marked
 from .rounds import FORMAT_VERSION, KIND, DocumentSlice, decide, planned_rounds
 from .settings import DedupChoices, DedupSettings
 

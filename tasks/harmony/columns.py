@@ -23,9 +23,8 @@ import orjson
 import pyarrow as pa
 from tokenmill.tasks.sources.exact_json import compact, loads, with_placeholders
 
-from .acceptance import ValidText
 from .message import TEMPLATE_VERSION, Effort, HarmonyMessage
-from .semantics import JUDGED
+from .semantics import JUDGED, ValidText
 
 STRING, INTEGER, NUMBER, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 COUNT = pa.int32()

@@ -13,8 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-from tokenmill.tasks.kit.markdown import table_lines
-from tokenmill.tasks.kit.parts import Table
+from tokenmill.tasks.kit.parts import Table, table_lines
 from tokenmill.tasks.sources.exact_json import RepeatedKeys, SpelledFloat
 
 from .columns import SCHEMA

@@ -27,7 +27,6 @@ from tokenmill.tasks.storage import filesystem
 from xxhash import xxh3_64_intdigest
 
 from . import grammar, semantics
-from .acceptance import ValidText, accepted, judged
 from .columns import KEPT, SCHEMA, Place, row, table
 from .compose import compose
 from .converters import CONVERTERS, UNNAMED, Converter, Names
@@ -35,6 +34,7 @@ from .grammar import Fault, ParsedMessage, parse
 from .inventory import bounded, coverage_of, fields_of, licences_of, merged
 from .message import Composed, Policy, Source
 from .render import cross_check
+from .semantics import ValidText, accepted, judged
 from .settings import HarmonyRecipe
 from .vocabulary import harmony_encoder
 

@@ -13,9 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from .charts import WIDTH
-from .markdown import escaped, table_lines
-from .parts import Block, Table, number
-from .visible import visible, visible_line
+from .parts import Block, Table, escaped, number, table_lines, visible, visible_line
 
 LIGHT = ("#2563a8", "#b45309", "#2d7a4f", "#9d3d8c", "#5b5f97", "#0f766e")
 DARK = ("#7ab0ec", "#f0a45a", "#7fcf9f", "#e08fcf", "#a9acec", "#5fd0c4")

@@ -7,8 +7,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from .parts import Table, number
-from .visible import visible_line
+from .parts import Table, number, visible_line
 
 WIDEST = 10_000
 """Columns of a console that no table fills."""

@@ -21,9 +21,8 @@ from tokenmill.tasks.dataset.dataset import open_dataset, require_followed
 from tokenmill.tasks.dataset.duplicates import decided_rows
 from tokenmill.tasks.dataset.reasons import quarantined
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.kit.parts import Items, Table, Text
+from tokenmill.tasks.kit.parts import Items, Table, Text, visible_line
 from tokenmill.tasks.kit.terminal import print_table
-from tokenmill.tasks.kit.visible import visible_line
 from tokenmill.tasks.shards.identity import difference
 from tokenmill.tasks.shards.manifest import entry_files
 from tokenmill.tasks.shards.publish import Output, publish_bytes

@@ -19,7 +19,7 @@ from rich.text import Text
 from tokenmill.tasks.dataset.dataset import Dataset, open_dataset
 from tokenmill.tasks.dataset.fates import Location, Read
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.kit.visible import visible_line
+from tokenmill.tasks.kit.parts import visible_line
 from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.train.events import TrainStep
 from tokenmill.tasks.train.history import history_of

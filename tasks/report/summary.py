@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
 from tokenmill.tasks.blend.models import SPLITS, listed_sources
-from tokenmill.tasks.kit.markdown import table_lines
-from tokenmill.tasks.kit.parts import Table
+from tokenmill.tasks.kit.parts import Table, table_lines
 from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.storage import join

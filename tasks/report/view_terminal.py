@@ -9,9 +9,8 @@ from rich.rule import Rule
 from rich.table import Table as RichTable
 from rich.text import Text
 from tokenmill.tasks.dataset.stored import PADDING
-from tokenmill.tasks.kit.parts import Table
+from tokenmill.tasks.kit.parts import Table, visible, visible_line
 from tokenmill.tasks.kit.terminal import print_table
-from tokenmill.tasks.kit.visible import visible, visible_line
 
 from .view import Pack, Passage, SubSequence, View
 

@@ -18,7 +18,7 @@ from tokenmill.tasks.dataset.duplicates import source_rows
 from tokenmill.tasks.dataset.fates import Fate, Location, Read, fate_of
 from tokenmill.tasks.dataset.parts import DocumentId
 from tokenmill.tasks.errors import InputError, RunError, closest
-from tokenmill.tasks.kit.visible import visible_line
+from tokenmill.tasks.kit.parts import visible_line
 from tokenmill.tasks.storage import absolute
 
 Story = list[Fate]

@@ -23,8 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.kit.markdown import table_lines
-from tokenmill.tasks.kit.parts import Cell, Table
+from tokenmill.tasks.kit.parts import Cell, Table, table_lines
 from tokenmill.tasks.select.scores import CHOICE, CHOSEN, ROW_ID, ScoreFolder
 from tokenmill.tasks.shards.lock import locked
 from tokenmill.tasks.shards.manifest import MANIFEST, manifest_bytes, published_manifest

@@ -17,8 +17,7 @@ from typing import Any
 from tokenmill.tasks.harmony.grammar import Fault
 from tokenmill.tasks.harmony.inventory import Counts
 from tokenmill.tasks.harmony.message import HarmonyMessage
-from tokenmill.tasks.kit.markdown import table_lines
-from tokenmill.tasks.kit.parts import Table
+from tokenmill.tasks.kit.parts import Table, table_lines
 from xxhash import xxh3_64_intdigest
 
 from .signature import Behaviour, behaviour_of

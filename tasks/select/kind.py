@@ -3,24 +3,35 @@
     normalize shards ─► find duplicates ─► mark shards ─► select pools and candidates ─► publish
 
 All steps run on one cluster: normalized shards are the sources of marked shards, and these of selections.
+
+A selection publishes these files next to its rows:
+
+    OUT/pools/<pool>/part-00000-1a2b3c4d.parquet    the list of each pool's rows, or copies of them; no folder for an empty pool
+    OUT/pools.json                                  predicate, rows and tokens of each pool, and the rows that any two share
+    OUT/candidates/part-00000-1a2b3c4d.parquet      a text per row to embed
+    OUT/behaviours.md, behaviours.json              the behaviors of the candidates, and whether they have collapsed
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import orjson
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.chat.shapes import given_of, shape_name
+from tokenmill.tasks.dedup.apply import Deduplicated
 from tokenmill.tasks.dedup.contamination import find_evaluations
 from tokenmill.tasks.dedup.kind import without_duplicates
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.harmony.inventory import Counts, merged
 from tokenmill.tasks.harmony.message import TEMPLATE_VERSION
 from tokenmill.tasks.harmony.planning import FORMAT_VERSION as ROWS_VERSION
 from tokenmill.tasks.harmony.planning import KIND as ROWS
 from tokenmill.tasks.harmony.planning import plan_harmony, require_choices
 from tokenmill.tasks.harmony.publication import Beside, DataLayout, published_split
 from tokenmill.tasks.harmony.settings import HarmonyRecipe
-from tokenmill.tasks.harmony.shard import normalize_shard
+from tokenmill.tasks.harmony.shard import FILE, normalize_shard
 from tokenmill.tasks.shards.kind import BuildShards, Kind, Planned, Release, Stage, bad_row_policy, run_stage
 from tokenmill.tasks.shards.manifest import MANIFEST
 from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard
@@ -31,11 +42,73 @@ from tokenmill.tasks.sources.files import Record
 from tokenmill.tasks.storage import absolute, join
 from xxhash import xxh3_128_hexdigest
 
-from .planning import FORMAT_VERSION, KIND, plan_selection, pools_of, require_fitting, require_selectable
-from .publication import beside, require_variety
+from .collapse import Survey, collapse
+from .pools import added
+from .pools import manifest as pools_manifest
 from .scores import find_scores
 from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
-from .shard import inspect_normalization_shard, select_shard
+from .shard import (
+    FORMAT_VERSION,
+    KIND,
+    PART,
+    SURVEY,
+    inspect_normalization_shard,
+    plan_selection,
+    pool_part,
+    pools_of,
+    require_fitting,
+    require_selectable,
+    select_shard,
+)
+
+POOLS, BEHAVIOURS = "pools", "behaviours"
+
+
+def beside(selected: Sequence[Finished], deduplicated: Deduplicated, choices: SelectionChoices, store: Store) -> Beside:
+    """The shards of a selection, with their folders, reports, and the record of duplicates."""
+    final = deduplicated.final
+    pools = pools_of(choices)
+    tallies = [item.receipt.facts["tally"] for item in selected if "tally" in item.receipt.facts]
+    inputs = {item.key: output.xxh3_128 for item in final for output in item.receipt.outputs if output.path == FILE}
+    found = collapse(surveyed(selected, store), choices.limits)
+    listed = pools_manifest(pools, added(tallies, len(pools.pools)), inputs)
+    documents = {
+        f"{BEHAVIOURS}.json": _json({**found.facts, "problems": list(found.problems)}),
+        f"{BEHAVIOURS}.md": found.markdown.encode(),
+    }
+    if pools.pools:
+        documents[f"{POOLS}.json"] = _json(listed)
+    folders = {pool_part(number): f"{POOLS}/{name}" for number, name in enumerate(pools.names)}
+    header = {
+        "dedup": dict(deduplicated.facts),
+        "selection": {
+            "pools": {name: {"rows": pool["rows"], "tokens": pool["tokens"]} for name, pool in listed["pools"].items()},
+            "candidates": sum(item.receipt.documents for item in selected),
+            "without_score": {
+                place: sum(item.receipt.facts["without_score"][number] for item in selected)
+                for number, place in enumerate(choices.scores)
+            },
+            "collapsed": list(found.problems) if choices.limits.structures or choices.limits.calls else [],
+        },
+    }
+    return Beside(selected, {PART: PART, **folders}, deduplicated.files, documents, header)
+
+
+def surveyed(selected: Sequence[Finished], store: Store) -> Counts:
+    """The survey of all shards of a selection."""
+    records = (orjson.loads(store.read(item.receipt, SURVEY)) for item in selected)
+    return reduce(merged, records, Survey().record())
+
+
+def _json(value: object) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2)
+
+
+def require_variety(manifest: Mapping[str, Any], output_dir: str) -> None:
+    """Raises RunError if the published behaviors have collapsed beyond the limits in the settings."""
+    if problems := manifest["selection"]["collapsed"]:
+        raise RunError(f"{output_dir}: published, but behaviors have collapsed: {'; '.join(problems)}")
+
 
 MAX_POOLS = 8
 """The maximum number of pools in a summary."""

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.kit.markdown import table_lines
-from tokenmill.tasks.kit.parts import Cell, Table
+from tokenmill.tasks.kit.parts import Cell, Table, table_lines
 from tokenmill.tasks.score.nll import MAX_MEAN_NLL
 from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.publish import publish_bytes

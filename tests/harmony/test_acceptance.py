@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.harmony.acceptance import accepted, judged
 from tokenmill.tasks.harmony.compose import compose
 from tokenmill.tasks.harmony.converters import CONVERTERS
 from tokenmill.tasks.harmony.grammar import START
 from tokenmill.tasks.harmony.message import Composed, HarmonyMessage, Policy, Source
-from tokenmill.tasks.harmony.semantics import CODES
+from tokenmill.tasks.harmony.semantics import CODES, accepted, judged
 
 from bench.torture import ids
 from tests.examples import max_examples

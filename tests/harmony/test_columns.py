@@ -9,11 +9,11 @@ import re
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from tokenmill.tasks.harmony.acceptance import judged
 from tokenmill.tasks.harmony.columns import SCHEMA, Place, row, table
 from tokenmill.tasks.harmony.compose import compose
 from tokenmill.tasks.harmony.converters import CONVERTERS
 from tokenmill.tasks.harmony.message import Policy, Source
+from tokenmill.tasks.harmony.semantics import judged
 
 from tests.harmony import rows
 

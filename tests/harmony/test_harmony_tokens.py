@@ -1,13 +1,12 @@
 """Tokens of a batch of conversations, against the reference, one at a time."""
 
 import numpy as np
-from tokenmill.tasks.harmony.acceptance import in_parts
 from tokenmill.tasks.harmony.compose import compose
 from tokenmill.tasks.harmony.converters import CONVERTERS
 from tokenmill.tasks.harmony.grammar import parse
 from tokenmill.tasks.harmony.message import Policy, Source
 from tokenmill.tasks.harmony.render import render
-from tokenmill.tasks.harmony.semantics import Quality
+from tokenmill.tasks.harmony.semantics import Quality, in_parts
 from tokenmill.tasks.harmony.shard import token_counts
 
 from tests.harmony import rows

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.kit.visible import visible
+from tokenmill.tasks.kit.parts import visible
 from tokenmill.tasks.report.dataframe import dataframe
 from tokenmill.tasks.report.view import view_output, view_record
 from tokenmill.tasks.report.view_html import publish_html, view_html

@@ -13,7 +13,6 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.score.choice import ChoiceSettings, choose_rows
 from tokenmill.tasks.select.kind import HARMONY
-from tokenmill.tasks.select.planning import require_selectable
 from tokenmill.tasks.select.scores import (
     read_scores,
     require_joinable,
@@ -23,6 +22,7 @@ from tokenmill.tasks.select.scores import (
     without_score,
 )
 from tokenmill.tasks.select.settings import SelectionChoices
+from tokenmill.tasks.select.shard import require_selectable
 from tokenmill.tasks.shards.published import file_hash
 
 from tests.building import build_here

@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.report.verification import inspector_of
-from tokenmill.tasks.select.kind import HARMONY
-from tokenmill.tasks.select.publication import require_variety
+from tokenmill.tasks.select.kind import HARMONY, require_variety
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
-from tokenmill.tasks.select.planning import require_selectable
 from tokenmill.tasks.select.settings import SelectionChoices
+from tokenmill.tasks.select.shard import require_selectable
 from xxhash import xxh3_128_hexdigest
 
 from tests.building import plan_here
@@ -208,7 +208,7 @@ def test_a_sample_of_the_rows_that_are_wanted_is_surveyed_where_there_are_many(t
     rows = [talk(str(number), f"What is {number} squared?", str(number**2)) for number in range(400)]
     blend, found = {"datasets": [data_set("a", write_rows(tmp_path / "a.jsonl", rows))]}, {}
     for most in (400, 399, 100):
-        monkeypatch.setattr("tokenmill.tasks.select.planning.SURVEYED_ROWS", most)
+        monkeypatch.setattr("tokenmill.tasks.select.shard.SURVEYED_ROWS", most)
         prepare(blend, tmp_path / "out", selection={"pools": "none", "share": 0.1})
         found[most] = json.loads((tmp_path / "out/behaviours.json").read_bytes())["rows"]
     assert found[400] == 400

@@ -16,8 +16,8 @@ from tokenmill.tasks.rl.kind import RL
 from tokenmill.tasks.rl.settings import RlSettings
 from tokenmill.tasks.score.planning import plan_scores
 from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
-from tokenmill.tasks.select.planning import require_fitting
 from tokenmill.tasks.select.settings import NormalizationSettings
+from tokenmill.tasks.select.shard import require_fitting
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.kind import PRETRAIN
 from tokenmill.tasks.tokenize.settings import PretrainSettings
