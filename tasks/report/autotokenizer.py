@@ -6,8 +6,9 @@ fixed set of telling texts, with the tokenizer's own control tokens, is encoded 
 
 import contextlib
 import io
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ def check_autotokenizer(model: str, revision: str | None, vocabulary: Vocabulary
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         return AutoTokenizerCheck(0, [f"AutoTokenizer can't load {place}: {reason}"])
-    return AutoTokenizerCheck(len(telling_texts(vocabulary)), _differences(auto, vocabulary))
+    texts = telling_texts(vocabulary, auto.get_added_vocab())
+    return AutoTokenizerCheck(len(texts), _differences(auto, vocabulary, texts))
 
 
 def _autotokenizer(place: str, revision: str | None) -> Any:  # noqa: ANN401 - any class of transformers
@@ -66,16 +68,20 @@ def _autotokenizer(place: str, revision: str | None) -> Any:  # noqa: ANN401 - a
         return AutoTokenizer.from_pretrained(place, revision=revision or "main", trust_remote_code=False)
 
 
-def telling_texts(vocabulary: Vocabulary) -> list[str]:
-    """Texts on which tokenizers differ, and the first control tokens of this one beside words and blanks."""
-    controls = list(vocabulary.controls)[:CONTROLS_TRIED]
-    return [text for text in NASTY if text] + [f"a {control} b{control}" for control in controls]
+def telling_texts(vocabulary: Vocabulary, added: Mapping[str, int]) -> list[str]:
+    """Texts on which tokenizers differ, and control tokens beside words and blanks, first those that one side lacks.
+
+    `added` maps the added tokens of `AutoTokenizer` to ids: it also adds those that only tokenizer_config.json lists.
+    """
+    own = vocabulary.controls
+    controls = dict.fromkeys([*(name for name in [*own, *added] if own.get(name) != added.get(name)), *own])
+    tried = itertools.islice(controls, CONTROLS_TRIED)
+    return [text for text in NASTY if text] + [f"a {control} b{control}" for control in tried]
 
 
-def _differences(auto: Any, vocabulary: Vocabulary) -> list[str]:  # noqa: ANN401
+def _differences(auto: Any, vocabulary: Vocabulary, texts: Sequence[str]) -> list[str]:  # noqa: ANN401
     names = (("EOS", vocabulary.eos, auto.eos_token_id), ("BOS", vocabulary.bos, auto.bos_token_id))
     found = [f"{name} is {own}, AutoTokenizer's {other}" for name, own, other in names if own != other]
-    texts = telling_texts(vocabulary)
     encoded = vocabulary.reference(False).encode(pa.array(texts, pa.large_string()))
     own = [ids.tolist() for ids in np.split(encoded.ids, encoded.offsets[1:-1])]
     others = [auto.encode(text, add_special_tokens=False) for text in texts]

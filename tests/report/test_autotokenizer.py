@@ -57,6 +57,17 @@ def test_an_end_that_differs(folders, tmp_path):
     assert f"EOS is {own}, AutoTokenizer's {auto}" in checked(folder).differences
 
 
+def test_token_that_only_the_configuration_lists(tmp_path):
+    folder = byte_level_bpe(tmp_path)
+    number = reference(folder).get_vocab_size()
+    token = {"content": "<|tool|>", "special": True, "lstrip": False, "rstrip": False, "normalized": False}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "added_tokens_decoder": {number: token}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (count, shown) = [each for each in checked(folder).differences if "BOS" not in each]
+    assert count.startswith("1 of ")
+    assert "'a <|tool|> b<|tool|>' gives" in shown
+
+
 def test_incomparable_tokenizers(folders, tmp_path, monkeypatch):
     broken = byte_level_bpe(tmp_path)
     (broken / "config.json").write_text("{")
