@@ -17,6 +17,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,8 @@ BYTE_LEVEL_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+
 
 NFC = {"type": "NFC"}
 
-NormalForm = Callable[[str], str]
-"""Normalizes a text."""
+NormalForm = Callable[[list[str]], Sequence[str]]
+"""Normalizes texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def ranks_splitting(pattern: str, engine: Loader, *, nfc: bool) -> Splitting:
 
     def normal_forms() -> tuple[NormalForm, NormalForm]:
         fast, _ = _normal_forms(engine, NFC)
-        return fast, partial(unicodedata.normalize, "NFC")
+        return fast, lambda texts: [unicodedata.normalize("NFC", text) for text in texts]
 
     return Splitting(
         ["ranks", pattern, nfc and unicodedata.unidata_version],
@@ -122,10 +123,12 @@ def _normal_forms(engine: Loader, normalizer: Mapping[str, Any]) -> tuple[Normal
     reference: normalizers.Normalizer = tokenizers.Tokenizer.from_buffer(made).normalizer
     fast = engine.from_definition(made)  # its tokens are BYTES
 
-    def normalized(text: str) -> str:
-        return fast.encode(pa.array([text], pa.large_string())).ids.astype(np.uint8).tobytes().decode()
+    def normalized(texts: list[str]) -> list[str]:
+        tokens = fast.encode(pa.array(texts, pa.large_string()))  # in one call: it costs more than a short text
+        content = tokens.ids.astype(np.uint8).tobytes()
+        return [content[start:stop].decode() for start, stop in pairwise(tokens.offsets.tolist())]
 
-    return normalized, reference.normalize_str
+    return normalized, lambda texts: list(map(reference.normalize_str, texts))
 
 
 def _steps(part: Mapping[str, Any], children: str) -> Iterator[Mapping[str, Any]]:

@@ -161,7 +161,7 @@ def normalized_differently(fast: NormalForm, reference: NormalForm) -> set[int]:
     """
 
     def alike(texts: list[str]) -> Sequence[bool]:
-        return [fast(text) == reference(text) for text in texts]
+        return [one == other for one, other in zip(fast(texts), reference(texts), strict=True)]
 
     found = found_in([ALONE], alike)
     marks = "".join(map(chr, sorted(_combining_marks() - found)))
