@@ -19,7 +19,6 @@ from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS, do_indent, do_round, do_sum
 from jinja2.runtime import Undefined
 from jinja2.utils import pass_environment
-from tokenmill.tasks.sources.exact_json import with_placeholders
 
 from .conversation import Arguments
 from .traced import Traced, caller, joined
@@ -204,23 +203,20 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers writes it for templates, but with numbers spelled as in the source; tool calls keep their
-    origin.
-    """
+    """JSON as transformers writes it for templates; tool calls keep their origin."""
     if type(value) is not Arguments:
         require_plain(value)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    plain, restored = with_placeholders(value)
     if indent is None:
-        text = restored(encoder.encode(plain))
+        text = encoder.encode(value)
     else:  # on several lines it may grow, so it is measured while it is written
         require_size(indent)
         chunks, size = list[str](), 0
-        for chunk in encoder.iterencode(plain):
+        for chunk in encoder.iterencode(value):
             size += len(chunk)
             require_size(size)
             chunks.append(chunk)
-        text = restored("".join(chunks))
+        text = "".join(chunks)
     origin = caller(value)
     return text if origin is None else Traced(text, ((0, len(text), origin),))
 

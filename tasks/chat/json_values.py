@@ -1,24 +1,14 @@
 """JSON values and JSON text in chat rows.
 
 orjson defines valid JSON, as it does for reading rows: no NaN, no lone surrogate, at most 254 levels (the limit of `json`
-depends on the caller's stack, so a row could fail in only some workers). Numbers keep their spelling, and duplicate keys are
-rejected. This takes 4 ns per byte, and applies only to tool calls, results and definitions.
+depends on the caller's stack, so a row could fail in only some workers). Integers are exact, and duplicate keys are rejected. This takes 4 ns per byte, and applies only to tool calls, results and definitions.
 """
 
 import json
 from collections.abc import Iterable
 from typing import Any
 
-import orjson
-from tokenmill.tasks.sources.exact_json import (
-    NumberRangeError,
-    RepeatedKeys,
-    SpelledFloat,
-    compact,
-    loads,
-    repeated_key,
-    with_placeholders,
-)
+from tokenmill.tasks.sources.exact_json import NumberRangeError, RepeatedKeys, compact, loads, repeated_key
 
 from .conversation import Reason, RejectionError
 
@@ -30,7 +20,6 @@ KINDS: dict[type[object], str] = {
     list: "an array",
     dict: "an object",
     type(None): "null",
-    SpelledFloat: "a number",
     RepeatedKeys: "an object",
 }
 
@@ -73,9 +62,8 @@ def json_text(value: object, reason: Reason, what: str) -> str:
     """
     require_single_keys(value, reason, what)
     try:
-        plain, restored = with_placeholders(value)
-        orjson.dumps(plain)
-        return restored(json.dumps(plain, ensure_ascii=False, allow_nan=False))
+        compact(value)  # stricter than json
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise _rejection(error, reason, what) from error
 

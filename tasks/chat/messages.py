@@ -28,12 +28,12 @@ keys that speak of loss, masks or training.
 """
 
 import itertools
+import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
-import orjson
 from tokenmill.tasks.errors import nearest
 
 from .conversation import Arguments, Message, Range, Reason, RejectionError, Role, ToolCall
@@ -197,7 +197,7 @@ def read_template_kwargs(value: object) -> dict[str, Any]:
     given = {name: each for name, each in cast("dict[str, Any]", value).items() if each is not None}
     if wrong := [name for name in RESERVED if name in given]:
         raise RejectionError("bad_template_kwargs", f"chat_template_kwargs has {wrong[0]}, which rows can't set")
-    return orjson.loads(json_text(given, "bad_template_kwargs", "chat_template_kwargs"))
+    return json.loads(json_text(given, "bad_template_kwargs", "chat_template_kwargs"))
 
 
 WHOLE = ("weight", "train", "step_loss_mask", "loss", "trainable")

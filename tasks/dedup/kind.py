@@ -44,7 +44,7 @@ from .apply import (
 )
 from .contamination import evaluation_sources, find_evaluations
 from .decisions import KEPT, Decisions
-from .rounds import FORMAT_VERSION, KIND, DocumentSlice, decide, planned_rounds
+from .rounds import FORMAT_VERSION, KIND, VALUES_VERSION, DocumentSlice, decide, planned_rounds
 from .settings import DedupChoices, DedupSettings
 
 EVERY_FIELD: Sequence[str] = ()
@@ -222,7 +222,7 @@ class Deduplication(Kind[DedupSettings, DedupFound]):
     settings = DedupSettings
     libraries = ("tokenmill", "orjson", "pyarrow")
     stages = (Stage("apply-decisions", apply_decisions, arguments=worker_arguments),)
-    formats = {KIND: range(3, FORMAT_VERSION + 1)}
+    formats = {KIND: range(3, VALUES_VERSION + 1)}
     next_steps = "tokenmill pretrain {0}/blend.json --output-dir prepared"
     training_advice = "prepare its output: tokenmill pretrain or tokenmill sft with {path}/blend.json"
     hidden = frozenset({"holdout"})

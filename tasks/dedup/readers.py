@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.grammar import bodies
 from tokenmill.tasks.shards.build import FILTERED
 from tokenmill.tasks.shards.store import read_vouched
-from tokenmill.tasks.sources.exact_json import with_placeholders
+from tokenmill.tasks.sources.exact_json import compact
 from tokenmill.tasks.sources.files import Slice, field_path
 from tokenmill.tasks.sources.formats import read_records, read_texts
 
@@ -91,8 +90,7 @@ def _as_text(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - any J
         value = value.get(key) if isinstance(value, dict) else None
     if value is None or isinstance(value, str):
         return value
-    plain, restored = with_placeholders(value)
-    return restored(orjson.dumps(plain, default=str).decode())
+    return compact(value, str).decode()
 
 
 def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Iterator[Signable]:  # noqa: ARG001 - as any reader

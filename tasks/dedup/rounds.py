@@ -57,8 +57,10 @@ from .settings import DedupChoices, DedupStep, RoundRecipe, SignRecipe
 from .sign import sign_slice
 
 KIND = "dedup"
-FORMAT_VERSION = 3
-"""Increment it when the same recipe and source give different bytes."""
+FORMAT_VERSION, VALUES_VERSION = 3, 4
+"""Increment them when the same recipe and source give different bytes; the second is that of slices whose names or prompts are fields
+of the rows (`id_field`, `cap_by`).
+"""
 
 SLICE_LISTS = "rosters"
 PARTITION_BYTES = 128_000_000
@@ -202,7 +204,8 @@ def planned_rounds(
             prompts=choices.cap is not None,
             evaluations=fingerprint(evaluations),
         )
-        identity = shard_identity(KIND, FORMAT_VERSION, recipe, each.part)
+        version = VALUES_VERSION if each.options.get("id_field") or each.options.get("cap_by") else FORMAT_VERSION
+        identity = shard_identity(KIND, version, recipe, each.part)
         signed.append(PlannedShard(each.name or "all", "sign", each.part, identity))
     all_slices = SignedSlices(tuple(shard.key for shard in signed), tuple(each.name for each in slices))
     recipe = RoundRecipe(

@@ -25,7 +25,7 @@ from .personal import total
 from .settings import FilterSettings
 from .shard import FilterRecipe, filter_shard
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 EVERY_FIELD: Sequence[str] = ()
 
 

@@ -1,8 +1,7 @@
 """Build one shard of a filtered blend: the rows of a slice that pass every rule, and a document map.
 
 Kept rows are copied byte for byte, as in deduplication. Only a row whose text changes, because personal data is masked or lines are
-removed, is written again: a JSON row without blanks between its values and with its numbers as they were spelled, a Parquet row with
-only its text replaced.
+removed, is written again: a JSON row without blanks between its values, a Parquet row with only its text replaced.
 """
 
 from collections import Counter
@@ -134,7 +133,7 @@ def _changed(
 
 
 def _with_text(row: bytes, text: str, path: Sequence[str]) -> bytes:
-    """Return a JSON row with a different text. Raises ValueError or TypeError for numbers or levels that cannot be written again."""
+    """Return a JSON row with a different text. Raises ValueError or TypeError for levels that cannot be written again."""
     record = loads(row)
     inner = record
     for key in path[:-1]:

@@ -19,9 +19,8 @@ from dataclasses import asdict, dataclass
 from operator import itemgetter
 from typing import Any, TypeVar, cast
 
-import orjson
 import pyarrow as pa
-from tokenmill.tasks.sources.exact_json import compact, loads, with_placeholders
+from tokenmill.tasks.sources.exact_json import compact, loads
 
 from .message import TEMPLATE_VERSION, Effort, HarmonyMessage
 from .semantics import JUDGED, ValidText
@@ -240,12 +239,10 @@ def of_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The number of tools, and the id of their list in the catalog, if there are any."""
     if not tools:
         return {"source_tools_id": None, "source_tools_count": 0}
-    plain, restored = with_placeholders(list(tools))
-    text = restored(orjson.dumps(plain, option=orjson.OPT_SORT_KEYS).decode())
+    text = compact(list(tools), sort_keys=True)
     return {
-        "source_tools_id": hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(),
-        "source_tools_count": len(tools),
-    }
+        "source_tools_id": hashlib.sha1(text, usedforsecurity=False).hexdigest(), "source_tools_count": len(tools)
+    }  # fmt: skip
 
 
 def of_evaluation(record: Mapping[str, Any], effort: Effort | None, *, tools: bool) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 from tokenmill.tasks.chat.conversation import RejectionError, rejecting
 from tokenmill.tasks.chat.json_values import kind, parsed, quoted
-from tokenmill.tasks.sources.exact_json import compact
 
 from .grammar import TAG
 from .message import FUNCTIONS, Call, Composed, HarmonyMessage, Policy, Schemas, Source, SpecialStrings, Turn
@@ -268,7 +267,8 @@ def _call(call: Call, recipient: str) -> HarmonyMessage:
     arguments = _arguments(call)
     if recipient == PYTHON:
         return HarmonyMessage("assistant", _code(arguments), PYTHON, "analysis", terminator="call")
-    return HarmonyMessage("assistant", compact(arguments).decode(), recipient, "commentary", "json", terminator="call")
+    body = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))  # numbers as chat templates write them
+    return HarmonyMessage("assistant", body, recipient, "commentary", "json", terminator="call")
 
 
 def _arguments(call: Call) -> dict[str, Any] | list[Any]:

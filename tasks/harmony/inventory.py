@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 from tokenmill.tasks.kit.parts import Table, table_lines
-from tokenmill.tasks.sources.exact_json import RepeatedKeys, SpelledFloat
+from tokenmill.tasks.sources.exact_json import RepeatedKeys
 
 from .columns import SCHEMA
 from .message import TEMPLATE_VERSION
@@ -27,7 +27,6 @@ TYPES: dict[type, str] = {
     int: "integer",
     float: "number",
     type(None): "null",
-    SpelledFloat: "number",
     RepeatedKeys: "object",
 }
 """JSON's names for Python types; types that only Parquet has keep Python's names."""

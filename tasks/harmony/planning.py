@@ -20,7 +20,7 @@ from .semantics import CODES
 from .settings import HarmonyRecipe, HarmonySettings, policy_of
 
 KIND = "harmony"
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Increment it when the same recipe and source give different bytes."""
 
 EVERY_FIELD: Sequence[str] = ()

@@ -9,6 +9,7 @@ built once each. Declaring a list of tools takes 0.4 ms or more, so declarations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import count
 from typing import Any, cast
 
 from openai_harmony import (
@@ -22,7 +23,7 @@ from openai_harmony import (
 )
 from tokenmill.tasks.chat.conversation import RejectionError
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.sources.exact_json import compact, loads, with_placeholders
+from tokenmill.tasks.sources.exact_json import compact, loads
 
 from .grammar import MESSAGE, START
 from .message import FUNCTIONS, HarmonyMessage
@@ -97,13 +98,27 @@ def _known(tools: Sequence[Mapping[str, Any]]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _declarations(tools: bytes) -> str:
-    plain, restored = with_placeholders(_functions(tools))
-    described = [ToolDescription.new(**function) for function in plain]
+    # The library reads integers of 64 bits, so marks stand for longer ones: ten digits that are nowhere else, and an index.
+    begin, given = next(number for number in count(10**10) if str(number) not in tools.decode()), list[int]()
+    described = [ToolDescription.new(**_marked(function, begin * 10**7, given)) for function in _functions(tools)]
     content = DeveloperContent.new().with_function_tools(described)
     try:
-        return restored(body_of(Role.DEVELOPER, content, functions=True))
+        text = body_of(Role.DEVELOPER, content, functions=True)
     except ValueError as error:  # raised for schemas that are nested too deep
         raise RejectionError("bad_tools", f"the tools cannot be declared: {error}") from error
+    return re.sub(rf"(?<!\w){begin}(\d{{7}})(?!\w)", lambda mark: str(given[int(mark[1])]), text)
+
+
+def _marked(value: Any, first: int, given: list[int]) -> Any:  # noqa: ANN401 - any JSON
+    """A copy of `value` with `first` and the numbers after it for integers beyond 64 bits, which are appended to `given`."""
+    if isinstance(value, dict):
+        return {key: _marked(each, first, given) for key, each in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_marked(each, first, given) for each in cast("list[Any]", value)]
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        given.append(value)
+        return first + len(given) - 1
+    return value
 
 
 @lru_cache(maxsize=1024)

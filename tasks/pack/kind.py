@@ -56,7 +56,7 @@ from .publication import PackedLayout
 from .settings import LOSS_FIELDS, PackRecipe, SftRecipe, SftSettings, policy_of
 from .shard import SequenceShard
 
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 """Increase it when the same recipe and source give different bytes."""
 
 

@@ -46,7 +46,7 @@ from .tables import TableFiles, TableSource, find_table, table_slices
 from .targets import TARGETS
 from .transforms import TransformList, tables_asked_for
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """Increase it when the same recipe and source give different bytes."""
 
 EVERY_FIELD: Sequence[str] = ()

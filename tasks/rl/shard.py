@@ -1,8 +1,8 @@
 """Build an RL shard: JSON Lines, a document map, quarantined rows and a receipt from a slice of rows.
 
 If the transforms return the parsed object itself, the row is written as the bytes that were read; any other row is written as
-compact JSON, and numbers keep their spelling. So unchanged rows keep key order, duplicate keys and escapes. (Only a byte order
-mark is removed, and line breaks within a row become blanks.) A row costs 1 to 4 µs.
+compact JSON. So unchanged rows keep key order, numbers as they are spelled, duplicate keys and escapes. (Only a byte order mark is
+removed, and line breaks within a row become blanks.) A row costs 1 to 4 µs.
 """
 
 import json
@@ -194,7 +194,7 @@ def _line(found: Record | Rejected, *, finite: bool) -> bytes | Rejected:
         return found
     try:
         line = _written(found)
-    except (TypeError, RecursionError) as error:  # values that only Parquet has, such as bytes; deep nesting
+    except (TypeError, ValueError, RecursionError) as error:  # values that only Parquet has; deep nesting
         return Rejected("not_json", f"the row holds a value that cannot be written as JSON: {error}; remove it")
     if not finite and isinstance(line, bytes) and b"null" in line and not _finite(found):
         return Rejected(

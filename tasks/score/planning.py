@@ -38,7 +38,7 @@ from .shard import IDS, NAMED
 from .weights import WEIGHTS, ModelFiles, find_model
 
 NLL_KIND, EMBEDDINGS_KIND = "nll", "embeddings"
-FORMAT_VERSIONS = {NLL_KIND: 1, EMBEDDINGS_KIND: 3}
+FORMAT_VERSIONS = {NLL_KIND: 2, EMBEDDINGS_KIND: 3}
 """Increment it when the same recipe and source give different bytes."""
 
 

@@ -1,9 +1,8 @@
-"""JSON that preserves the spelling of numbers, from the bytes of a row to the text written from it.
+"""JSON with exact integers and no lost keys, from the bytes of a row to the text written from it.
 
-orjson reads integers beyond 64 bits as floats, and Python's parsers do not keep the spelling of a float: `1.50` becomes `1.5`,
-`1e3` becomes `1000.0`. A model trained on a tool call must see the source's spelling, so such numbers are read as
-`SpelledFloat` and as Python integers. An object with a repeated key is read as `RepeatedKeys`, because the intended value is
-ambiguous.
+orjson reads integers beyond 64 bits as floats, and keeps the last of two equal keys. An identifier of 22 digits must not change
+in a tool call, and the intended value of a repeated key is ambiguous. So such integers are read as Python integers, and such
+objects as `RepeatedKeys`. Floats are Python's doubles, as `json` and transformers read them: `1.50` is 1.5.
 
 Such rows are rare. orjson parses every row, and a scan of the text (`kernel.c`) detects a possible loss. Only then does `json`
 parse the row again. The scan costs 0.2 ms per megabyte of long texts.
@@ -12,23 +11,19 @@ parse the row again. The scan costs 0.2 ms per megabyte of long texts.
 import ctypes
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from functools import reduce
-from itertools import count
 from operator import or_
 from typing import Any, cast
 
 import orjson
 from tokenmill.tasks.compiled import load
 
-SIGNED_64, UNSIGNED_64 = 1 << 63, 1 << 64
-
 BEYOND_DOUBLE = "number is infinity"
 """The beginning of orjson's message about a number beyond a double."""
 
-TOO_DEEP = "Recursion limit"
-"""The beginning of orjson's message about more than 254 levels."""
+TOO_LONG = "Integer exceeds"
+"""The beginning of orjson's message about an integer beyond 64 bits."""
 
 MAX_SCANNED_BYTES = 4 << 20
 """Bytes of rows that are scanned together, which takes a copy of them."""
@@ -40,27 +35,11 @@ _KERNEL = load(__file__)
 _KERNEL.doubts.argtypes = [ctypes.c_char_p, ctypes.c_int64]
 _KERNEL.doubts.restype = ctypes.c_int64
 
-MARKS = 10**10
-"""Placeholders of numbers are integers of ten unique digits and a seven-digit index."""
-
 
 class NumberRangeError(ValueError):
-    """Valid JSON with a number that is not accepted: a float beyond a double, an integer of too many digits, or a number that
-    must be read exactly in a row that is nested too deeply.
+    """Valid JSON with a number that is not accepted: a float beyond a double, an integer of too many digits, or one beyond 64
+    bits in a row that is nested too deeply.
     """
-
-
-class SpelledFloat(float):
-    """A float that Python would spell differently; `text` is the source's spelling."""
-
-    __slots__ = ("text",)
-    text: str
-
-    def __repr__(self) -> str:
-        """The source's spelling, which templates print too."""
-        return self.text
-
-    __str__ = __repr__
 
 
 class RepeatedKeys(dict[str, Any]):
@@ -71,7 +50,7 @@ class RepeatedKeys(dict[str, Any]):
 
 
 def loads(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON
-    """The value of JSON text, with exact numbers.
+    """The value of JSON text, with exact integers.
 
     Raises orjson.JSONDecodeError if orjson does not accept the text, NumberRangeError for numbers that are not accepted.
     """
@@ -80,11 +59,12 @@ def loads(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON
 
 def _exact(value: Any, raw: bytes) -> Any:  # noqa: ANN401 - same
     """The value of JSON text that orjson read as `value`."""
-    if not _doubts([raw]) & INEXACT:  # nearly every row: the scan is cheaper than a second parser
+    doubts = _doubts([raw])
+    if not doubts & INEXACT:  # nearly every row: the scan is cheaper than a second parser
         return value
-    if _is_too_deep(value):
+    if doubts & DEEP:  # `json` reads as many levels as the caller's stack leaves
         raise NumberRangeError(
-            "numbers are not read exactly in rows with more than 254 levels; nest less, or write them as strings"
+            "integers beyond 64 bits and repeated keys are not read in rows with more than 254 levels; nest less"
         )
     return _parsed(raw)
 
@@ -107,7 +87,7 @@ def are_lines(rows: Sequence[bytes]) -> bool:
 
 
 def _doubts(rows: Sequence[bytes]) -> int:
-    """What Python may lose of valid rows: INEXACT if a number may be spelled otherwise, or a key may be repeated; DEEP for more
+    """What orjson may lose of valid rows: INEXACT if an integer may be beyond 64 bits, or a key may be repeated; DEEP for more
     levels than orjson writes. And BROKEN if a row may have a line break.
     """
     texts = [b" ".join(rows)] if sum(map(len, rows)) <= MAX_SCANNED_BYTES else rows
@@ -124,31 +104,20 @@ def rounded(data: bytes | str) -> Any:  # noqa: ANN401 - same
         return _long_integers(data if isinstance(data, bytes) else data.encode())
 
 
-def compact(value: object) -> bytes:
-    """`value` as JSON without blanks. Raises TypeError for values that JSON lacks, and for more than 254 levels."""
-    plain, restored = with_placeholders(value)
-    return orjson.dumps(plain) if plain is value else restored(orjson.dumps(plain).decode()).encode()
+def compact(value: object, default: Callable[[Any], Any] | None = None, *, sort_keys: bool = False) -> bytes:
+    """`value` as JSON without whitespace; `default` converts values that JSON lacks.
 
-
-def with_placeholders(value: Any) -> tuple[Any, Callable[[str], str]]:  # noqa: ANN401 - any JSON
-    """`value` with integers as placeholders for the numbers that JSON writers would change, and a function that restores the
-    numbers in the written text. The same object without such numbers.
-
-    Raises TypeError for more than 254 levels.
+    Raises TypeError for other values and for more than 254 levels, ValueError for NaN beside an integer beyond 64 bits.
     """
     try:
-        orjson.dumps(value)
+        return orjson.dumps(value, default, orjson.OPT_SORT_KEYS if sort_keys else None)
     except TypeError as error:
-        if TOO_DEEP in str(error):
+        if not str(error).startswith(TOO_LONG):
             raise
-        numbers: list[str] = []
-        spelling = repr(value)
-        begin = next(number for number in count(MARKS) if str(number) not in spelling)
-        plain = _marked(value, numbers, begin)
-        if numbers:
-            mark = re.compile(rf"(?<!\w){begin}(\d{{7}})(?!\w)")
-            return plain, lambda text: mark.sub(lambda found: numbers[int(found[1])], text)
-    return value, str
+    text = json.dumps(
+        value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=default, sort_keys=sort_keys
+    )
+    return text.encode()
 
 
 def repeated_key(value: object) -> str | None:
@@ -162,15 +131,6 @@ def repeated_key(value: object) -> str | None:
         elif isinstance(each, list):
             waiting += cast("list[object]", each)
     return None
-
-
-def _is_too_deep(value: object) -> bool:
-    """Whether a value has more levels than orjson writes. `json` reads some 900."""
-    try:
-        orjson.dumps(value)
-    except TypeError as error:
-        return TOO_DEEP in str(error)
-    return False
 
 
 def _long_integers(raw: bytes) -> Any:  # noqa: ANN401 - same
@@ -200,22 +160,16 @@ def _float(text: str) -> float:
         raise NumberRangeError(
             f"{text[:40]} is valid JSON, but no double holds it (1.8e308 is the most); write it as a string"
         )
-    return value if repr(value) == text else _spelled(value, text)
+    return value
 
 
-def _integer(text: str) -> float:
+def _integer(text: str) -> int:
     try:
-        return int(text) if text != "-0" else _spelled(-0.0, text)
+        return int(text)
     except ValueError as error:
         raise NumberRangeError(
             f"an integer of {len(text):,} digits is valid JSON, but too long ({error}); write it as a string"
         ) from error
-
-
-def _spelled(value: float, text: str) -> SpelledFloat:
-    number = SpelledFloat(value)
-    number.text = text
-    return number
 
 
 def _refused(text: str) -> None:
@@ -230,15 +184,3 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = [key for key, _ in pairs]
     repeated.key = next(key for key in keys if keys.count(key) > 1)
     return repeated
-
-
-def _marked(value: Any, numbers: list[str], begin: int) -> Any:  # noqa: ANN401 - same
-    """A copy of `value` with placeholders for the numbers, which are appended to `numbers`."""
-    if isinstance(value, dict):
-        return {key: _marked(each, numbers, begin) for key, each in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [_marked(each, numbers, begin) for each in cast("list[Any]", value)]
-    if isinstance(value, SpelledFloat) or (type(value) is int and not -SIGNED_64 <= value < UNSIGNED_64):
-        numbers.append(str(value))
-        return int(f"{begin}{len(numbers) - 1:07}")
-    return value

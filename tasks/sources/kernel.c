@@ -1,5 +1,5 @@
 /*
-What Python's parsers may lose of JSON text, told from the text alone, in plain C.
+What orjson may lose of JSON text, told from the text alone, in plain C.
 
 `exact_json.py` calls `doubts` with ctypes, so Python's headers are not needed and other threads run meanwhile. The text is known to
 be valid: values of JSON in UTF-8, one after the other. Strings are skipped with memchr, so long texts take little time.
@@ -11,7 +11,6 @@ be valid: values of JSON in UTF-8, one after the other. Strings are skipped with
 enum { INEXACT = 1, DEEP = 2, BROKEN = 4 };
 enum { SHALLOW = 254, MOST_LEVELS = 1024, MOST_KEYS = 1024 }; /* what orjson writes, what it reads, and keys of open objects */
 enum { UNSIGNED_DIGITS = 19, SIGNED_DIGITS = 18 }; /* as many as any 64-bit integer can have */
-enum { FRACTION_DIGITS = 15, FIXED_ZEROS = 3 }; /* so many a double keeps; with more zeros Python writes an exponent */
 
 struct level { int object, keys; }; /* `keys` is the number of keys in the levels around */
 
@@ -48,40 +47,30 @@ static int distinct(const uint8_t *at, const uint8_t *end, uint64_t *keys, int c
     return memchr(at, '\\', (size_t)(end - at)) == NULL; /* an escape may spell another key */
 }
 
-/* The end of the number at `at`; `exact` becomes 0 unless Python certainly reads it and writes it again like this. */
-static const uint8_t *number(const uint8_t *at, const uint8_t *end, int *exact, int *fractions) {
+/* The end of the number at `at`; `exact` becomes 0 for an integer that 64 bits may not hold, and for -0, which orjson reads as a float. */
+static const uint8_t *number(const uint8_t *at, const uint8_t *end, int *exact) {
     const int negative = *at == '-';
-    const uint8_t *whole = at + negative, *point = whole;
-    while (point < end && digit(*point))
-        point++;
-    const uint8_t *to = point;
-    if (to < end && *to == '.')
-        for (to++; to < end && digit(*to);)
+    const uint8_t *whole = at + negative, *to = whole;
+    while (to < end && digit(*to))
+        to++;
+    if (to < end && (*to == '.' || *to == 'e' || *to == 'E')) {
+        while (to < end && (digit(*to) || *to == '.' || *to == 'e' || *to == 'E' || *to == '+' || *to == '-'))
             to++;
-    const int64_t before = point - whole, after = to - point - 1;
-    if (to < end && (*to == 'e' || *to == 'E')) {
-        *exact = 0;
-    } else if (to == point) {
-        *exact &= before <= (negative ? SIGNED_DIGITS : UNSIGNED_DIGITS) && !(negative && *whole == '0');
-    } else {
-        *fractions = 1;
-        const uint8_t *first = point + 1;
-        while (*whole == '0' && first < to && *first == '0')
-            first++;
-        *exact &= before + after <= FRACTION_DIGITS && (after == 1 || (to[-1] != '0' && first - point - 1 <= FIXED_ZEROS));
+        return to;
     }
+    *exact &= to - whole <= (negative ? SIGNED_DIGITS : UNSIGNED_DIGITS) && !(negative && *whole == '0');
     return to;
 }
 
 /*
-INEXACT unless Python certainly has every number as the text spells it, and no object repeats a key; DEEP for more levels than
-orjson writes; BROKEN if there is a line break between values. Fractions of deep text are doubted, too.
+INEXACT unless certainly every integer fits 64 bits, and no object repeats a key; DEEP for more levels than orjson writes; BROKEN
+if there is a line break between values.
 */
 int64_t doubts(const uint8_t *at, int64_t length) {
     const uint8_t *end = at + length;
     uint64_t keys[MOST_KEYS];
     struct level levels[MOST_LEVELS + 1] = {{0, 0}};
-    int level = 0, deepest = 0, held = 0, key = 0, exact = 1, fractions = 0, broken = 0;
+    int level = 0, deepest = 0, held = 0, key = 0, exact = 1, broken = 0;
     while (at < end) {
         const uint8_t c = *at++;
         if (c == '"') {
@@ -104,11 +93,10 @@ int64_t doubts(const uint8_t *at, int64_t length) {
         } else if (c == ',') {
             key = levels[level].object;
         } else if (c == '-' || digit(c)) {
-            at = number(at - 1, end, &exact, &fractions);
+            at = number(at - 1, end, &exact);
         } else if (c == '\n' || c == '\r') {
             broken = 1;
         }
     }
-    const int deep = deepest > SHALLOW;
-    return (exact && !(deep && fractions) ? 0 : INEXACT) | (deep ? DEEP : 0) | (broken ? BROKEN : 0);
+    return (exact ? 0 : INEXACT) | (deepest > SHALLOW ? DEEP : 0) | (broken ? BROKEN : 0);
 }

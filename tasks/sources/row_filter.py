@@ -28,7 +28,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.storage import absolute
 
 from .arrow_predicates import expression, expression_of, masks
-from .exact_json import RepeatedKeys, SpelledFloat
+from .exact_json import RepeatedKeys
 from .files import Record, Slice, field_path
 from .parquet_batches import is_text
 
@@ -38,7 +38,7 @@ OUTSIDE = "outside 64 bits"
 NULL = "__HIVE_DEFAULT_PARTITION__"
 """How Hive writes the key of rows without one."""
 
-KINDS: Mapping[type, type] = {SpelledFloat: float, RepeatedKeys: dict}
+KINDS: Mapping[type, type] = {RepeatedKeys: dict}
 """Types that count as a different one."""
 
 TYPES: Mapping[Any, pa.DataType] = {
