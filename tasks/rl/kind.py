@@ -75,12 +75,11 @@ class _TableFinder:
 
     def of(self, specs: Sequence[TransformSpec]) -> dict[str, TableFiles]:
         """The tables that some transforms need. Raises InputError for an invalid transform or a missing table."""
-        return {name: self._find(source, name) for name, source in tables_asked_for(specs).items()}
-
-    def _find(self, source: TableSource, name: str) -> TableFiles:
-        if source not in self._found:
-            self._found[source] = find_table(source, name, self._index, self._identity)
-        return self._found[source]
+        asked = tables_asked_for(specs)
+        for name, source in asked.items():
+            if source not in self._found:
+                self._found[source] = find_table(source, name, self._index, self._identity)
+        return {name: self._found[source] for name, source in asked.items()}
 
     def remember(self) -> None:
         """Save the cache of hashes."""
@@ -200,17 +199,6 @@ def _mode(planned: RlPlan) -> str:
     return "transform" if any(chain.specs for chain in found.chains.values()) else "passthrough"
 
 
-def _between(counts: Mapping[str, int]) -> str:
-    """The rows of a dataset in a batch."""
-    fewest, most = counts["fewest"], counts["most"]
-    return str(most) if fewest == most else f"{fewest} to {most}"
-
-
-def _source_splits(planned: RlPlan) -> list[str]:
-    """The source splits that rows were taken from, by their names in the sources."""
-    return sorted({source.split for sources in planned.blend.parts().values() for source in sources if source.split})
-
-
 def by_source_splits(blend: Blend) -> Blend:
     """The blend with every split of its datasets; a file, and a dataset with `split`, are training data.
 
@@ -322,7 +310,8 @@ class ReinforcementLearning(Kind[RlSettings, RlFound]):
         """Return row files, and the manifest's entries for them. Raises RunError if a split would mix row forms."""
         _require_one_form(finished)
         found = planned.found
-        header: dict[str, Any] = {"mode": _mode(planned), "source_splits": _source_splits(planned)}
+        splits = {source.split for sources in planned.blend.parts().values() for source in sources if source.split}
+        header: dict[str, Any] = {"mode": _mode(planned), "source_splits": sorted(splits)}
         if found.vocabulary is not None:
             gate = {name: asdict(verdict) for name, verdict in found.verdicts.items()}
             header["tokenizer"] = {
@@ -342,7 +331,10 @@ class ReinforcementLearning(Kind[RlSettings, RlFound]):
         batches = manifest.get("batches")
         if batches is None:
             return []
-        shares = ", ".join(f"{name} {_between(each)}" for name, each in batches["datasets"].items())
+        shares = ", ".join(
+            f"{name} {each['most']}" if each["fewest"] == each["most"] else f"{name} {each['fewest']} to {each['most']}"
+            for name, each in batches["datasets"].items()
+        )
         lines = [f"{batches['count']:,} batches of {batches['size']} rows: {shares}"]
         if found := batches.get("curriculum"):
             lines.append(

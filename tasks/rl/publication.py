@@ -103,14 +103,10 @@ class JsonLinesLayout:
             return replace(output, path=path), entries
         if len(files) == 1 and is_local(place) and is_local(files[0].stored):
             link(files[0].stored, place)
-            return replace(_recorded(files[0]), path=path), {}
+            name = files[0].stored.rpartition("/")[2]
+            recorded = next(output for output in files[0].item.receipt.outputs if output.path == name)
+            return replace(recorded, path=path), {}
         return replace(join_files([file.stored for file in files], place), path=path), {}
-
-
-def _recorded(file: _RlFile) -> Output:
-    """The receipt's record of a file."""
-    name = file.stored.rpartition("/")[2]
-    return next(output for output in file.item.receipt.outputs if output.path == name)
 
 
 def _hash(files: Sequence[_RlFile], order: Mapping[str, Any] | None = None) -> str:

@@ -65,10 +65,12 @@ class TransformList:
 
     def functions(self) -> list[Transform]:
         """The transforms; a table is loaded when a row first needs it."""
-        return parse(self.specs, self._resolver)
 
-    def _resolver(self, argument: JsonValue) -> Transform:
-        return resolve_placeholders({name: partial(load_table, self.tables[name]) for name in table_sources(argument)})
+        def resolver(argument: JsonValue) -> Transform:
+            tables = {name: partial(load_table, self.tables[name]) for name in table_sources(argument)}
+            return resolve_placeholders(tables)
+
+        return parse(self.specs, resolver)
 
     def record(self) -> dict[str, Any]:
         """Plain JSON for workers, with the places of tables."""
@@ -396,7 +398,7 @@ def to_pairs(record: Record) -> Record:
     if not isinstance(ranks["context"], list) or not ranks["context"]:
         found = _empty_or_kind(ranks["context"])
         raise RejectionError("bad_field", f"context is {found}; make it the messages of the prompt")
-    texts = [_text_alone(answer.get("completion")) for answer in required(ranked(ranks["completions"]))]
+    texts = [_plain_text(answer.get("completion"), "assistant") for answer in required(ranked(ranks["completions"]))]
     if None in texts:
         why = "a completion isn't a single assistant message with only text, and pairs can't express more"
         raise RejectionError("not_text", f"completions: {why}; keep the form with completions")
@@ -448,13 +450,9 @@ def _holds(messages: Messages, part: Messages) -> bool:
     return any(messages[start : start + len(part)] == part for start in range(len(messages) - len(part) + 1))
 
 
-def _text_alone(completion: object) -> str | None:
-    return _plain_text(completion, "assistant") if isinstance(completion, list) else None
-
-
-def _plain_text(messages: Messages, role: str) -> str | None:
+def _plain_text(messages: object, role: str) -> str | None:
     """The text of the only message, if it is by `role` and contains only text."""
-    if len(messages) != 1 or _role(messages[0]) != role:
+    if not isinstance(messages, list) or len(messages) != 1 or _role(messages[0]) != role:
         return None
     said = {key for key, value in messages[0].items() if value is not None}
     content = messages[0].get("content")

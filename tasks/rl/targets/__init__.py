@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from tokenmill.tasks.rl.rows import RowTarget
 
+MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 
-def _declared() -> list[RowTarget]:
-    modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    return [target for module in modules for target in cast("list[RowTarget]", module.TARGETS)]
-
-
-TARGETS: Mapping[str, RowTarget] = {target.name: target for target in [RowTarget("none"), *_declared()]}
+TARGETS: Mapping[str, RowTarget] = {
+    target.name: target
+    for declared in [[RowTarget("none")], *(module.TARGETS for module in MODULES)]
+    for target in cast("list[RowTarget]", declared)
+}
 """Every target by name; `none` accepts any row."""
 
 if TYPE_CHECKING:

@@ -132,11 +132,14 @@ def _texts(record: Record) -> list[str]:
     return [*instructions, *texts, *texts_in(params.get("tools"))]
 
 
-def _unread(record: Record) -> list[str]:
-    return [f"{PARAMS}.{name}" for name in OVERWRITTEN if record[PARAMS].get(name) is not None]
-
-
-TARGETS = [RowTarget("nemo_gym", _check, _texts, _unread)]
+TARGETS = [
+    RowTarget(
+        "nemo_gym",
+        _check,
+        _texts,
+        unread=lambda record: [f"{PARAMS}.{name}" for name in OVERWRITTEN if record[PARAMS].get(name) is not None],
+    )
+]
 
 
 def request_fault(params: Mapping[str, Any]) -> Rejected | None:

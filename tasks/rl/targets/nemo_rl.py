@@ -18,10 +18,6 @@ from tokenmill.tasks.rl.rows import (
 from tokenmill.tasks.sources.files import Rejected
 
 
-def _sft(record: Record) -> Rejected | None:
-    return _task_name(record) or _two_forms(record) or _question_and_answer(record)
-
-
 def _chat(record: Record) -> Rejected | None:
     return (
         _task_name(record)
@@ -125,19 +121,6 @@ def _completions(record: Record) -> Rejected | None:
     return _same(*(each["completion"] for each in both))
 
 
-def _texts_of_pair(record: Record) -> list[str]:
-    return [record["input"], record["output"]]
-
-
-def _texts_of_chat(record: Record) -> list[str]:
-    return [*texts_of_messages(record["messages"]), *texts_in(record.get("tools"))]
-
-
-def _problem(record: Record) -> list[str]:
-    """Only the problem, because the answer is for the verifier."""
-    return [record["messages"][0]["content"] if "messages" in record else record["input"]]
-
-
 def _texts_of_preference(record: Record) -> list[str]:
     if record.get("completions") is not None:
         completions = [each["completion"] for each in record["completions"]]
@@ -147,21 +130,29 @@ def _texts_of_preference(record: Record) -> list[str]:
     return [*asked, record["chosen"], record["rejected"]]
 
 
-def _math_form(record: Record) -> str:
-    return "messages" if "messages" in record else "input and output"
-
-
-def _preference_form(record: Record) -> str:
-    return "completions" if record.get("completions") is not None else "chosen and rejected"
-
-
-def _unread_of_preference(record: Record) -> list[str]:
-    return ["tools"] if record.get("tools") else []
-
-
 TARGETS = [
-    RowTarget("nemo_rl_sft", _sft, _texts_of_pair),
-    RowTarget("nemo_rl_chat", _chat, _texts_of_chat),
-    RowTarget("nemo_rl_grpo_math", _grpo_math, _problem, form=_math_form),
-    RowTarget("nemo_rl_dpo", _dpo, _texts_of_preference, _unread_of_preference, _preference_form),
+    RowTarget(
+        "nemo_rl_sft",
+        lambda record: _task_name(record) or _two_forms(record) or _question_and_answer(record),
+        texts=lambda record: [record["input"], record["output"]],
+    ),
+    RowTarget(
+        "nemo_rl_chat",
+        _chat,
+        texts=lambda record: [*texts_of_messages(record["messages"]), *texts_in(record.get("tools"))],
+    ),
+    RowTarget(
+        "nemo_rl_grpo_math",
+        _grpo_math,
+        # Only the problem, because the answer is for the verifier
+        texts=lambda record: [record["messages"][0]["content"] if "messages" in record else record["input"]],
+        form=lambda record: "messages" if "messages" in record else "input and output",
+    ),
+    RowTarget(
+        "nemo_rl_dpo",
+        _dpo,
+        _texts_of_preference,
+        unread=lambda record: ["tools"] if record.get("tools") else [],
+        form=lambda record: "completions" if record.get("completions") is not None else "chosen and rejected",
+    ),
 ]
