@@ -1,11 +1,9 @@
-"""The inventory and the card of a normalized dataset: fields of the sources, columns of the rows, licenses, counts.
+"""The inventory of a normalized dataset: fields of the sources, columns of the rows, licenses, counts.
 
 Records are counted by field names and types, which takes half a µs per record and per message. Counts are trees in plain JSON.
-Receipts hold them as facts, and they can be added in any order. The card's license is the strictest license of any row, because
-one share-alike row makes the whole collection share-alike. If a row lacks a license or has an unknown one, it is `other`.
+Receipts hold them as facts, and they can be added in any order.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +15,6 @@ from tokenmill.tasks.kit.parts import Table, table_lines
 from tokenmill.tasks.sources.exact_json import RepeatedKeys
 
 from .columns import SCHEMA
-from .message import TEMPLATE_VERSION
 
 TYPES: dict[type, str] = {
     dict: "object",
@@ -202,94 +199,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[
 
 UNNAMED = "none named"
 
-LICENCES = ("cc0-1.0", "mit", "apache-2.0", "odc-by", "cc-by", "cc-by-sa", "cc-by-nc", "cc-by-nc-sa")
-"""Known licenses, the least strict first; a name belongs to the last one that is a prefix of it."""
-
-FULL_NAMES = {
-    "cc-by": "cc-by-4.0",
-    "cc-by-sa": "cc-by-sa-4.0",
-    "cc-by-nc": "cc-by-nc-4.0",
-    "cc-by-nc-sa": "cc-by-nc-sa-4.0",
-}
-
-SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """Contents of a card: `rows` and `tokens` by split and by source, source files, rows by license and by drop reason, and the
-    languages that the blend states.
-    """
-
-    splits: Mapping[str, Mapping[str, int]]
-    sources: Mapping[str, Mapping[str, int]]
-    files: Sequence[str]
-    licences: Mapping[str, int]
-    drops: Mapping[str, int]
-    languages: Sequence[str] = ()
-
 
 def licences_of(rows: pa.Table) -> Counter[str]:
     """Rows by license."""
     return Counter(name or UNNAMED for name in rows["source_license"].to_pylist())
-
-
-def strictest(licences: Mapping[str, int]) -> str:
-    """The license of the whole by its name on the Hub; `other` if one is missing or unknown."""
-    known = [_known(name) for name in licences]
-    if not known or None in known:
-        return "other"
-    name = max((each for each in known if each is not None), key=LICENCES.index)
-    return FULL_NAMES.get(name, name)
-
-
-def _known(name: str) -> str | None:
-    spelled = name.lower().replace("_", "-").replace(" ", "-")
-    fits = [licence for licence in LICENCES if spelled.startswith(licence)]
-    return fits[-1] if fits else None
-
-
-def card(contents: Contents, folders: Sequence[str] = ()) -> str:
-    """The card: front matter for the hub, then tables. Each of `folders` is a separate configuration."""
-    rows = sum(split["rows"] for split in contents.splits.values())
-    return "\n".join([
-        *_front_matter(contents, rows, folders),
-        "# Conversations in Harmony",
-        "",
-        (
-            f"{rows:,} rows, {sum(split['tokens'] for split in contents.splits.values()):,} tokens of Harmony text "
-            f"(template version {TEMPLATE_VERSION}). Every text parses with a strict grammar."
-        ),
-        "",
-        *_table(("split", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.splits.items()]),
-        *_table(("dataset", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.sources.items()]),
-        *_table(("license of rows", "rows"), sorted(contents.licences.items())),
-        *_table(("excluded because", "rows"), sorted(contents.drops.items())),
-        "Made from:",
-        "",
-        *(f"* `{file}`" for file in contents.files),
-        "",
-        *_table(("column", "type"), [(field.name, str(field.type)) for field in SCHEMA]),
-    ])  # fmt: skip
-
-
-def _front_matter(contents: Contents, rows: int, folders: Sequence[str]) -> list[str]:
-    size = next((name for most, name in SIZES if rows < most), "n>10M")
-    configs = [
-        f"      - {{split: {json.dumps(_hub_split(name))}, path: {json.dumps(f'data/{name}/*.parquet')}}}"
-        for name in contents.splits
-    ]
-    more = [
-        f"  - {{config_name: {json.dumps(folder.replace('/', '-'))}, data_files: {json.dumps(f'{folder}/*.parquet')}}}"
-        for folder in folders
-    ]
-    spoken = [f"language: {json.dumps(list(contents.languages))}"] if contents.languages else []
-    return [
-        "---", *spoken, f"license: {strictest(contents.licences)}", f"size_categories: [{json.dumps(size)}]",
-        "tags: [harmony, text]", "configs:", "  - config_name: default", "    data_files:", *configs, *more, "---", "",
-    ]  # fmt: skip
-
-
-def _hub_split(name: str) -> str:
-    """The name of a split with the characters that the hub allows."""
-    return "".join(each if each.isalnum() or each in "._" else "_" for each in name)

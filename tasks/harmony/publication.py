@@ -3,7 +3,6 @@
     OUT/data/<split>/part-00000-1a2b3c4d.parquet   the shards' files, in the order of the plan (hard links on a local disk)
     OUT/data/train-<split>/…                       if the blend has train, valid and test, which remain separate
     OUT/blend.json                                 the output as a blend, for the next step
-    OUT/README.md                                  the card: licenses, counts, sources, columns
     OUT/tools/tools-00000-1a2b3c4d.json            the tools that the rows of a shard were offered, by `source_tools_id`
     OUT/inventory.json, coverage.md                fields of the sources and columns of the rows, with their counts
 
@@ -22,13 +21,13 @@ from tokenmill.tasks.shards.plan import WHOLE, Finished
 from tokenmill.tasks.shards.publication import Published
 from tokenmill.tasks.shards.publish import Output, place_files, publish_bytes
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.storage import is_local, join
+from tokenmill.tasks.storage import join
 
-from .inventory import Contents, Entry, card, coverage_markdown, inventory
+from .inventory import Entry, coverage_markdown, inventory
 from .shard import CATALOG, FILE
 
 FOLDER = "data"
-CARD, TOOLS = "README.md", "tools"
+TOOLS = "tools"
 INVENTORY, COVERAGE = "inventory.json", "coverage.md"
 TOOLS_OF_SHARD = re.compile(r"tools-\d{5,}-[0-9a-f]{8}\.json")
 PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.parquet")
@@ -51,10 +50,9 @@ class Beside:
 
 
 class DataLayout:
-    """Row folders; `splits` are the splits of the plan, by the names in the sources; `languages` are stated by the blend."""
+    """Row folders; `splits` are the splits of the plan, by the names in the sources."""
 
-    def __init__(self, splits: Sequence[str], beside: Beside, languages: Sequence[str] = ()) -> None:
-        self._languages = languages
+    def __init__(self, splits: Sequence[str], beside: Beside) -> None:
         self._splits = sorted(set(splits))
         self._beside = beside
 
@@ -83,7 +81,6 @@ class DataLayout:
         facts: dict[str, Any] = {"splits": counted, "licences": _licences(finished), **self._beside.header}
         found = inventory(map(_entry, finished))
         documents = {
-            CARD: card(_contents(finished, counted, self._languages), self._pool_folders()).encode(),
             INVENTORY: orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS),
             COVERAGE: coverage_markdown(found).encode(),
             **self._beside.documents,
@@ -120,27 +117,9 @@ class DataLayout:
                 yield item, part, output.path, join(folder, f"part-{numbers[part]:05d}-{item.key[:8]}.parquet")
                 numbers[part] += 1
 
-    def _pool_folders(self) -> list[str]:
-        """Return the non-empty folders with derived shards."""
-        parts = {output.path.partition(".")[0] for item in self._beside.derived for output in item.receipt.outputs}
-        return [folder for part, folder in self._beside.folders.items() if part in parts]
-
 
 def _licences(finished: Sequence[Finished]) -> dict[str, int]:
     return dict(sorted(sum((Counter(item.receipt.facts["licences"]) for item in finished), Counter[str]()).items()))
-
-
-def _contents(
-    finished: Sequence[Finished], splits: Mapping[str, Mapping[str, int]], languages: Sequence[str]
-) -> Contents:
-    sources: dict[str, Counter[str]] = {}
-    drops: Counter[str] = Counter()
-    for item in finished:
-        receipt = item.receipt
-        sources.setdefault(item.shard.dataset, Counter()).update(rows=receipt.documents, tokens=receipt.tokens)
-        drops.update(receipt.drops)
-    files = dict.fromkeys(_public_name(item.shard.part.file.uri) for item in finished)
-    return Contents(splits, sources, list(files), _licences(finished), drops, languages)
 
 
 def _entry(item: Finished) -> Entry:
@@ -149,11 +128,6 @@ def _entry(item: Finished) -> Entry:
     split = published_split(receipt.identity["recipe"])
     counts = (receipt.rows_in, receipt.documents, receipt.tokens, receipt.drops)
     return Entry(item.shard.dataset, split, *counts, receipt.facts["fields"], receipt.facts["coverage"])
-
-
-def _public_name(uri: str) -> str:
-    """Return a file's origin; for a local file only its name, because its folder is meaningless on other machines."""
-    return uri.rpartition("/")[2] if is_local(uri) else uri
 
 
 def _catalogs(store: Store, finished: Sequence[Finished]) -> list[tuple[str, Output]]:

@@ -6,7 +6,7 @@
 
 Every number comes from the manifest and the published files, and `verify` makes the cards again and compares. Facts that only the
 publisher of the data or the provider of a model knows are left blank, and marked so. A local source is named without its folder.
-A kind that publishes its own README.md (Harmony) keeps it. Croissant names the sources of sources too, as far as their
+Croissant names the sources of sources too, as far as their
 preparations are still here; `verify` does not need those.
 
 The summary has the headings and items of the form in the Commission's Explanatory Notice and Template for the Public Summary of
@@ -19,7 +19,7 @@ modalities other than text, are left out.
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -32,6 +32,7 @@ from tokenmill.tasks.shards.kinds import KINDS
 from tokenmill.tasks.shards.manifest import BLENDS, entry_files, read_manifest
 from tokenmill.tasks.shards.publication import QUARANTINE
 from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.store import read_bytes, size_of
 from tokenmill.tasks.storage import is_local, join, open_binary
 from xxhash import xxh3_128_hexdigest
@@ -54,6 +55,11 @@ MORE_TOKENS = "More than 10 trillion tokens"
 MEASURED = (("Documents", "documents"), ("Tokens", "tokens"), ("Bytes of source as stored", "source_bytes"))
 
 HUB = "hf://"
+
+LICENCES = ("cc0-1.0", "mit", "apache-2.0", "odc-by", "cc-by", "cc-by-sa", "cc-by-nc", "cc-by-nc-sa")
+"""Known licenses, the least strict first; a name belongs to the last one that is a prefix of it."""
+
+FULL_NAMES = {name: f"{name}-4.0" for name in LICENCES[4:]}
 
 CROISSANT_TERMS = (
     "arrayShape citeAs column containedIn equivalentProperty extract field fileObject fileProperty fileSet format includes isArray "
@@ -83,6 +89,18 @@ FORMATS = {"bin": "application/octet-stream", "idx": "application/octet-stream",
 def licence_rows(manifest: Mapping[str, Any]) -> list[tuple[str, int]]:
     """The documents of each license: of rows that name one (Harmony), otherwise of datasets, from the blend."""
     return sorted(manifest["licences"].items()) if "licences" in manifest else stated_rows(manifest, "license")
+
+
+def strictest(licences: Collection[str]) -> str:
+    """The license of the whole by its name on the Hub: the strictest one, because one share-alike row makes all rows
+    share-alike. `other` if one of several is unknown, or if one is missing.
+    """
+    spelled = [name.lower().replace("_", "-").replace(" ", "-") for name in licences]
+    known = [[each for each in LICENCES if name.startswith(each)] for name in spelled]
+    if known and all(known):
+        name = max((fits[-1] for fits in known), key=LICENCES.index)
+        return FULL_NAMES.get(name, name)
+    return next(iter(licences)) if len(licences) == 1 and not {NOT_STATED, "none named"} & {*licences} else "other"
 
 
 def stated_rows(manifest: Mapping[str, Any], field: str) -> list[tuple[str, int]]:
@@ -143,18 +161,17 @@ def title(run: Measured) -> str:
 def card(run: Measured) -> str:
     """The dataset card: front matter that the hub reads, then figures."""
     manifest, totals = run.manifest, run.manifest["totals"]
-    licences = [name for name, _ in licence_rows(manifest)]
     matter: dict[str, Any] = {
-        "license": licences[0] if len(licences) == 1 and licences[0] not in {NOT_STATED, "none named"} else "other",
+        "license": strictest([name for name, _ in licence_rows(manifest)]),
         "size_categories": [next((name for most, name in SIZES if totals["documents"] < most), "n>1T")],
         "tags": ["tokenmill", manifest["type"]],
     }
     if spoken := languages(manifest):
         matter["language"] = spoken
     if files := _folders(run):
-        matter["configs"] = [
-            {"config_name": "default", "data_files": [{"split": split, "path": path} for split, path in files]}
-        ]
+        # The Hub allows letters, digits, dots and underscores in the name of a split
+        named = [{"split": re.sub(r"[^\w.]", "_", split), "path": path} for split, path in files]
+        matter["configs"] = [{"config_name": "default", "data_files": named}, *_derived(run)]
     datasets = [
         (
             dataset_name(*name.split("/", 1)), each["rows"], each["documents"], sum(each["dropped"].values()), each["tokens"],
@@ -195,13 +212,24 @@ def _relative(run: Measured, file: Part) -> str | None:
     return file.place.removeprefix(within).rpartition("/")[0] if file.place.startswith(within) else None
 
 
+def _derived(run: Measured) -> Iterator[dict[str, Any]]:
+    """A configuration for each derived folder, such as one of Harmony's pools."""
+    entries = run.manifest.get("derived", {}).get("shards", [])
+    names = (name for entry in entries for each in entry["published"].values() for name in each)
+    for folder in dict.fromkeys(
+        join_published(run.path, name).removeprefix(f"{run.path}/").rpartition("/")[0] for name in names
+    ):
+        yield {"config_name": folder.replace("/", "-"), "data_files": f"{folder}/*.parquet"}
+
+
 def _folders(run: Measured) -> list[tuple[str, list[str]]]:
-    """Return the globs for loading each split as a table."""
+    """Return the globs for loading each split as a table; Harmony keeps the splits of its sources."""
     found: dict[str, dict[str, None]] = {}
     for file in run.files_of_rows:
         folder = _relative(run, file)
         if folder is not None and (ending := _ending(file)):
-            found.setdefault(file.split, {})[f"{folder}/*.{ending}"] = None
+            split = folder.rpartition("/")[2] if run.type == "harmony" else file.split
+            found.setdefault(split, {})[f"{folder}/*.{ending}"] = None
     return [(split, sorted(found[split])) for split in in_order(found)]
 
 

@@ -216,10 +216,7 @@ class Normalization(Kind[NormalizationSettings, Normalized | None]):
         """Return row folders, with pools, candidates and reports next to them."""
         found = planned.found or Normalized(finished, Beside())
         splits = [published_split(shard.identity["recipe"]) for shard in planned.plan.shards]
-        sources = (source for part in planned.blend.parts().values() for source in part)
-        languages = list(dict.fromkeys(language for source in sources for language in source.languages or ()))
-        layout = DataLayout(splits, found.beside, languages)
-        return Release(layout, {"template_version": TEMPLATE_VERSION}, shards=found.final)
+        return Release(DataLayout(splits, found.beside), {"template_version": TEMPLATE_VERSION}, shards=found.final)
 
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
         """Problems of rows and selections."""

@@ -16,10 +16,11 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony import shard
 from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.harmony.grammar import Fault
-from tokenmill.tasks.harmony.inventory import strictest
 from tokenmill.tasks.harmony.planning import splits_of
 from tokenmill.tasks.harmony.shard import inspect_harmony_shard
 from tokenmill.tasks.harmony.vocabulary import encoding
+from tokenmill.tasks.report.cards import card
+from tokenmill.tasks.report.measured import measured
 
 from tests.harmony import rows
 from tests.preparing_harmony import plan, prepare
@@ -188,43 +189,19 @@ def test_a_catalog_is_in_the_order_of_ids():
 
 
 @pytest.mark.slow
-def test_card_counts_and_names_the_strictest_license(tmp_path):
+def test_the_card_of_every_source(tmp_path):
     blend = {"datasets": [each for each in every_source(tmp_path) if each["name"] != "messy"]}
+    blend["datasets"][0]["languages"] = ["no", "en"]
     _, manifest = prepare(blend, tmp_path / "out")
-    card = (tmp_path / "out/README.md").read_text()
-    front = yaml.safe_load(card.split("---")[1])
-    assert "language" not in front
+    text = card(measured(str(tmp_path / "out")))
+    front = yaml.safe_load(text.split("---")[1])
+    assert front["language"] == ["no", "en"]
     found = [row for split in published(tmp_path / "out").values() for row in split]
     assert manifest["licences"] == Counter(row["source_license"] or "none named" for row in found)
-    assert f"{len(found):,} rows" in card
+    assert f"{len(found):,} documents" in text
     assert {each["split"] for each in front["configs"][0]["data_files"]} == set(published(tmp_path / "out"))
-    assert str(tmp_path) not in card
-
-
-def test_the_card_has_the_languages_that_the_blend_states(tmp_path):
-    sources = [each for each in every_source(tmp_path) if each["name"] != "messy"][:2]
-    stated = [
-        {**source, "languages": spoken} for source, spoken in zip(sources, (["no", "en"], ["de", "en"]), strict=True)
-    ]
-    prepare({"datasets": stated}, tmp_path / "out")
-    front = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---")[1])
-    assert front["language"] == ["no", "en", "de"]
-
-
-@pytest.mark.parametrize(
-    ("licences", "whole"),
-    [
-        (["cc-by-4.0"], "cc-by-4.0"),
-        (["cc-by-4.0", "CC BY-SA 4.0"], "cc-by-sa-4.0"),
-        (["apache-2.0", "odc-by-1.0"], "odc-by"),
-        (["cc-by-nc-4.0", "cc-by-sa-4.0"], "cc-by-nc-4.0"),
-        (["cc-by-4.0", "none named"], "other"),
-        (["cc-by-4.0", "my own"], "other"),
-        ([], "other"),
-    ],
-)
-def test_strictest_license_applies_to_the_whole(licences, whole):
-    assert strictest(dict.fromkeys(licences, 1)) == whole
+    assert all([*(tmp_path / "out").glob(each["path"][0])] for each in front["configs"][0]["data_files"])
+    assert str(tmp_path) not in text
 
 
 def test_file_without_harmony_text_is_found(tmp_path):

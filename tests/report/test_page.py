@@ -232,6 +232,24 @@ def test_a_card_has_front_matter_and_the_published_counts(published):
     assert headings == ["1.", "1.1.", "1.2.", "1.3.", "2.", *second, "3.", "3.1.", "3.2.", "3.3."]
 
 
+@pytest.mark.parametrize(
+    ("licences", "whole"),
+    [
+        (["cc-by-4.0"], "cc-by-4.0"),
+        (["cc-by-4.0", "CC BY-SA 4.0"], "cc-by-sa-4.0"),
+        (["apache-2.0", "odc-by-1.0"], "odc-by"),
+        (["cc-by-nc-4.0", "cc-by-sa-4.0"], "cc-by-nc-4.0"),
+        (["cc-by-4.0", "none named"], "other"),
+        (["cc-by-4.0", "my own"], "other"),
+        (["my own"], "my own"),
+        (["not stated"], "other"),
+        ([], "other"),
+    ],
+)
+def test_the_license_of_the_whole(licences, whole):
+    assert cards.strictest(licences) == whole
+
+
 def test_cards_list_only_stated_languages(tmp_path):
     path = write_lines(tmp_path / "in.jsonl", ["text", "more"])
     source = {"name": "a", "path": str(path), "languages": ["de", "gsw"]}

@@ -47,7 +47,7 @@ def test_removed_pools_are_deleted_and_foreign_files_kept(tmp_path):
     assert "pools/rated.v2" in folders(out)
     _, manifest = prepare(blend, out, selection={"pools": "none", "view": "none"})
     assert {path.name for path in out.iterdir()} == {
-        "README.md", "behaviours.json", "behaviours.md", "blend.json", "coverage.md", "data", "edges.parquet",
+        "behaviours.json", "behaviours.md", "blend.json", "coverage.md", "data", "edges.parquet",
         "inventory.json", "manifest.json", "pools", "quarantine", "shards", "tools",
     }  # fmt: skip
     assert [path.name for path in (out / "pools").rglob("*.*")] == ["notes.txt"]

@@ -10,6 +10,8 @@ import pytest
 import yaml
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
+from tokenmill.tasks.report.cards import card
+from tokenmill.tasks.report.measured import measured
 from tokenmill.tasks.select.settings import SelectionChoices
 from tokenmill.tasks.select.shard import require_selectable
 from xxhash import xxh3_128_hexdigest
@@ -201,7 +203,7 @@ def test_every_row_is_a_candidate_or_dropped_for_a_reason(tmp_path, choices, rea
     surveyed = [row for row in rows if row["dedup_outcome"] == "kept"] if choices == {"view": "none"} else found
     assert json.loads((tmp_path / "out/behaviours.json").read_bytes())["rows"] == len(surveyed)
     assert (tmp_path / "out/candidates").exists() == bool(found)
-    assert ("candidates/*.parquet" in (tmp_path / "out/README.md").read_text()) == bool(found)
+    assert ("candidates/*.parquet" in card(measured(str(tmp_path / "out")))) == bool(found)
 
 
 def test_a_sample_of_the_rows_that_are_wanted_is_surveyed_where_there_are_many(tmp_path, monkeypatch):
