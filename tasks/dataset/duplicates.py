@@ -27,7 +27,7 @@ from tokenmill.tasks.shards.store import Store, read_bytes, size_of
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.storage import filesystem, join, open_binary
 
-from .reasons import Entry
+from .parts import Entry
 
 COLUMNS = ("source_row", "row_id", "dedup_outcome", "dup_of", "dup_jaccard", "stats_token_len")
 
@@ -98,18 +98,6 @@ def _decided(store: Store, entry: Entry, number: int) -> Verdict | None:
         return None
     found = decided.slice(int(places[0]), 1).to_pylist()[0]
     return Verdict(found["outcome"], found["duplicate_of"], found["jaccard"])
-
-
-def decided_rows(store: Store, manifest: Mapping[str, Any], entry: Entry) -> dict[int, str]:
-    """The reason for each row of the slice of a shard that a decision is against. Raises as `verdict_of`."""
-    if "decided" not in entry:
-        return {}
-    digest = entry["decided"]["outcomes"]
-    table = rows_decided(_decisions(store, digest), digest)
-    rows = table["row"].to_numpy()
-    if store.kind != KIND:
-        rows = source_rows(_before_decisions(store, manifest, entry))[rows]
-    return dict(zip(rows.tolist(), table["outcome"].to_pylist(), strict=True))
 
 
 def _before_decisions(store: Store, manifest: Mapping[str, Any], entry: Entry) -> str:

@@ -1,7 +1,7 @@
 """What became of one row of a preparation: the documents made of it and where they are published, or why there is none.
 
-Shards of pretraining, RL and deduplicated text have a document map; sequences and packs store the row of each document; normalized rows have
-a column with it. The decisions about duplicates are in the store, by slice.
+Shards record the fate of every row, and details of bad rows; sequences and packs store the row of each document, and normalized rows
+have a column with it. The decisions about duplicates are in the store, by slice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,14 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack.packs import LEFT_OUT
 from tokenmill.tasks.pack.sequences import stored_rows
 from tokenmill.tasks.shards.build import FILTERED
-from tokenmill.tasks.shards.manifest import entry_files
-from tokenmill.tasks.shards.origins import origin_of
+from tokenmill.tasks.shards.fates import NOT_RECORDED
 from tokenmill.tasks.shards.plan import WHOLE
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.sources.row_filter import row_filter
 
 from .duplicates import kept_row, normalized_row, verdict_of
 from .index import ShardIndex
-from .parts import ShardPart, parts_of_entry
-from .reasons import Entry, quarantined, reason_of
+from .parts import Entry, ShardPart, parts_of_entry
 from .stored import PADDING, Row
 
 FOLLOWED = ("pretrain", "sft", "rl", "dedup", "filter", "harmony")
@@ -61,7 +59,7 @@ class Fate:
 
     `line` counts from 1 in `file`, `row` from 0 among the rows of shard `key`, which was made from the slice from `start` to `stop`
     of the file, and from other files if it is a bundle. A kept row has a `document` id, a `split`, a `part` of the shard, and `places`. `reason` is why a row was dropped, or its
-    tag; it is None for a dropped row if it can't be found out, and `detail` explains why.
+    tag; it is None for a dropped row if it isn't recorded; `detail` then has the remedy.
     """
 
     path: str
@@ -107,44 +105,34 @@ def fate_of(index: ShardIndex, shard: int, row: int) -> Fate:
     entry = index.entries[shard]
     receipt = index.receipt(shard)
     fate = _read(index, shard, row)
-    bad = quarantined(index.store, receipt).get(row)
+    bad = index.quarantined(shard).get(row)
     if bad is not None:
         return replace(fate, reason=bad["reason"], detail=bad["detail"])
     found = _kept(index, shard, receipt, row)
-    if found is not None:
-        fate = _placed(index, fate, found)
+    fate = _explained(index, fate, shard, receipt, row) if found is None else _placed(index, fate, found)
+    if not fate.kept and fate.reason not in {None, *REASONS}:
+        return fate
     try:
         verdict = verdict_of(index.store, index.manifest, entry, row)
         if verdict is not None:
             kept = verdict.kept and _document_called(index, verdict.kept)
-            return replace(fate, reason=verdict.outcome, duplicate_of=kept, jaccard=verdict.jaccard)
-        return fate if fate.kept else _explained(index, fate, shard, receipt, row)
+            return replace(fate, reason=verdict.outcome, detail=None, duplicate_of=kept, jaccard=verdict.jaccard)
     except (InputError, RunError) as error:
-        return replace(fate, detail=f"the reason cannot be found out: {error}")
+        return replace(fate, detail=f"the duplicate cannot be found: {error}")
+    return fate
 
 
 def _explained(index: ShardIndex, fate: Fate, shard: int, receipt: Receipt, row: int) -> Fate:
-    """The fate with the reason of a drop that is neither a bad row nor a decision about duplicates."""
-    reason = _reason(index, shard, receipt, row)
+    """The fate with the reason of a drop that is not a bad row."""
+    if index.kind.tokens == "packs" and any(row in stored_rows(index.store, receipt, part) for part in receipt.parts):
+        return replace(fate, reason=LEFT_OUT[index.manifest["settings"]["on_oversize"]])
+    reason = index.reasons(shard)[row]
+    if reason is None:
+        return replace(fate, detail=NOT_RECORDED)
     if reason != FILTERED:
         return replace(fate, reason=reason)
     chosen = row_filter(DataSource.model_validate(index.blend_source(shard)))
     return replace(fate, reason=reason, detail=f"not true: {chosen.describe()}")
-
-
-def _reason(index: ShardIndex, shard: int, receipt: Receipt, row: int) -> str:
-    """The reason of a drop that is neither a bad row nor a decision about duplicates."""
-    if index.kind.tokens == "packs" and any(row in stored_rows(index.store, receipt, part) for part in receipt.parts):
-        return LEFT_OUT[index.manifest["settings"]["on_oversize"]]
-    bad = {each["reason"] for each in quarantined(index.store, receipt).values()}
-    reasons = receipt.drops.keys() - bad - {*REASONS}
-    if len(reasons) == 1:
-        return next(iter(reasons))
-    origin, number = origin_of(index.origins[shard], row)
-    entry = index.entries[shard]
-    file = entry_files(entry)[index.origins[shard].index(origin)]
-    alone = {**entry, **file, "source": {**entry["source"], "content": file["content"]}}
-    return reason_of(index.path, index.manifest, alone, number)
 
 
 def _document_called(index: ShardIndex, name: str) -> str:
@@ -183,7 +171,7 @@ def _kept(index: ShardIndex, shard: int, receipt: Receipt, row: int) -> _Kept | 
     parts = {part.name: part for part in parts_of_entry(index.manifest, entry, index.origins[shard])}
     if index.type == "harmony":
         return _normalized(index, entry, parts, row)
-    place = index.document_map(shard).place(row, receipt.parts)
+    place = index.row_fates(shard).place(row, receipt.parts)
     if place is None:
         return None
     part, number = parts[place[0]], place[1]

@@ -8,23 +8,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
+import orjson
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.shard import FILE as ROWS_FILE
 from tokenmill.tasks.select.shard import PART as CANDIDATES
+from tokenmill.tasks.shards.build import QUARANTINE
+from tokenmill.tasks.shards.fates import RowFates, read_fates
 from tokenmill.tasks.shards.kind import Kind
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import entry_files, split_of
 from tokenmill.tasks.shards.origins import Origin, origin_of, origins_in
 from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.sources.formats import first_row
-from tokenmill.tasks.tokenize.document_map import DocumentMap, read_map
 
 from .duplicates import normalized_rows
-from .parts import PublishedNames, ShardPart, parts_and_entries
-from .reasons import Entry
+from .parts import Entry, PublishedNames, ShardPart, parts_and_entries
 
 RECEIPTS_KEPT, PARTS_KEPT = 1024, 64
 
@@ -39,8 +41,8 @@ class ShardIndex:
         self.entries: Sequence[Entry] = manifest["shards"]
         self.receipt = lru_cache(maxsize=RECEIPTS_KEPT)(self._receipt)
         """The receipt of a shard. Raises RunError if it is missing or damaged."""
-        self.rows_of_part = lru_cache(maxsize=PARTS_KEPT)(lambda shard, part: self.document_map(shard).rows(part))
-        """The row of each document, int64, by shard and part. Raises RunError as `document_map` does."""
+        self.rows_of_part = lru_cache(maxsize=PARTS_KEPT)(lambda shard, part: self.row_fates(shard).rows(part))
+        """The row of each document, int64, by shard and part. Raises RunError as `row_fates` does."""
 
     @property
     def type(self) -> str:
@@ -140,15 +142,32 @@ class ShardIndex:
             return normalized_rows(self.store.path(entry["key"], ROWS_FILE))["source_row"][number].as_py()
         return int(self.rows_of_part(shard, part)[number])
 
-    def document_map(self, shard: int) -> DocumentMap:
-        """The document map of a shard. Raises RunError for a shard without one."""
-        rows = read_map(self.store, self.receipt(shard))
-        if rows is None:
+    def row_fates(self, shard: int) -> RowFates:
+        """The fate of each row in a shard. Raises RunError for a shard without them."""
+        fates = read_fates(self.store, self.receipt(shard))
+        if fates is None:
             raise RunError(
-                f"{self.path}: shard {self.entries[shard]['key']} was built before shards had a document map; prepare the data "
-                "again with force=true"
+                f"{self.path}: shard {self.entries[shard]['key']} was built before the fates of rows were recorded; prepare the "
+                "data again with force=true"
             )
-        return rows
+        return fates
+
+    def reasons(self, shard: int) -> np.ndarray:
+        """Why each row of a shard was dropped (objects [rows]); None for a kept row, and where that isn't recorded."""
+        receipt = self.receipt(shard)
+        fates = read_fates(self.store, receipt)
+        return np.full(receipt.rows_in, None) if fates is None else fates.why()
+
+    def quarantined(self, shard: int) -> dict[int, Mapping[str, Any]]:
+        """The bad rows of a shard, by row in the slice. Raises RunError if the file is missing."""
+        receipt = self.receipt(shard)
+        if not any(output.path == QUARANTINE for output in receipt.outputs):
+            return {}
+        place = self.store.path(receipt.key, QUARANTINE)
+        content = read_bytes(place)
+        if content is None:
+            raise RunError(f"{place}: missing; run tokenmill verify on the folder, then prepare it again")
+        return {row["row"]: row for row in map(orjson.loads, content.splitlines())}
 
     def _receipt(self, shard: int) -> Receipt:
         key = self.entries[shard]["key"]

@@ -1,8 +1,8 @@
 """The row files of a published preparation, and the source of each row.
 
 The manifest has the number of rows per file, so that a random choice doesn't open files, and the number of source rows before each
-slice. A pack stores the row of each document among all shards that were packed together; for bin/idx, the shard's
-document map has it. So no line number needs a second read of the source.
+slice. A pack stores the row of each document among all shards that were packed together; for bin/idx, the
+fates of the shard's rows lead to it. So no line number needs a second read of the source.
 """
 
 import re
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 from tokenmill.tasks.errors import InputError, RunError, nearest
+from tokenmill.tasks.shards.fates import read_fates
 from tokenmill.tasks.shards.join import Extent
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import split_of, stored_entries
@@ -24,11 +25,13 @@ from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.receipt import RECEIPT
 from tokenmill.tasks.shards.store import PACKS, PREFIX, Store
 from tokenmill.tasks.storage import join
-from tokenmill.tasks.tokenize.document_map import read_map
 from tokenmill.tasks.tokenize.fim import ROLES as FIM_ROLES
 from tokenmill.tasks.tokenize.fim import FimRecipe
 
 from .stored import Row, StoredDocuments, pack_batches, packs_with, read_pack
+
+Entry = Mapping[str, Any]
+"""A shard in a manifest."""
 
 LEADING = re.compile(
     r".+/(?P<split>\w+)/\d{6,}__(?P<dataset>.+)__(?P<key>[0-9a-f]{8})__\d+_leading_(?P<packs>\d+)\.parquet"
@@ -156,7 +159,7 @@ class ShardPart:
     def source(self, number: int) -> tuple[Origin, int | None]:
         """Return the slice of a document, and its line in the file, from 1.
 
-        The line is None after a missing slice, and in shards without a document map. Raises RunError for a damaged map, and
+        The line is None after a missing slice, and in shards without the fates of rows. Raises RunError for damaged ones, and
         for a bundle without a receipt.
         """
         rows = None if self.packed else self._rows
@@ -169,9 +172,9 @@ class ShardPart:
 
     @cached_property
     def _rows(self) -> np.ndarray | None:
-        """The row of each document in the slice, None without a document map."""
+        """The row of each document in the slice, None where the fates of rows aren't recorded."""
         receipt = self.store.read_receipt(self.key)
-        found = receipt and read_map(self.store, receipt)
+        found = receipt and read_fates(self.store, receipt)
         return found and found.rows(self.name)
 
 

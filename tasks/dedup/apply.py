@@ -1,4 +1,4 @@
-"""Build one shard of a deduplicated blend: the kept rows of a slice, or all rows with their outcomes, and a document map.
+"""Build one shard of a deduplicated blend: the kept rows in a slice, or all rows with their outcomes, and their fates.
 
 JSON rows are written as the bytes that were read, without a byte order mark, and with line breaks within a row replaced by
 blanks. In tag mode three fields are inserted before the closing brace, without parsing the others. Parquet rows keep all of
@@ -34,15 +34,13 @@ from tokenmill.tasks.shards.publish import Output
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.files import BadRow, Row, Slice, SourceFile, TextBatch, field_path
+from tokenmill.tasks.sources.files import NO_ROWS, BadRow, Row, Slice, SourceFile, TextBatch, field_path
 from tokenmill.tasks.sources.formats import format_of, read_texts
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, pick_texts
 from tokenmill.tasks.sources.parquet import require_text
 from tokenmill.tasks.sources.parquet_batches import taken
 from tokenmill.tasks.sources.row_filter import filter_of
 from tokenmill.tasks.sources.slices import cut
-from tokenmill.tasks.tokenize.document_map import FILE as MAP
-from tokenmill.tasks.tokenize.document_map import RowOutcomes
 
 from .decisions import KEPT, OUTCOMES, REASONS, rows_decided
 from .rounds import DocumentSlice
@@ -68,22 +66,22 @@ Content = list[bytes] | pa.RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class SliceRows:
-    """Consecutive rows of a slice: documents (`content`, `texts` [n], row numbers `rows` int64 [n]), bad rows, and counts of blank
-    ones and of those that the filter of the slice drops.
+    """Consecutive rows of a slice: documents (`content`, `texts` [n], row numbers `rows` int64 [n]), bad rows, numbers of blank ones,
+    and a count of those that the filter of the slice drops.
     """
 
     content: Content
     texts: pa.LargeStringArray
     rows: np.ndarray
     bad: Sequence[BadRow] = ()
-    blank: int = 0
+    blank: np.ndarray = field(default_factory=lambda: NO_ROWS)
     member: int = 0
     filtered: int = 0
 
     @property
     def consumed(self) -> int:
         """The number of rows, bad, blank and filtered ones included."""
-        return len(self.rows) + len(self.bad) + self.blank + self.filtered
+        return len(self.rows) + len(self.bad) + len(self.blank) + self.filtered
 
 
 def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row: OnBadRow) -> Receipt:
@@ -95,24 +93,24 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
     decided = rows_decided(outcomes, decisions["outcomes"]) if decisions else OUTCOMES.empty_table()
     drop = decisions is not None and decisions["mode"] == "drop"
     gone: Counter[str] = Counter()
-    documents = RowOutcomes()
     with building(shard, store, on_bad_row) as builder:
         for rows in read_rows(shard.part, shard.identity["recipe"]["options"]["text_field"]):
             builder.count(rows)
             marks = marks_of(rows.rows, decided)
             kept = compute.call_function("equal", [marks["dedup_outcome"], pa.scalar(KEPT)])
-            dropped = marks.filter(compute.call_function("invert", [kept]))["dedup_outcome"].to_pylist()
-            gone.update(dropped)
+            reasons, stays = np.asarray(marks["dedup_outcome"]), np.asarray(kept)
+            gone.update(reasons[~stays].tolist())
             if drop:
-                builder.drops.update(dropped)
-            documents.keep(WHOLE, rows.rows[np.asarray(kept)] if drop else rows.rows)
-            write_rows(builder, kept_rows(rows.content, kept) if drop else _tagged(rows.content, marks))
+                builder.drop_each(reasons[~stays], rows.rows[~stays])
+                write_rows(builder, kept_rows(rows.content, kept), rows.rows[stays])
+            else:
+                write_rows(builder, _tagged(rows.content, marks), rows.rows)
         if gone.total() != decided.num_rows:
             raise RunError(
                 f"{shard.place}: {decided.num_rows} rows should be dropped, but the slice has {gone.total()} of them; run "
                 "the same command again"
             )
-        builder.open(MAP).write(documents.dump(builder.rows_in))
+        builder.write_fates()
         builder.facts["outcomes"] = dict(sorted(gone.items()))
     return builder.receipt
 
@@ -178,11 +176,11 @@ def _cut(batch: TextBatch, row: int) -> tuple[TextBatch, TextBatch]:
     )
 
 
-def write_rows(builder: ShardBuilder, content: Content) -> None:
-    """Write and count documents."""
+def write_rows(builder: ShardBuilder, content: Content, rows: np.ndarray) -> None:
+    """Write and count documents, made of `rows` (int64 [n])."""
     if not len(content):
         return
-    builder.keep(WHOLE, len(content))
+    builder.keep(WHOLE, rows)
     name = file_of(builder.shard.part)
     if isinstance(content, list):
         builder.open(name).write(b"\n".join([*content, b""]))
@@ -271,20 +269,23 @@ def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
     file = pq.ParquetFile(pa.BufferReader(store.read(normalized, FILE)))
     first = 0
     with building(shard, store) as builder:
+        builder.carry_on(normalized, FILE)
         for number in range(file.num_row_groups):
             read = file.read_row_group(number, use_threads=False)
             rows = marked(read, decided, first)
             first += read.num_rows
             kept = compute.call_function("equal", [rows["dedup_outcome"], pa.scalar(KEPT)])
-            outcomes.update(rows["dedup_outcome"].filter(compute.call_function("invert", [kept])).to_pylist())
-            rows = rows.filter(kept) if drop else rows
+            against = rows.filter(compute.call_function("invert", [kept]))
+            outcomes.update(against["dedup_outcome"].to_pylist())
+            if drop:
+                builder.drop_each(np.asarray(against["dedup_outcome"]), against["source_row"].to_numpy())
+                rows = rows.filter(kept)
             if rows.num_rows:
                 builder.table(FILE, SCHEMA).write_table(rows)
                 builder.keep(WHOLE, rows.num_rows, compute.call_function("sum", [rows["stats_token_len"]]).as_py())
                 licences.update(licences_of(rows))
                 coverage = merged(coverage, coverage_of(rows))
-        builder.carry_on(normalized, FILE)
-        builder.drops += outcomes if drop else Counter[str]()
+        builder.write_fates()
         builder.facts = {
             "fields": normalized.facts["fields"],
             "licences": dict(sorted(licences.items())),

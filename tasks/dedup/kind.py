@@ -31,7 +31,6 @@ from tokenmill.tasks.sources.json_lines import split_lines
 from tokenmill.tasks.sources.opening import BLOCK_BYTES
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.storage import join, open_binary
-from tokenmill.tasks.tokenize.document_map import map_problems
 
 from .apply import (
     Deduplicated,
@@ -195,8 +194,8 @@ def inspect_rows(store: Store, receipt: Receipt) -> list[str]:
                 problem = _miscounted(count(place), receipt.documents)
             except (pa.ArrowException, OSError, orjson.JSONDecodeError) as error:
                 problem = f"cannot be read: {error}"
-            return [f"{place}: {problem}"] if problem else map_problems(store, receipt)
-    return map_problems(store, receipt)
+            return [f"{place}: {problem}"] if problem else []
+    return []
 
 
 def _miscounted(rows: int, documents: int) -> str:

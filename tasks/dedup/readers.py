@@ -68,7 +68,8 @@ def read_text(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Itera
             np.full(len(batch.rows), np.nan),
             None if names is None else names.take(wanted),
             None if prompts is None else prompts.take(wanted),
-            Counter(row.reason for row in batch.bad) + Counter({"blank_line": batch.blank, FILTERED: batch.filtered}),
+            Counter(row.reason for row in batch.bad)
+            + Counter({"blank_line": len(batch.blank), FILTERED: batch.filtered}),
         )
 
 

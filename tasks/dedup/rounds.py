@@ -58,8 +58,8 @@ from .sign import sign_slice
 
 KIND = "dedup"
 FORMAT_VERSION, VALUES_VERSION = 3, 4
-"""Increment them when the same recipe and source give different bytes; the second is that of slices whose names or prompts are fields
-of the rows (`id_field`, `cap_by`).
+"""Increment them when the same recipe and source give different bytes; the second is for slices whose names or prompts are
+fields (`id_field`, `cap_by`).
 """
 
 SLICE_LISTS = "rosters"

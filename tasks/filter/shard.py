@@ -1,4 +1,4 @@
-"""Build one shard of a filtered blend: the rows of a slice that pass every rule, and a document map.
+"""Build one shard of a filtered blend: the rows in a slice that pass every rule, and the fates of all.
 
 Kept rows are copied byte for byte, as in deduplication. Only a row whose text changes, because personal data is masked or lines are
 removed, is written again: a JSON row without blanks between its values, a Parquet row with only its text replaced.
@@ -14,15 +14,13 @@ import pyarrow as pa
 from pyarrow import compute
 from tokenmill.tasks.dedup.apply import Content, SliceRows, kept_rows, read_rows, write_rows
 from tokenmill.tasks.shards.build import ShardBuilder, building
-from tokenmill.tasks.shards.plan import WHOLE, PlannedShard
+from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.exact_json import compact, loads
 from tokenmill.tasks.sources.files import BadRow
 from tokenmill.tasks.sources.json_rows import excerpt, field_path
-from tokenmill.tasks.tokenize.document_map import FILE as MAP
-from tokenmill.tasks.tokenize.document_map import RowOutcomes
 
 from .models import Labelled, failing
 from .personal import total, treat
@@ -67,18 +65,17 @@ def filter_shard(shard: PlannedShard, store: Store, paths: Mapping[str, str], on
     Raises BadRowError for a bad row if the policy is `fail`, RunError if the source or a model has changed since the plan.
     """
     recipe = shard.identity["recipe"]
-    documents, found = RowOutcomes(), list[Decided]()
+    found = list[Decided]()
     with building(shard, store, on_bad_row) as builder:
         for rows in read_rows(shard.part, recipe["text_field"]):
             decided = decide(rows.texts, recipe, paths)
             stay = decided.reasons == ""
             content, kept, rejected = _changed(rows, decided.texts, stay, field_path(recipe["text_field"]))
             builder.count(rows, rejected)
-            builder.drops.update(decided.reasons[~stay].tolist())
-            documents.keep(WHOLE, rows.rows[kept])
-            write_rows(builder, kept_rows(content, pa.array(kept)))
+            builder.drop_each(decided.reasons[~stay], rows.rows[~stay])
+            write_rows(builder, kept_rows(content, pa.array(kept)), rows.rows[kept])
             found.append(Decided(decided.reasons[:0], decided.texts[:0], decided.personal, decided.lines))
-        builder.open(MAP).write(documents.dump(builder.rows_in))
+        builder.write_fates()
         _note(builder, found)
     return builder.receipt
 

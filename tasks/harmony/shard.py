@@ -1,4 +1,4 @@
-"""Build a Harmony shard: Parquet of strict Harmony text, quarantined rows and a receipt from a slice of any source.
+"""Build a Harmony shard: Parquet of strict Harmony text, the fates of rows, quarantined rows and a receipt from a slice of any source.
 
 A row passes through its source's converter, the composition, the renderer and the strict parser; the reference also parses a
 share of the texts. A row that cannot be converted is a bad row, whose reason is the name of the rule. Rows become columns and a
@@ -140,7 +140,9 @@ def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on
         for batch, found in builder.records((), read):
             fields = merged(fields, fields_of(batch.records))
             written.add(found.values())
+            builder.fates.keep(WHOLE, batch.rows[[*found]])
         written.end_group()
+        builder.write_fates()
         if normalizer.catalog:
             builder.open(CATALOG).write(catalog_bytes(normalizer.catalog))
         builder.facts = {

@@ -1,7 +1,7 @@
-"""`tokenmill diff A B`: two outputs or versions, document by document, from manifests, receipts and document maps.
+"""`tokenmill diff A B`: two outputs or versions, document by document, from manifests, receipts and the fates of rows.
 
 Every document of A is kept, changed, moved to a different split or gone; every document of B is one of the first three or new. The
-counts add up to both totals, which is checked. Slices of equal content have equal rows, so their maps are compared row by row; of
+counts add up to both totals, which is checked. Slices of equal content have equal rows, so their fates are compared row by row; of
 shards with one key aren't read. Other rows are aligned by a hash of their published form, first by equal hashes, then by
 their place between equal neighbors in the file: that separates a changed row from one removed and one added. Text isn't tokenized.
 
@@ -18,11 +18,10 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text as RichText
 from tokenmill.tasks.dataset.dataset import open_dataset, require_followed
-from tokenmill.tasks.dataset.duplicates import decided_rows
-from tokenmill.tasks.dataset.reasons import quarantined
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.kit.parts import Items, Table, Text, visible_line
 from tokenmill.tasks.kit.terminal import print_table
+from tokenmill.tasks.shards.fates import NOT_RECORDED
 from tokenmill.tasks.shards.identity import difference
 from tokenmill.tasks.shards.manifest import entry_files
 from tokenmill.tasks.shards.publish import Output, publish_bytes
@@ -129,13 +128,12 @@ class Snapshot:
         origin, line = self.prepared.source(shard, row)
         return f"{origin.file}:{line}"
 
-    def _reasons(self, shard: int) -> tuple[Mapping[int, str], str]:
-        """Why rows of a shard were dropped, as far as that is recorded, and the reasons of all other drops."""
-        prepared, receipt = self.prepared, self.prepared.receipt(shard)
-        bad = {row: each["reason"] for row, each in quarantined(prepared.store, receipt).items()}
-        decided = decided_rows(prepared.store, prepared.manifest, prepared.entries[shard])
-        rest = sorted(receipt.drops.keys() - {*bad.values(), *decided.values()})
-        return {row: f"quarantined: {reason}" for row, reason in bad.items()} | decided, " or ".join(rest) or "dropped"
+    def _reasons(self, shard: int) -> np.ndarray:
+        """Why each row of a shard was dropped (objects [rows])."""
+        found = self.prepared.reasons(shard)
+        for row, bad in self.prepared.quarantined(shard).items():
+            found[row] = f"quarantined: {bad['reason']}"
+        return np.where(found == None, NOT_RECORDED, found)  # noqa: E711 - elements
 
 
 def diff(before: str, after: str) -> Difference:
@@ -317,8 +315,7 @@ class DiffCounter:
         self, dataset: str, what: Class, side: Snapshot, kept: np.ndarray, other: Snapshot, lost: np.ndarray
     ) -> None:
         """Count documents of one side that the other dropped, by the reason."""
-        known = ((row, *other.reasons(shard)) for shard, row in lost.tolist())
-        reasons = np.array([found.get(row, otherwise) for row, found, otherwise in known], object)
+        reasons = np.array([other.reasons(shard)[row] for shard, row in lost.tolist()], object)
         for reason in dict.fromkeys(reasons.tolist()):
             text = reason if what == "gone" else f"no longer dropped: {reason}"
             self._add(dataset, what, text, side, kept[reasons == reason])

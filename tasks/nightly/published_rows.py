@@ -1,6 +1,6 @@
 """The outcome of every row in a shard, and a hash of its published form, as arrays.
 
-Both are read from the store: the document map, or for conversations the index of their sequences; and the stored documents.
+Both are read from the store: the fates of rows, or for conversations the index of their sequences; and the stored documents.
 Normalized rows have both. Their hash omits the columns with a row's position, which every row inserted before it
 changes.
 """
@@ -16,7 +16,6 @@ from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.dataset.index import ShardIndex
 from tokenmill.tasks.dataset.parts import WINDOW, ShardPart, parts_of_entry
 from tokenmill.tasks.dataset.stored import StoredFileError
-from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.harmony.publication import published_split
 from tokenmill.tasks.harmony.shard import FILE as ROWS_FILE
@@ -24,10 +23,9 @@ from tokenmill.tasks.pack.sequences import read_index as read_sequences
 from tokenmill.tasks.shards.manifest import split_of
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import open_binary
-from tokenmill.tasks.tokenize.document_map import OUTCOMES, read_map
 from xxhash import xxh3_64_intdigest
 
-CODES = {split: number for number, split in enumerate(SPLITS, 1)}
+SPLIT_CODES = {split: number for number, split in enumerate(SPLITS, 1)}
 """The outcome of a row: 0 if it is dropped, otherwise the split of its document; a hash of its name for normalized rows,
 whose blends name their own splits."""
 
@@ -44,17 +42,13 @@ def outcomes(prepared: ShardIndex, shard: int) -> np.ndarray:
     if prepared.manifest["type"] == "harmony":
         return _normalized_outcomes(prepared, shard)
     found = np.zeros(entry["rows"], np.uint8)
-    rows = None if prepared.manifest["type"] == "sft" else read_map(prepared.store, receipt)
+    rows = None if prepared.manifest["type"] == "sft" else prepared.row_fates(shard)
     for part, documents in entry["documents"].items():
-        code = CODES[split_of(entry, part)]
+        code = SPLIT_CODES[split_of(entry, part)]
         if rows is not None:
-            found[rows.outcomes == OUTCOMES[part]] = code
-        elif documents and prepared.manifest["type"] == "sft":
-            found[read_sequences(prepared.store, receipt, part, ["row"])["row"].to_numpy()] = code
+            found[rows.rows(part)] = code
         elif documents:
-            raise RunError(
-                f"{prepared.path}: shard {entry['key']} doesn't have a document map; prepare the data again with force=true"
-            )
+            found[read_sequences(prepared.store, receipt, part, ["row"])["row"].to_numpy()] = code
     return found
 
 
@@ -73,11 +67,9 @@ def digests(prepared: ShardIndex, shard: int) -> np.ndarray:
             hashes = [xxh3_64_intdigest(orjson.dumps(row)) | 1 for row in content]
             found[batch["source_row"].to_numpy()] = np.array(hashes, np.uint64)
         return found
-    rows = read_map(prepared.store, receipt)
     for part in parts_of_entry(prepared.manifest, entry, prepared.origins[shard]):
-        if rows is not None:
-            hashes = [xxh3_64_intdigest(document) | 1 for document in _documents(part, prepared.manifest["type"])]
-            found[rows.rows(part.name)] = np.array(hashes, np.uint64)
+        hashes = [xxh3_64_intdigest(document) | 1 for document in _documents(part, prepared.manifest["type"])]
+        found[prepared.rows_of_part(shard, part.name)] = np.array(hashes, np.uint64)
     return found
 
 

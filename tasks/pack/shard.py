@@ -1,4 +1,4 @@
-"""Build an SFT shard: stored sequences, quarantined rows and a receipt from a slice of chat rows.
+"""Build an SFT shard: stored sequences, the fates of rows, quarantined rows and a receipt from a slice of chat rows.
 
 Rows become conversations, conversations become sequences of segments, and a few megabytes of text are encoded in one call. Nothing
 here depends on packs. A document is a conversation: it counts as kept if at least one of its sequences has trained tokens, else it
@@ -83,6 +83,7 @@ class SequenceShard:
                     builder.keep(name, part.documents, part.writer.tokens)
             builder.facts["straddled_tokens"] = self._counts["straddled"]
             builder.facts["flagged_messages"] = self._counts["flagged"]
+            builder.write_fates()
         return builder.receipt
 
     @rejecting
@@ -127,9 +128,10 @@ class SequenceShard:
         if rows.size:
             self._store(part, batch.encode(self.encoder), rows)
         done = part.seen - {unfinished}
-        kept = len(done & part.kept)
-        builder.drop("nothing_trained", len(done) - kept)
-        part.documents += kept
+        kept, dropped = (np.array(sorted(some), np.int64) for some in (done & part.kept, done - part.kept))
+        builder.fates.keep(part.writer.part, kept)
+        builder.drop("nothing_trained", dropped)
+        part.documents += len(kept)
         part.seen, part.kept = part.seen - done, part.kept - done
 
     def _store(self, part: _Part, sequences: Sequences, rows: np.ndarray) -> None:

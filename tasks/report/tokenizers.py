@@ -127,7 +127,7 @@ def _sampled(source: DataSource, name: str, slices: Sequence[Slice], tokenizers:
     texts, unread, filtered = TextCounts(), 0, 0
     tokens = {each.name: TokenCounts() for each in tokenizers}
     for batch in (batch for part in slices for batch in read_texts(part, source.text_field)):
-        unread += len(batch.bad) + batch.blank
+        unread += len(batch.bad) + len(batch.blank)
         filtered += batch.filtered
         texts += count_texts(batch.texts)
         for each, encoder in zip(tokenizers, encoders, strict=True):

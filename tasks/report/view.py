@@ -39,7 +39,7 @@ class Passage:
 class SubSequence:
     """The tokens of one document in a pack: `number` counts from 0 in the pack, `line` from 1 in the source file.
 
-    `line` is None after a gap in the shards, and for bin/idx in shards without a document map. `file`, `start` and `stop` are
+    `line` is None after a gap in the shards, and for bin/idx in shards without the fates of rows. `file`, `start` and `stop` are
     the shard's slice. `offset` counts the tokens of the document before these. `origin` is the original file and line
     if an earlier preparation published `file`, as far as that was looked up.
     """

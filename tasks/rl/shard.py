@@ -1,4 +1,4 @@
-"""Build an RL shard: JSON Lines, a document map, quarantined rows and a receipt from a slice of rows.
+"""Build an RL shard: JSON Lines, the fates of rows, quarantined rows and a receipt from a slice of rows.
 
 If the transforms return the parsed object itself, the row is written as the bytes that were read; any other row is written as
 compact JSON. So unchanged rows keep key order, numbers as they are spelled, duplicate keys and escapes. (Only a byte order mark is
@@ -29,8 +29,6 @@ from tokenmill.tasks.sources.json_lines import split_lines
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt, excerpt_of
 from tokenmill.tasks.sources.opening import BLOCK_BYTES
 from tokenmill.tasks.storage import filesystem
-from tokenmill.tasks.tokenize.document_map import FILE as MAP
-from tokenmill.tasks.tokenize.document_map import RowOutcomes, map_problems
 from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
 
@@ -114,7 +112,7 @@ def write_shard(shard: PlannedShard, recipe: RlRecipe, work: Work, store: Store,
         for part in writer.parts.values():
             if part.frame is not None:
                 part.file.write(part.frame.flush())
-        builder.open(MAP).write(writer.outcomes.dump(builder.rows_in))
+        builder.write_fates()
         forms = {name: sorted(part.forms) for name, part in writer.parts.items() if part.forms}
         builder.facts = {"untouched": writer.untouched, "forms": forms}
     return builder.receipt
@@ -128,7 +126,6 @@ class _RowWriter:
     recipe: RlRecipe
     work: Work
     parts: dict[str, _PartFile] = field(default_factory=dict[str, _PartFile])
-    outcomes: RowOutcomes = field(default_factory=RowOutcomes)
     untouched: int = 0
 
     def write(self, batch: RecordBatch) -> None:
@@ -136,14 +133,20 @@ class _RowWriter:
         found = self.work.done(batch.records)
         lines = _lines(batch, found)
         rejected = {index: line for index, line in enumerate(lines) if isinstance(line, Rejected)}
-        self.builder.count(batch, [_bad_row(batch, index, why) for index, why in rejected.items()])
+        begins = {
+            index: excerpt(batch.raw[index]) if batch.raw else excerpt_of(batch.records[index]) for index in rejected
+        }
+        self.builder.count(
+            batch,
+            [BadRow(int(batch.rows[index]), why.reason, why.detail, begins[index]) for index, why in rejected.items()],
+        )
         indices = np.delete(np.arange(len(lines)), [*rejected])
         tokens = np.zeros(len(lines), np.int64)
         if self.work.lengths is not None and indices.size:
             tokens[indices] = self.work.lengths.of([cast("Record", found[index]) for index in indices.tolist()])
-            kept = indices[tokens[indices] <= self.work.lengths.most]
-            self.builder.drop("oversize", len(indices) - len(kept))
-            indices = kept
+            fits = tokens[indices] <= self.work.lengths.most
+            self.builder.drop("oversize", batch.rows[indices[~fits]])
+            indices = indices[fits]
         self.untouched += sum([found[index] is batch.records[index] for index in indices.tolist()])
         for index in indices.tolist():
             self.builder.unread.update(self.work.target.unread(cast("Record", found[index])))
@@ -166,8 +169,7 @@ class _RowWriter:
     ) -> None:
         """Write the chosen rows, by index, to a part."""
         self._part(name).write([lines[index] for index in chosen.tolist()])
-        self.outcomes.keep(name, batch.rows[chosen])
-        self.builder.keep(name, len(chosen), tokens)
+        self.builder.keep(name, batch.rows[chosen], tokens)
 
     def _part(self, name: str) -> _PartFile:
         if name not in self.parts:
@@ -235,11 +237,6 @@ def _as_read(raw: bytes) -> bytes:
     return line[:-1] + b"\r" if raw.endswith(b"\r") else line
 
 
-def _bad_row(batch: RecordBatch, index: int, why: Rejected) -> BadRow:
-    beginning = excerpt(batch.raw[index]) if batch.raw else excerpt_of(batch.records[index])
-    return BadRow(int(batch.rows[index]), why.reason, why.detail, beginning)
-
-
 def _by_part(indices: np.ndarray, batch: RecordBatch | BytesBatch, recipe: RlRecipe) -> list[tuple[str, np.ndarray]]:
     """The parts that are not empty, each with the indices of its rows."""
     if recipe.valid_from is not None:
@@ -271,7 +268,7 @@ def inspect_rl_shard(store: Store, receipt: Receipt) -> list[str]:
             problems += [f"{place}: {problem}" for problem in _file(place, compression, count.documents)]
         except (pa.ArrowException, OSError) as error:
             problems.append(f"{place}: cannot be read: {error}")
-    return [*problems, *map_problems(store, receipt)]
+    return problems
 
 
 def _file(place: str, compression: str, documents: int) -> list[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from socket import gethostname
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +26,7 @@ from tokenmill.tasks.sources.formats import place_of, read_records
 from tokenmill.tasks.sources.json_rows import excerpt_of
 from tokenmill.tasks.storage import is_local
 
+from .fates import FATES, FIRST_REASON, FateRecorder, read_fates
 from .plan import PlannedShard, shard_from_record
 from .publish import Output, Publication, publish, sweep
 from .receipt import NOT_READ, ROWS_BY_FILE, PartCount, Receipt
@@ -64,6 +66,11 @@ class RowBatch(Protocol):
     """Consecutive rows of a slice, such as `TextBatch` or `RecordBatch`."""
 
     @property
+    def rows(self) -> np.ndarray:
+        """The numbers of the rows that could be read, int64."""
+        ...
+
+    @property
     def consumed(self) -> int:
         """All rows, bad and blank ones included."""
         ...
@@ -74,8 +81,8 @@ class RowBatch(Protocol):
         ...
 
     @property
-    def blank(self) -> int:
-        """Number of blank lines."""
+    def blank(self) -> np.ndarray:
+        """The numbers of blank lines, int64."""
         ...
 
     @property
@@ -115,6 +122,7 @@ class ShardBuilder:
     parts: dict[str, PartCount] = field(default_factory=dict[str, PartCount])
     drops: Counter[str] = field(default_factory=Counter[str])
     unread: Counter[str] = field(default_factory=Counter[str])
+    fates: FateRecorder = field(default_factory=FateRecorder)
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     volatile: dict[str, Any] = field(default_factory=dict[str, Any])
     outputs: list[Output] = field(default_factory=list[Output])
@@ -148,32 +156,47 @@ class ShardBuilder:
             self._tables[name] = self.stack.enter_context(writer)
         return self._tables[name]
 
-    def keep(self, part: str, documents: int, tokens: int = 0) -> None:
-        """Count documents written to a part of the shard."""
+    def keep(self, part: str, documents: int | np.ndarray, tokens: int = 0) -> None:
+        """Count documents written to a part of the shard: how many, or their rows (int64), whose fate is noted."""
+        if isinstance(documents, np.ndarray):
+            self.fates.keep(part, documents)
+            documents = len(documents)
         before = self.parts.get(part, PartCount(0, 0))
         self.parts[part] = PartCount(before.documents + documents, before.tokens + tokens)
 
-    def drop(self, reason: str, count: int = 1) -> None:
-        """Count dropped rows, other than bad ones."""
-        if count:
-            self.drops[reason] += count
+    def drop(self, reason: str, rows: int | np.ndarray) -> None:
+        """Count dropped rows, other than bad ones: how many, or their numbers (int64), whose fate is noted."""
+        if isinstance(rows, np.ndarray):
+            self.fates.drop(reason, rows)
+            rows = len(rows)
+        if rows:
+            self.drops[reason] += rows
+
+    def drop_each(self, reasons: np.ndarray, rows: np.ndarray) -> None:
+        """Count dropped rows (int64 [n]), each for one of the `reasons` (strings [n])."""
+        for reason in np.unique(reasons).tolist():
+            self.drop(reason, rows[reasons == reason])
 
     def count(self, batch: RowBatch, rejected: Sequence[BadRow] = ()) -> None:
         """Count the rows of a batch, and quarantine its bad rows and the `rejected` ones, in row order.
 
         Raises BadRowError for the first if the policy is `fail`.
         """
+        first = self.rows_in
         self.rows_in += batch.consumed
         self.rows_of_members[batch.member] += batch.consumed
+        self.fates.codes += bytes(batch.consumed)
+        if batch.filtered:
+            read = np.concatenate([batch.rows, batch.blank, [row.row for row in batch.bad]]).astype(np.int64)
+            self.drop(FILTERED, np.delete(np.arange(first, self.rows_in), read - first))
         self.drop("blank_line", batch.blank)
-        self.drop(FILTERED, batch.filtered)
         bad = sorted([*batch.bad, *rejected], key=lambda row: row.row)
         if bad and self.on_bad_row == "fail":
             raise bad_row_error(bad[0], self.shard.part)
         for row in bad:
             line = {"row": row.row, "reason": row.reason, "detail": row.detail, "excerpt": row.excerpt}
             self.open(QUARANTINE).write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-            self.drop(row.reason)
+            self.drop(row.reason, np.array([row.row]))
         self.quarantined += len(bad)
 
     def records(
@@ -198,15 +221,30 @@ class ShardBuilder:
             yield batch, kept
 
     def carry_on(self, made: Receipt, besides: str) -> None:
-        """Take over counts and files of a shard that this one is made from, except the file `besides`.
+        """Take over counts, fates and files of a shard that this one is made from, except the file `besides`.
 
         Raises RunError for a file that has changed.
         """
         for output in made.outputs:
-            if output.path != besides:
+            if output.path not in {besides, FATES}:
                 self.open(output.path).write(self.store.read(made, output.path))
         self.rows_in, self.quarantined, self.truncated = made.rows_in, made.quarantined, made.truncated
         self.drops, self.unread = Counter(made.drops), Counter(made.not_read)
+        fates = read_fates(self.store, made)
+        if fates:
+            self.fates = FateRecorder(
+                bytearray(fates.codes), {reason: code for code, reason in enumerate(fates.reasons, FIRST_REASON)}
+            )
+
+    def write_fates(self) -> None:
+        """Write the fates of all rows. Raises RunError if a row has none, or if they differ from the counts."""
+        fates = self.fates.fates()
+        problems = fates.problems(self.parts, self.drops)
+        if len(fates.codes) != self.rows_in or not fates.codes.all() or fates.reasons != sorted(self.drops):
+            problems.append(f"has the fates of {np.count_nonzero(fates.codes):,} rows, of {self.rows_in:,}")
+        if problems:
+            raise RunError(f"{self.folder}/{FATES}: {problems[0]}; report this as a bug")
+        self.open(FATES).write(fates.codes.tobytes())
 
     def _rows_by_file(self) -> dict[str, list[int]]:
         """The rows of each file of a bundle, which lead from a row of the shard to its file and line."""

@@ -18,6 +18,7 @@ from tokenmill.tasks.storage import absolute, is_local
 from tokenmill.tasks.threads import in_threads
 
 from .executor import RunAll, run_here
+from .fates import fate_problems
 from .join import Extent
 from .manifest import open_manifest, stored_entries
 from .publish import Joined, Output
@@ -182,6 +183,7 @@ def _check_shard(
     ]
     found = [] if problems else inspect(store, receipt)
     problems += found or []
+    problems += [] if problems else fate_problems(store, receipt)
     problems += _count_problems(place, entry, receipt)
     size = sum(output.size for output in outputs)
     damaged, remove = ([key], [place]) if problems else ([], [])

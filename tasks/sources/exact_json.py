@@ -107,7 +107,7 @@ def rounded(data: bytes | str) -> Any:  # noqa: ANN401 - same
 def compact(value: object, default: Callable[[Any], Any] | None = None, *, sort_keys: bool = False) -> bytes:
     """`value` as JSON without whitespace; `default` converts values that JSON lacks.
 
-    Raises TypeError for other values and for more than 254 levels, ValueError for NaN beside an integer beyond 64 bits.
+    Raises TypeError for other values and for more than 254 levels, ValueError for NaN and lone surrogates beside an integer beyond 64 bits.
     """
     try:
         return orjson.dumps(value, default, orjson.OPT_SORT_KEYS if sort_keys else None)
@@ -138,7 +138,7 @@ def _long_integers(raw: bytes) -> Any:  # noqa: ANN401 - same
     value = _parsed(raw)
     try:
         compact(value)  # orjson stopped early, and is stricter than json
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise orjson.JSONDecodeError(str(error), raw.decode(), 0) from error
     return value
 

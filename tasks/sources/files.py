@@ -139,23 +139,26 @@ class Rejected:
     detail: str
 
 
+NO_ROWS = np.empty(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBatch:
     """Consecutive rows of a slice; a subclass holds the content of those that can be read.
 
-    `rows` are their numbers in the slice (int64, ascending). `bad` are the unreadable rows, `blank` counts blank lines, and
-    `filtered` the rows that the slice's filter drops. `member` is the number of the rows' file in a bundle.
+    `rows` are their numbers in the slice (int64, ascending). `bad` are the unreadable rows, `blank` the numbers of blank lines, and
+    `filtered` counts the rows that the slice's filter drops. `member` is the number of the rows' file in a bundle.
     """
 
     rows: np.ndarray
     bad: list[BadRow] = field(default_factory=list[BadRow])
-    blank: int = 0
+    blank: np.ndarray = field(default_factory=lambda: NO_ROWS)
     member: int = 0
     filtered: int = 0
 
     @property
     def consumed(self) -> int:
-        return len(self.rows) + len(self.bad) + self.blank + self.filtered
+        return len(self.rows) + len(self.bad) + len(self.blank) + self.filtered
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ def _read(part: Slice, read: Callable[[Slice], Iterator[Batch]]) -> Iterator[Bat
         before = first
         for batch in read(member):
             bad = [replace(row, row=row.row + before) for row in batch.bad]
-            yield replace(batch, rows=batch.rows + before, bad=bad, member=number)
+            yield replace(batch, rows=batch.rows + before, blank=batch.blank + before, bad=bad, member=number)
             first += batch.consumed
 
 

@@ -27,6 +27,7 @@ from xxhash import xxh3_128
 
 from .exact_json import NumberRangeError, are_lines, loads, loads_all, rounded
 from .files import (
+    NO_ROWS,
     BadRow,
     BytesBatch,
     Ranges,
@@ -56,7 +57,6 @@ EXCERPTS = Repr()
 EXCERPTS.maxlevel, EXCERPTS.maxdict, EXCERPTS.maxlist, EXCERPTS.maxstring = 4, 8, 4, 60
 
 EVERY_ROW = RowFilter({})
-NO_ROWS = np.empty(0, np.int64)
 
 NOT_COMPARABLE = "not_comparable"
 """The reason for a row with a value whose type differs from the one in `where`."""
@@ -184,8 +184,13 @@ def _all_kept(values: Sequence[Any], chosen: RowFilter) -> np.ndarray | None:
 
 def _good_texts(rows: Sequence[Row], path: Sequence[str]) -> TextBatch:
     found, numbers, bad = each_row(rows, lambda row: text_of(row, path), 0)
-    blank = len(rows) - len(found) - len(bad)
+    blank = _others(len(rows), numbers, bad)
     return TextBatch(pa.array(found, pa.large_string()), rows=numbers, bad=bad, blank=blank)
+
+
+def _others(count: int, good: np.ndarray, bad: Sequence[BadRow]) -> np.ndarray:
+    """The rows that are neither `good` nor `bad`."""
+    return NO_ROWS if len(good) + len(bad) == count else np.delete(np.arange(count), [*good, *(row.row for row in bad)])
 
 
 def pick_records(rows: Sequence[Row], first: int, chosen: RowFilter = EVERY_ROW) -> RecordBatch:
@@ -203,7 +208,7 @@ def pick_records(rows: Sequence[Row], first: int, chosen: RowFilter = EVERY_ROW)
 def _good_records(rows: Sequence[Row]) -> RecordBatch:
     records, numbers, bad = each_row(rows, lambda row: _from_row(row, loads, _object), 0)
     raw = [cast("bytes", rows[number]) for number in numbers.tolist()]
-    return RecordBatch(records, raw, rows=numbers, bad=bad, blank=len(rows) - len(records) - len(bad))
+    return RecordBatch(records, raw, rows=numbers, bad=bad, blank=_others(len(rows), numbers, bad))
 
 
 def _chosen(rows: Sequence[Row], first: int, chosen: RowFilter, pick: Callable[[Sequence[Row]], Picked]) -> Picked:
@@ -222,6 +227,7 @@ def _chosen(rows: Sequence[Row], first: int, chosen: RowFilter, pick: Callable[[
     return replace(
         found,
         rows=first + places[found.rows],
+        blank=first + places[found.blank],
         bad=sorted([*bad, *unlike], key=lambda row: row.row),
         filtered=len(rows) - len(places) - len(unlike),
     )

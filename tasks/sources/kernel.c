@@ -47,7 +47,7 @@ static int distinct(const uint8_t *at, const uint8_t *end, uint64_t *keys, int c
     return memchr(at, '\\', (size_t)(end - at)) == NULL; /* an escape may spell another key */
 }
 
-/* The end of the number at `at`; `exact` becomes 0 for an integer that 64 bits may not hold, and for -0, which orjson reads as a float. */
+/* The end of the number at `at`; `exact` becomes 0 for an integer that 64 bits may not hold. */
 static const uint8_t *number(const uint8_t *at, const uint8_t *end, int *exact) {
     const int negative = *at == '-';
     const uint8_t *whole = at + negative, *to = whole;
@@ -58,7 +58,7 @@ static const uint8_t *number(const uint8_t *at, const uint8_t *end, int *exact) 
             to++;
         return to;
     }
-    *exact &= to - whole <= (negative ? SIGNED_DIGITS : UNSIGNED_DIGITS) && !(negative && *whole == '0');
+    *exact &= to - whole <= (negative ? SIGNED_DIGITS : UNSIGNED_DIGITS);
     return to;
 }
 

@@ -30,6 +30,7 @@ from tokenmill.tasks.errors import InputError, nearest
 
 from .arrow_predicates import RowGroupStatistics, expression, type_at
 from .files import (
+    NO_ROWS,
     BadRow,
     Ranges,
     Record,
@@ -45,7 +46,7 @@ from .files import (
 )
 from .integrity import VerifiedStream, is_hashed, require_content, verified
 from .json_lines import MAX_ROW_BYTES
-from .json_rows import NO_ROWS, each_row
+from .json_rows import each_row
 from .opening import SMALL, UNENCRYPTED, SourceCorrupt, is_decoder_error, open_source, require_stored
 from .parquet_batches import (
     column_numbers,

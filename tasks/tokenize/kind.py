@@ -45,7 +45,6 @@ from tokenmill.tasks.storage import is_local, join
 from tokenmill.tasks.threads import cores
 
 from .binidx import BinIdxError, read_index, token_dtype
-from .document_map import map_problems
 from .documents import most_ids
 from .encoders import NoEncoder
 from .exact import encoder_of
@@ -333,14 +332,13 @@ class Pretraining(Kind[PretrainSettings, PretrainFound]):
         return Release(layout, {**mix_header(mix), "tokenizer": tokenizer})
 
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
-        """Problems of the `.bin/.idx` pairs and the document map of a shard: format, bounds, and counts against the receipt.
+        """Problems of the `.bin/.idx` pairs of a shard: format, bounds, and counts against the receipt.
 
         Of a prefix, the problems of its index.
         """
         if receipt.identity["kind"] == PREFIX:
             return inspect_prefix(store, receipt)
-        pairs = [problem for part in receipt.parts for problem in _pair(store, receipt, part)]
-        return [*pairs, *map_problems(store, receipt)]
+        return [problem for part in receipt.parts for problem in _pair(store, receipt, part)]
 
     def summary(self, manifest: Mapping[str, Any]) -> Sequence[str]:
         """Lines about fill-in-the-middle."""

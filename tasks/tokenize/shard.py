@@ -1,7 +1,7 @@
-"""Build a pretraining shard: `.bin/.idx` pairs, a document map, quarantined rows and a receipt from a slice of source rows.
+"""Build a pretraining shard: `.bin/.idx` pairs, the fates of rows, quarantined rows and a receipt from a slice of source rows.
 
 Batches of about a megabyte remain in the processor's cache from parser to encoder to writer. Memory does not grow with the
-shard, beyond 4 bytes of `.idx` per document and 1 byte of the map per row.
+shard, beyond 4 bytes of `.idx` per document and a byte per row.
 """
 
 import re
@@ -23,7 +23,6 @@ from tokenmill.tasks.sources.files import BadRow, TextBatch
 from tokenmill.tasks.sources.formats import read_texts
 
 from .binidx import BinIdxWriter, token_dtype
-from .document_map import FILE, RowOutcomes
 from .documents import WHOLE, assemble, assign_parts, runs
 from .encoders import Encoder, Tokens
 from .fim import COUNTED, FACT, FimEncoder
@@ -34,14 +33,13 @@ TRAIN = PARTS.index("train")
 
 @dataclass
 class _Writer:
-    """Encodes texts into the `.bin/.idx` pairs of a shard, and notes the outcome of every row."""
+    """Encodes texts into the `.bin/.idx` pairs of a shard."""
 
     builder: ShardBuilder
     recipe: PretrainRecipe
     encoder: Encoder
     fim: FimEncoder | None
     pairs: dict[str, BinIdxWriter] = field(default_factory=dict[str, BinIdxWriter])
-    outcomes: RowOutcomes = field(default_factory=RowOutcomes)
     by_reference: int = 0
     rearranged: Counter[str] = field(default_factory=Counter[str])
 
@@ -55,9 +53,7 @@ class _Writer:
         self.by_reference += encoded.by_reference
         documents = assemble(encoded, self.recipe)
         self.builder.truncated += documents.truncated
-        empty = len(texts) - len(documents.kept)
-        if empty:
-            self.builder.drop("empty_document", empty)
+        self.builder.drop("empty_document", np.delete(batch.rows, documents.kept))
         rows = batch.rows[documents.kept]
         if parts is None:
             self._append(WHOLE, documents.tokens, documents.lengths, rows)
@@ -80,8 +76,7 @@ class _Writer:
             dtype = token_dtype(self.recipe.vocabulary_size)
             self.pairs[part] = BinIdxWriter(self.builder.open(f"{part}.bin"), dtype)
         self.pairs[part].append(tokens, lengths)
-        self.builder.keep(part, len(lengths), len(tokens))
-        self.outcomes.keep(part, rows)
+        self.builder.keep(part, rows, len(tokens))
 
 
 def tokenize_shard(
@@ -106,7 +101,7 @@ def tokenize_shard(
             writer.write(_long_enough(accepted, recipe, builder))
         for part, pair in writer.pairs.items():
             builder.open(f"{part}.idx").write(pair.index())
-        builder.open(FILE).write(writer.outcomes.dump(builder.rows_in))
+        builder.write_fates()
         builder.volatile["documents_by_reference"] = writer.by_reference
         if fim is not None:
             builder.facts[FACT] = {name: writer.rearranged[name] for name in COUNTED}
@@ -117,9 +112,9 @@ def _long_enough(batch: TextBatch, recipe: PretrainRecipe, builder: ShardBuilder
     if recipe.min_doc_chars is None:
         return batch
     lengths = compute.call_function("utf8_length", [batch.texts]).to_numpy(zero_copy_only=False)
-    kept = _chosen(batch, lengths >= recipe.min_doc_chars)
-    builder.drop("too_short", len(batch.texts) - len(kept.texts))
-    return kept
+    long = lengths >= recipe.min_doc_chars
+    builder.drop("too_short", batch.rows[~long])
+    return _chosen(batch, long)
 
 
 def _chosen(batch: TextBatch, mask: np.ndarray) -> TextBatch:

@@ -242,18 +242,19 @@ PRINTS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS)
-def test_numbers_are_those_of_transformers(number):
+def test_numbers_equal_transformers(number):
     from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 - takes a second
 
     arguments = f'{{"n": {number}}}'
-    call = f'{{"role": "assistant", "content": null, "tool_calls": [{{"type": "function", "function": {{"name": "f", "arguments": %s}}}}]}}'
+    function = '{"type": "function", "function": {"name": "f", "arguments": %s}}'
+    call = f'{{"role": "assistant", "content": null, "tool_calls": [{function}]}}'
     tools = f'[{{"type": "function", "function": {{"name": "f", "parameters": {{"default": {number}}}}}}}]'
     row = json.loads(f'{{"messages": [{call % arguments}], "tools": {tools}}}')
     for expression in PRINTS:
         source = "{% for m in messages %}" + expression + "{% endfor %}"
         (theirs,), _ = render_jinja_template([row["messages"]], tools=row["tools"], chat_template=source)
-        for given, defined in [(arguments, tools), (json.dumps(arguments), json.dumps(tools))]:
-            found = conversation(loads(f'{{"messages": [{call % given}], "tools": {defined}}}'), None, "tools")
+        for said, defined in [(arguments, tools), (json.dumps(arguments), json.dumps(tools))]:
+            found = conversation(loads(f'{{"messages": [{call % said}], "tools": {defined}}}'), None, "tools")
             assert render(source, *found.messages, tools=found.tools).text == theirs
 
 

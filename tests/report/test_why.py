@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.nightly.diff import diff
+from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.report.why import print_why, why_document, why_record, why_row
+from tokenmill.tasks.shards.fates import FATES
+from tokenmill.tasks.shards.receipt import RECEIPT, Receipt
+from tokenmill.tasks.shards.verify import verify
+from xxhash import xxh3_128_hexdigest
 
-from tests import preparing_dedup, preparing_harmony, preparing_rl, preparing_sft
+from tests import building, preparing_dedup, preparing_harmony, preparing_rl, preparing_sft
 from tests.dedup.test_near import prose
 from tests.preparing import blend_of, prepare
 from tests.preparing_rl import write_rows
@@ -342,21 +349,38 @@ def test_rows_from_parquet_and_arrays(tmp_path, vocabulary, decode):
                 assert decode(document_ids(fate.places[0])[:-1]) == text
 
 
-def test_changed_source_hides_only_the_reason(pretrained, tmp_path, vocabulary):
+def without_reasons(out):
+    """Write the fates of all shards as an earlier version did: 2 bits a row, the first in the lowest, 0 for a dropped row."""
+    for path in Path(out).rglob(FATES):
+        codes = [code if code < 4 else 0 for code in path.read_bytes()]
+        bits = "".join(f"{code:02b}" for code in reversed(codes))
+        path.write_bytes(int(bits, 2).to_bytes(-(-len(codes) // 4), "little"))
+        receipt, size = Receipt.load(path.with_name(RECEIPT).read_bytes()), path.stat().st_size
+        digest = xxh3_128_hexdigest(path.read_bytes())
+        receipt.outputs[:] = [
+            replace(each, size=size, xxh3_128=digest) if each.path == FATES else each for each in receipt.outputs
+        ]
+        path.with_name(RECEIPT).write_bytes(receipt.dump())
+
+
+def test_a_changed_source_and_shards_of_an_earlier_version(tmp_path, vocabulary):
     rows = [b"", {"text": ""}, {"text": sentence(1)}, b"{"]
-    source = write_rows(tmp_path / "a.jsonl", rows)
-    out = tmp_path / "out"
+    source, out = write_rows(tmp_path / "a.jsonl", rows), tmp_path / "out"
     prepare(blend_of(source), out, tokenizer={"model": str(vocabulary)}, max_bad_row_fraction=1)
-    assert [only(why_row(str(out), f"a.jsonl:{line}")).reason for line in (1, 2, 3, 4)] == [
-        *("blank_line", "empty_document"), None, "malformed_json"
-    ]  # fmt: skip
-    write_rows(source, [{"text": "x"}, *rows])
+    source.unlink()
+    reasons = ["blank_line", "empty_document", None, "malformed_json"]
+    assert [only(why_row(str(out), f"a.jsonl:{line}")).reason for line in (1, 2, 3, 4)] == reasons
+    without_reasons(out)
     fates = [only(why_row(str(out), f"a.jsonl:{line}")) for line in (1, 2, 3, 4)]
     assert [fate.reason for fate in fates] == [None, None, None, "malformed_json"]
     assert [fate.kept for fate in fates] == [False, False, True, False]
-    assert all("changed since" in fate.detail for fate in fates[:2])
-    source.unlink()
-    assert "does not exist" in only(why_row(str(out), "a.jsonl:1")).detail
+    assert all("isn't recorded; prepare the data again" in fate.detail for fate in fates[:2])
+    assert verify(str(out), inspector_of("pretrain")).problems == []
+    found = diff(str(out), str(out))
+    assert found.documents == (1, 1)
+    write_rows(source, rows)
+    settings = {"tokenizer": {"model": str(vocabulary)}, "store": str(out / "shards")}
+    assert building.plan_here("pretrain", blend_of(source), tmp_path / "again", **settings).plan.pending == []
 
 
 def test_a_row_that_is_read_twice_has_two_stories(tmp_path, vocabulary):

@@ -166,8 +166,8 @@ def test_changed_row_is_equal_compact_json(tmp_path_factory, rows):
     path = write_rows(folder / "some.jsonl", wrapped)
     found = train(transformed(path, {"rename": {"new": "old"}}), folder / "out")
     kept = [row for row in rows if not says_a_key_twice(row)]
-    assert [exact(line) for line in found] == [[("new", exact(row))] for row in kept]
-    plain = [number for number, row in enumerate(kept) if not re.search(rb"\d{19}|\d[.eE]|-", row)]
+    assert [repr(json.loads(line)) for line in found] == [repr({"new": json.loads(row)}) for row in kept]
+    plain = [number for number, row in enumerate(kept) if not re.search(rb"\d{19}", row)]
     assert [found[number] for number in plain] == [
         orjson.dumps({"new": orjson.loads(kept[number])}) for number in plain
     ]

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards import build
 from tokenmill.tasks.shards.build import BadRowError, batches, building
+from tokenmill.tasks.shards.fates import read_fates
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import InvalidReceiptError
 from tokenmill.tasks.shards.store import Store
@@ -113,9 +115,10 @@ def positive(batch, index):
 def build_numbers(shard, store, on_bad_row="quarantine", chosen=None):
     shard = replace(shard, part=replace(shard.part, filters=chosen or {}))
     with building(shard, store, on_bad_row) as builder:
-        for _, found in builder.records(["n"], positive):
+        for batch, found in builder.records(["n"], positive):
             builder.open("numbers").write(bytes(found.values()))
-            builder.keep("all", len(found), sum(found.values()))
+            builder.keep("all", batch.rows[[*found]], sum(found.values()))
+        builder.write_fates()
     return builder.receipt
 
 
@@ -138,12 +141,32 @@ def test_every_row_is_kept_or_dropped_with_a_reason(shard, store):
     ]  # fmt: skip
     assert quarantined[1]["excerpt"] == "{'n': -1}"
     assert store.receipt(shard.key) == receipt
+    assert read_fates(store, receipt).why().tolist() == [
+        *(None, "blank_line", None, "malformed_json", None, "not_positive", "not_positive")
+    ]
 
 
 def test_rows_that_a_filter_leaves_out_are_drops_and_are_not_judged(shard, store):
     receipt = build_numbers(shard, store, chosen={"lang": ["de"]})
     assert receipt.drops == {"blank_line": 1, "malformed_json": 1, "filtered": 3, "not_positive": 1}
     assert receipt.documents == 1
+    assert read_fates(store, receipt).why().tolist() == [
+        *("filtered", "blank_line", None, "malformed_json", "filtered", "filtered", "not_positive")
+    ]
+
+
+@pytest.mark.parametrize("mistake", ["keep", "drop"])
+def test_a_row_without_a_fate(shard, store, mistake):
+    def build_wrongly():
+        with building(shard, store, "quarantine") as builder:
+            for batch, found in builder.records(["n"], positive):
+                builder.keep("all", len(found)) if mistake == "keep" else builder.keep("all", batch.rows[[*found]])
+            builder.drops["lost"] += mistake == "drop"
+            builder.write_fates()
+
+    with pytest.raises(RunError, match=r"rows\.map: "):
+        build_wrongly()
+    assert store.receipt(shard.key) is None
 
 
 def test_a_bad_row_ends_the_shard_where_the_policy_is_to_fail(shard, store):

@@ -33,7 +33,7 @@ VALUES = st.recursive(
 @given(VALUES)
 @example('{"a": "\\\\", "b": [-0, "-0", 1.50]}')
 @example("[" + "9" * 400 + ",1.50]")
-def test_numbers_are_those_of_json(text):
+def test_numbers_equal_json(text):
     value = loads(text)
     assert repr(value) == repr(json.loads(text))
     assert repr(json.loads(compact(value))) == repr(value)

@@ -22,7 +22,7 @@ from tests.upgrades.write import DATA, HERE, NIGHTLY
 
 pytestmark = pytest.mark.slow
 
-MAPLESS = {"why": "built before shards had a document map", "diff": "doesn't have a document map"}
+MAPLESS = dict.fromkeys(("why", "diff"), "built before the fates of rows were recorded")
 UNSEEN = {"view": "view shows pretrain and sft"}
 UNFOLLOWED = dict.fromkeys(("why", "diff"), "which publishes no documents")
 OF_KIND = {"rl": UNSEEN, "harmony": UNSEEN, "dedup": UNSEEN, "nll": UNSEEN | UNFOLLOWED}
