@@ -51,13 +51,14 @@ site: .venv/docs ## a site of README and docs/ in build/site
 bench: .venv/installed-dev ## ratios against peers and rooflines; appends to build/bench/results.jsonl
 	$(BIN)/python -m bench
 
-gpu-wheels: .venv/installed ## WHEELS=FOLDER: collect there what `make gpu` installs (some 4 GB)
+gpu-wheels: .venv/installed-dev ## WHEELS=FOLDER: collect there what `make gpu` installs and reads (some 5 GB)
 	$(BIN)/pip wheel --wheel-dir $(WHEELS) --constraint constraints.txt '.[train,score]'
+	BENCH_FOLDER=$(abspath $(WHEELS))/data $(BIN)/python -m bench.gpu --prepare
 
 gpu: ## WHEELS=FOLDER: measure on this machine's GPU, without an index, in 25 minutes at most
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --no-index --find-links $(WHEELS) 'tokenmill[train,score]'
-	$(BIN)/python -m bench.gpu
+	began=$$(date +%s) && $(PYTHON) -m venv .venv && \
+		$(BIN)/pip install --quiet --no-compile --no-index --find-links $(WHEELS) 'tokenmill[train,score]' && \
+		BENCH_FOLDER=$(abspath $(WHEELS))/data $(BIN)/python -m bench.gpu --seconds=$$((began + 1500 - $$(date +%s)))
 
 torture: .venv/installed-dev ## millions of odd rows, files and documents, flipped bits, kills: more than an hour
 	$(BIN)/python -m bench.torture

@@ -33,7 +33,6 @@ from bench import (
     server_load,
     sft_speed,
     startup,
-    train_speed,
 )
 from bench.bench import Bench
 from bench.child import ROOT, ChildFailedError
@@ -57,7 +56,6 @@ BENCHMARKS: dict[str, ModuleType] = {
     "dedup_speed": dedup_speed,
     "filter_speed": filter_speed,
     "nll_speed": nll_speed,
-    "train_speed": train_speed,
 }
 
 

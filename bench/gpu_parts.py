@@ -1,24 +1,24 @@
-"""The parts of `bench gpu`: `python -m bench.gpu_parts NAME [--dry-run]` prints a JSON line per measure or step left out.
+"""The parts of `bench gpu`: generators of measures, and of reasons for what isn't run.
 
-They run tokenmill's commands as users type them, and take figures from the records that these leave. A dry run differs in its
-`Scale` alone.
+They run tokenmill's commands, and its trainer as `tokenmill train` starts it, but without a Prefect server, which takes some
+10 s of each run. A dry run differs only in its `Scale`. Whatever a part yields first counts even if the rest fails.
 """
 
-import importlib.util
 import json
 import math
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -29,30 +29,43 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenmill.flows.cli import run
-from tokenmill.tasks.score.models import load_scorer
+from tokenmill.flows.options import choices_of
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.harmony.vocabulary import encoding
+from tokenmill.tasks.score.conversations import HarmonyTexts
+from tokenmill.tasks.score.models import load_embedder, load_scorer
 from tokenmill.tasks.score.nll import Completions
+from tokenmill.tasks.score.server import PROBE
+from tokenmill.tasks.score.settings import NllSettings
+from tokenmill.tasks.score.tables import NonFiniteError
 from tokenmill.tasks.score.weights import find_model
-from tokenmill.tasks.train.benchmark import LOSS_BOUND, BenchmarkRecord, summarise
-from tokenmill.tasks.train.checkpoints import steps_in
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.train import watch
+from tokenmill.tasks.train.benchmark import LOSS_BOUND, BenchmarkRecord, compare, summarise
 from tokenmill.tasks.train.engine import joined
-from tokenmill.tasks.train.history import history_of, recorded_run
+from tokenmill.tasks.train.events import Event, Saved, Started, TrainStep
+from tokenmill.tasks.train.history import history_of
 from tokenmill.tasks.train.job import Job
+from tokenmill.tasks.train.launchers import launch_of
+from tokenmill.tasks.train.launchers.launch import write_files
 from tokenmill.tasks.train.model import configuration
+from tokenmill.tasks.train.orphans import with_parent
+from tokenmill.tasks.train.preflight import check, plan_training
 from tokenmill.tasks.train.rows import document_rows
+from tokenmill.tasks.train.settings import TrainSettings
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from bench import child, nll_speed
+from bench import child, nll_speed, nll_worker
 from bench.bench import Bench
-from bench.gpu import tell
+from bench.gpu import Found
 from bench.record import Measure
 
-Found = Iterator[Measure | str]
+Trained = tuple[Job, Started, list[TrainStep]]
 
 COMPARED, EPSILON = 200, {"float32": 1e-6, "bfloat16": 2e-2}
 """Rows that are scored on a CPU too, and the difference that each precision may have, relative to the largest value."""
-
-BLENDS = child.ROOT / "blends"
 
 PORT = 8123
 """Of the vLLM server."""
@@ -60,66 +73,104 @@ PORT = 8123
 
 @dataclass(frozen=True)
 class Scale:
-    """What a dry run does smaller: the settings of a training and its steps, the shape of a model that scores, the number of rows
-    to score, that of sequences for `nll_speed`.
+    """What a dry run does smaller: settings, steps and most seconds of a training, the step of its checkpoint; the shape of a
+    model that scores, the rows to score, the sequences for `nll_worker`, and the sequences and tokens of batches.
     """
 
     device: str
     model: tuple[str, ...]
     rows: tuple[str, ...]
     steps: int
+    seconds: float
+    saved: int
     scored: dict[str, int]
     count: int
     sequences: int
+    batch: tuple[int, int]
 
 
 TOY = Scale(
     "cpu", ("model.layers=1", "model.hidden=16", "model.heads=2", "model.feed_forward=32", "model.tied_embeddings=true"),
-    ("sequence_length=32", "global_batch=2", "micro_batch=2"), 6,
-    {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, 24, 8,
+    ("sequence_length=32", "global_batch=2", "micro_batch=2"), 6, 60, 2,
+    {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, 24, 8, (4, 20),
 )  # fmt: skip
 REAL = Scale(
     "cuda", ("model.layers=16", "model.hidden=1024", "model.heads=16", "model.key_value_heads=16", "model.feed_forward=2816",
              "model.tied_embeddings=true"),
-    ("sequence_length=2048", "global_batch=128", "micro_batch=16"), 380,
-    {"hidden_size": 1280, "intermediate_size": 3456, "num_hidden_layers": 14, "num_attention_heads": 10}, 4_000, 2_000,
+    ("sequence_length=2048", "global_batch=128", "micro_batch=8"), 380, 330, 30,
+    {"hidden_size": 1280, "intermediate_size": 3456, "num_hidden_layers": 14, "num_attention_heads": 10}, 4_000, 2_000, (64, 200),
 )  # fmt: skip
-"""300 million parameters on 100 million tokens; half a billion that score."""
+"""300 million parameters on 100 million tokens, or those of 330 s; half a billion that score."""
 
 
 def train(scale: Scale, folder: Path) -> Found:
     """megatron-core and plain PyTorch on the same rows; planned = observed after a kill; the losses of a CPU in float32."""
-    data, low = prepared(scale), ("precision=bfloat16", f"device={scale.device}")
-    if importlib.util.find_spec("transformer_engine") is None:
-        yield "Transformer Engine isn't installed; attention is torch's"
-    model, saving = folder / "ours", f"checkpoint_every={scale.steps // 3}"
-    command = training(data, model, *scale.model, *scale.rows, *low, f"steps={scale.steps}", saving)
-    kill_when(command, lambda: bool(steps_in(str(model))))
-    called(*command)
-    called("verify", str(model))
-    yield least("planned = observed after kill -9", f"{scale.steps:,} steps proven", "the order", 100, "%", 100)
-    job, *recorded = recorded_run(str(model))
-    ours, plain = summarise(job, *recorded, 1), plain_speed(job, scale.device, min(10, scale.steps))
-    title = f"training in bfloat16 on {ours.device}, {ours.parameters / 1e6:,.0f} M parameters"
+    data, model, low = prepared(scale), folder / "ours", ("precision=bfloat16", f"device={scale.device}")
+    chosen = (*scale.model, *scale.rows, *low, f"steps={scale.steps}")
+    with suppress(RunError):  # of the kill; a different failure comes again
+        trained(data, model, *chosen, f"checkpoint_every={scale.saved}", on_event=kill_when_saved)
+    job, started, steps = trained(data, model, *chosen, seconds=scale.seconds)
+    ours = summarise(job, started, steps, 1)
+    title = f"training in bfloat16, {ours.parameters / 1e6:,.0f} M parameters"
+    yield least(
+        title, figures(ours), f"{ours.steps:,} steps", ours.tokens_per_second, "tokens/s", 1, facts=ours.model_dump()
+    )
+    yield least("step of the checkpoint after kill -9", f"{started.step:,}", "0", started.step, "", 1, check=True)
+    code = run(["verify", str(model)])
+    yield most("planned = observed", f"{len(steps):,} steps proven", "the plan", code, "exit code", 0, check=True)
+    yield most("waiting for data while training", f"{ours.waited:.2%}", "0 %", 100 * ours.waited, "%", 1)
+    yield "Transformer Engine: the trainer's attention is PyTorch's"
+    small = (data, folder / "exact", *TOY.model, *TOY.rows, f"steps={min(20, scale.steps)}")
+    exact = losses(*small, "precision=float32", "device=cpu")
+    found = [step.loss for step in steps] if scale is TOY else losses(data, folder / "low", *small[2:], *low)
+    name, last = f"loss of {len(exact)} steps", f"{exact[-1]:.4f} (CPU, float32)"
+    yield most(name, f"{found[-1]:.4f}", last, apart(found, exact), "nats", LOSS_BOUND, check=True)
+    plain = plain_speed(job, scale.device, min(10, scale.steps))
     other, ratio = f"{plain:,.0f} tokens/s (PyTorch SDPA)", ours.tokens_per_second / plain
-    yield least(title, figures(ours), other, ratio, "x", 1.0, {"ours": ours.model_dump(), "plain": plain})
-    losses: list[list[float]] = []
-    for name, chosen in (("low", low), ("exact", ("precision=float32", "device=cpu"))):
-        steps = f"steps={min(20, scale.steps)}"
-        called(*training(data, folder / name, *TOY.model, *TOY.rows, steps, *chosen))
-        losses.append([step.loss for _, step in sorted(history_of(str(folder / name)).steps.items())])
-    first, last = f"loss of the first {len(losses[0])} steps", [f"{each[-1]:.4f}" for each in losses]
-    yield most(f"{first} on {ours.device}", last[0], f"{last[1]} (CPU, float32)", apart(*losses), "nats", LOSS_BOUND)
+    yield least(f"{title}, speed", figures(ours), other, ratio, "x", 1)
+
+
+def losses(*training: Any) -> list[float]:
+    """The loss of each step of `trained`."""
+    return [step.loss for step in trained(*training)[2]]
+
+
+def trained(
+    data: str, folder: Path, *chosen: str, on_event: Callable[[Event], None] = lambda _: None, seconds: float = math.inf
+) -> Trained:
+    """Train to the end or for so many seconds; the job, its last start, and its steps. Raises RunError if it fails."""
+    job = plan_training(data, choices_of(TrainSettings, ["max_epochs=null", "processes=1", *chosen]), str(folder))
+    check(job)
+    launch, history, end = launch_of(job, 1), history_of(job.output_dir), time.monotonic() + seconds
+    write_files(launch, job.output_dir)
+
+    def handle(event: Event) -> None:
+        history.add(event)
+        on_event(event)
+        if time.monotonic() > end:
+            raise TimeoutError
+
+    try:
+        with suppress(TimeoutError):
+            watch.run(launch, handle, print)
+    finally:
+        history.publish()
+    return job, cast("Started", history.started), [step for _, step in sorted(history.steps.items())]
+
+
+def kill_when_saved(event: Event) -> None:
+    """Kill the trainer once it has a checkpoint."""
+    if isinstance(event, Saved):
+        for each in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
 
 
 def plain_speed(job: Job, device: str, steps: int) -> float:
     """Tokens per second of plain PyTorch with a job's model and batch, on random tokens."""
     settings = job.settings
-    vocabulary, length, rows = (
-        settings.model.vocabulary(job.data.vocabulary_size),
-        settings.sequence_length,
-        settings.micro_batch,
-    )
+    length, rows = settings.sequence_length, settings.micro_batch
+    vocabulary = settings.model.vocabulary(job.data.vocabulary_size)
     model = LlamaForCausalLM(configuration(settings.model, vocabulary, length, None)).to(device)
     optimizer, seconds = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True), []
     for _ in range(steps):
@@ -138,106 +189,150 @@ def plain_speed(job: Job, device: str, steps: int) -> float:
 
 
 def scores(scale: Scale, folder: Path) -> Found:
-    """NLL and embeddings: speed, equality with a CPU, a kill, and NaN."""
-    yield from nll_speed.measure(Bench.from_environment(), scale.sequences)
-    rows, few = (write_rows(folder / f"{count}.jsonl", count) for count in (scale.count, min(COMPARED, scale.count)))
-    model, device = saved_model(scale, folder / "model"), f"device={scale.device}"
-    for what, column, more in (
-        ("nll", "nll_mean", ()),
-        ("embed", "embedding", ("engine=transformers", "pooling=mean")),
-    ):
-        exact = scored(what, few, folder / what, model, "device=cpu", "precision=float32", *more)[column]
-        for precision in ("bfloat16",) if scale is TOY else EPSILON:
-            found = scored(what, few, folder / f"{what}-{precision}", model, device, f"precision={precision}", *more)[
-                column
-            ]
-            title, share = f"{what} in {precision} on {scale.device}", apart(found, exact) / np.abs(exact).max()
-            yield most(title, f"{len(found):,} rows", "CPU, float32", share, "relative", EPSILON[precision])
+    """NLL and embeddings: speed, equality with a CPU, memory, NaN, and a kill."""
+    facts = nll_worker.measured(scale.sequences)
+    yield nll_speed.row(facts)
+    yield most(
+        "NLL and a plain loop's", f"{facts['sequences']:,} sequences", "the loop", facts["largest_difference"], "relative",
+        1e-5 if facts["device"] == "cpu" else EPSILON["bfloat16"], check=True,
+    )  # fmt: skip
+    count, model = min(COMPARED, scale.count), saved_model(scale, folder / "model")
+    yield from equality(scale.device, count, model)
+    growth, peak = memory_growth(scale, model)
+    yield most("memory of score nll", f"{peak / 1e9:.2f} GB", "after 10 batches", growth, "x", 1.05, check=True)
+    rows, device = write_rows(folder / "rows.jsonl", scale.count), f"device={scale.device}"
     killed = ["score", "nll", rows, "--output-dir", str(folder / "killed"), f"model={model}", "shard_size=1000", device]
+    spoiled = stops_at_nan(saved_model(scale, folder / "spoiled", spoiled=True), scale.device)
+    yield least("NaN stops a model", str(spoiled), "True", spoiled, "", 1, check=True)
+    torch.cuda.empty_cache()  # workers need it
     kill_when(killed, lambda: any((folder / "killed/shards/nll").glob("*/receipt.json")))
-    called(*killed)
+    _, seconds = timed(lambda: called(*killed))
     counts = json.loads((folder / "killed/manifest.json").read_bytes())["volatile"]["shards"]
-    yield least(
-        "shards kept after kill -9", f"{counts['reused']:,}", f"of {counts['total']:,}", counts["reused"], "", 1
-    )
-    _, seconds = timed(lambda: scored("nll", rows, folder / "speed", model, device))
-    yield least(
-        f"score nll on {scale.device}", f"{scale.count:,} rows", f"{seconds:.1f} s", scale.count / seconds, "rows/s", 1
-    )
-    growth, peak = memory_growth(model, scale.device)
-    yield most(f"memory of score nll on {scale.device}", f"{peak / 1e9:.2f} GB", "after 10 batches", growth, "x", 1.05)
-    spoiled = saved_model(scale, folder / "spoiled", spoiled=True)
-    code = run(["score", "nll", few, "--output-dir", str(folder / "nan"), f"model={spoiled}", device])
-    yield least("NaN ends a run", f"exit code {code}", "1", code, "", 1)
+    kept, rest = f"{counts['reused']:,} of {counts['total']:,}", f"the others in {seconds:.1f} s"
+    yield least("shards kept after kill -9", kept, rest, counts["reused"], "", 1, check=True)
 
 
-def memory_growth(model: str, device: str) -> tuple[float, int]:
+def stops_at_nan(model: str, device: str) -> bool:
+    """Whether a model that returns NaN raises an error."""
+    ids, ones = np.arange(1, 9, dtype=np.int32), np.ones(8, np.int8)
+    try:
+        load_scorer(find_model(model), device=device).score(Completions(ids, np.array([0, 8]), ones, ones))
+    except NonFiniteError:
+        return True
+    return False
+
+
+def equality(device: str, count: int, model: str) -> Found:
+    """NLL and embeddings on the device, compared with a CPU in float32."""
+    chats, files = HarmonyTexts("text", NllSettings(model=model).policy), find_model(model)
+    read = cast("list[Any]", [chats.read(row) for row in harmony_rows(count)])
+    given, texts = chats.sequenced(read).completions, [row["text"] for row in harmony_rows(count)]
+    for name, load, scored in (
+        ("NLL", load_scorer, lambda scorer: scorer.score(given)["nll_mean"].to_numpy()),
+        ("embeddings", partial(load_embedder, pooling="mean"), lambda embedder: embedder.encode(texts)),
+    ):
+        exact = scored(load(files, device="cpu", precision="float32"))
+        for precision, most_apart in EPSILON.items():
+            found = scored(load(files, device=device, precision=precision))
+            share = apart(found, exact) / np.abs(exact).max()
+            title = f"{name} in {precision}"
+            yield most(title, f"{count:,} rows", "CPU, float32", share, "relative", most_apart, check=True)
+
+
+def memory_growth(scale: Scale, model: str) -> tuple[float, int]:
     """How much the memory of a scorer grows from its tenth batch to its fortieth, and its last peak in bytes."""
-    scorer, generator, used = load_scorer(find_model(model), device=device), np.random.default_rng(0), list[int]()
+    scorer = load_scorer(find_model(model), device=scale.device)
+    generator, used, (rows, longest) = np.random.default_rng(0), list[int](), scale.batch
+    on_gpu = scale.device == "cuda"
     for _ in range(40):
-        lengths = generator.integers(2, 200, 64)
+        lengths = generator.integers(2, longest, rows)
         ids, ones = generator.integers(1, 90, int(lengths.sum())).astype(np.int32), np.ones(int(lengths.sum()), np.int8)
         scorer.score(Completions(ids, np.cumsum([0, *lengths]), ones, ones))
-        on_gpu = device == "cuda"
         used.append(torch.cuda.memory_allocated() if on_gpu else psutil.Process().memory_info().rss)
     return used[-1] / used[9], torch.cuda.max_memory_allocated() if on_gpu else used[-1]
 
 
 def server(scale: Scale, folder: Path) -> Found:
-    """A vLLM server beside the engine of this process."""
-    vllm = Path(sys.executable).with_name("vllm")
-    if not vllm.exists():
-        yield f"vLLM isn't installed beside {sys.executable}"
-        return
+    """A vLLM server, compared with the engine of this process."""
     rows, model = write_rows(folder / "rows.jsonl", scale.count), saved_model(scale, folder / "model")
-    here, own = timed(lambda: scored("nll", rows, folder / "here", model, f"device={scale.device}"))
+    vocabulary = find_vocabulary(TokenizerSource(model="o200k_harmony"))
+    Path(model, "tokenizer.json").write_bytes(vocabulary.definition())
+    chosen = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|return|>"}
+    Path(model, "tokenizer_config.json").write_text(json.dumps(chosen))
+    ids = Tokenizer.from_file(f"{model}/tokenizer.json").encode(PROBE, add_special_tokens=False).ids
+    yield least("the server's tokenizer is Harmony's", "equal", "", ids == encoding().encode(PROBE), "", 1, check=True)
+    vllm = shutil.which("vllm", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if vllm is None:
+        yield "vLLM isn't installed here"
+        return
+    here, own = timed(lambda: scored_nll(rows, folder / "here", model, f"device={scale.device}"))
     with serving(vllm, model) as url:
-        there, its = timed(lambda: scored("nll", rows, folder / "there", "tiny", "engine=server", f"server={url}"))
-    share = apart(here["nll_mean"], there["nll_mean"]) / np.abs(here["nll_mean"]).max()
-    yield most("NLL of a vLLM server", f"{scale.count:,} rows", "this process", share, "relative", EPSILON["bfloat16"])
+        there, its = timed(lambda: scored_nll(rows, folder / "there", "tiny", "engine=server", f"server={url}"))
+    share = apart(here, there) / np.abs(here).max()
+    yield most(
+        "NLL of a vLLM server",
+        f"{scale.count:,} rows",
+        "this process",
+        share,
+        "relative",
+        EPSILON["bfloat16"],
+        check=True,
+    )
     yield least("score nll by a vLLM server", f"{its:.1f} s", f"{own:.1f} s in this process", own / its, "x", 1)
 
 
 def trainers(scale: Scale, folder: Path) -> Found:
     """Megatron-LM's own pretrain_gpt.py on our data, by the script that `launcher=megatron-lm` writes."""
-    model, chosen = folder / "megatron-lm", ("launcher=megatron-lm", "processes=1", "steps=200")
-    called(*training(prepared(scale), model, *scale.model, *scale.rows, *chosen))
+    chosen = (
+        *scale.model,
+        *scale.rows,
+        "global_batch=16",
+        "micro_batch=2",
+        "launcher=megatron-lm",
+        "processes=1",
+        "steps=200",
+    )
+    called("train", prepared(scale), "--output-dir", str(folder), "max_epochs=null", *chosen, "--dry-run")
+    code = subprocess.run(["bash", "-n", str(folder / "train.sh")], check=False).returncode
+    yield most("the script for Megatron-LM", f"exit code {code}", "bash -n", code, "", 0, check=True)
     if scale is TOY or "MEGATRON_LM" not in os.environ:
         yield "Megatron-LM needs a GPU, and MEGATRON_LM=FOLDER of its sources"
     else:
-        _, seconds = timed(lambda: subprocess.run(["bash", str(model / "train.sh")], check=True))
-        called("verify", str(model))
-        yield least("Megatron-LM, 200 steps", f"{seconds:.0f} s", "the order", 100, "% proven", 100)
+        _, seconds = timed(lambda: subprocess.run(["bash", str(folder / "train.sh")], check=True))
+        code = run(["verify", str(folder)])
+        yield most(
+            "Megatron-LM, planned = observed",
+            f"200 steps in {seconds:.0f} s",
+            "the order",
+            code,
+            "exit code",
+            0,
+            check=True,
+        )
     yield "Megatron-Bridge needs its container, and a model's own tokenizer: run the script of launcher=megatron-bridge there"
 
 
 def loading(scale: Scale, folder: Path) -> Found:
-    """A benchmark against its own baseline, the share of a step that waits for data (synthetic data would save no more), and how fast
-    loaders of 1 and 8 processes, as Megatron-LM starts them, read the same rows.
+    """A benchmark compared with the same one before, and how fast loaders of 1 and 8 processes, as Megatron-LM starts them, read
+    the same rows.
     """
-    data, kept = prepared(scale), ("--baselines", str(folder / "baselines"))
-    steps, device = f"steps={min(20, scale.steps)}", f"device={scale.device}"
-    for name, more in (("first", ("--record",)), ("second", ("--compare", "--threshold", "0.9"))):
-        command = training(data, folder / name, *scale.model, *scale.rows, steps, device)
-        called("benchmark", *command[1:], *more, *kept)
-    first, second = (summarise(*recorded_run(str(folder / name))) for name in ("first", "second"))
+    data, chosen = (
+        prepared(scale),
+        (*scale.model, *scale.rows, f"steps={min(12, scale.steps)}", f"device={scale.device}"),
+    )
+    ended = [trained(data, folder / name, *chosen) for name in ("first", "second")]
+    first, second = (summarise(*each) for each in ended)
+    change = compare(second, first)
     ratio = second.tokens_per_second / first.tokens_per_second
     yield least("the same benchmark again", figures(second), figures(first), ratio, "x", 0.95)
-    yield most(
-        f"waiting for data, training on {second.device}", f"{second.waited:.2%}", "0 %", 100 * second.waited, "%", 1
-    )
-    job, needed = recorded_run(str(folder / "second"))[0], second.tokens_per_second
+    losses = f"{second.loss:.4f}", f"{first.loss:.4f}"
+    yield most("its loss", *losses, abs(change.loss_difference), "nats", LOSS_BOUND, check=True)
+    job, needed = ended[1][0], second.tokens_per_second
     for processes in (1, 8):
         read = loader_speed(job, processes, folder / f"loaders-{processes}")
-        yield least(
-            f"reading in {processes} loader processes",
-            f"{read:,.0f} tokens/s",
-            f"{needed:,.0f} (training)",
-            read / needed,
-            "x",
-            1,
-        )
-    yield "near-duplicates on a GPU: no library of tokenmill's finds them there"
+        speeds = f"{read:,.0f} tokens/s", f"{needed:,.0f} (training)"
+        yield least(f"reading in {processes} loader processes", *speeds, read / needed, "x", 1)
+    yield "near-duplicates: no library that tokenmill uses finds them on a GPU"
 
 
 def loader_speed(job: Job, processes: int, folder: Path) -> float:
@@ -253,21 +348,25 @@ def loader_speed(job: Job, processes: int, folder: Path) -> float:
 
 
 def prepared(scale: Scale) -> str:
-    """The bundled blend, or the corpus of the other benchmarks, tokenized once for all parts."""
+    """The bundled blend, or the corpus of the other benchmarks, tokenized once for all parts and runs."""
     bench = Bench.from_environment()
-    blend = str(BLENDS / "tiny.json") if scale is TOY else bench.corpus().path
+    blend = str(child.ROOT / "blends/tiny.json") if scale is TOY else bench.corpus().path
     data = str(bench.folder / f"gpu-data-{scale.device}")
     called("pretrain", blend, "--output-dir", data, "tokenizer.model=cl100k_base")
     return data
 
 
-def write_rows(path: Path, count: int) -> str:
+def harmony_rows(count: int) -> list[dict[str, str]]:
     """Questions and answers of different lengths in Harmony."""
     text = "<|start|>user<|message|>Count to {}.<|end|><|start|>assistant<|channel|>final<|message|>{}<|return|>"
-    rows = (
+    return [
         {"row_id": str(n), "text": text.format(n % 97, " ".join(map(str, range(n % 97 + 1))))} for n in range(count)
-    )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ]
+
+
+def write_rows(path: Path, count: int) -> str:
+    """A file of rows."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in harmony_rows(count)))
     return str(path)
 
 
@@ -287,16 +386,10 @@ def saved_model(scale: Scale, folder: Path, *, spoiled: bool = False) -> str:
     return str(folder)
 
 
-def training(data: str, model: Path, *chosen: str) -> list[str]:
-    """The words of a training."""
-    return ["train", data, "--output-dir", str(model), "max_epochs=null", *chosen]
-
-
-def scored(what: str, rows: str, out: Path, model: str, *chosen: str) -> dict[str, np.ndarray]:
-    """The columns of `tokenmill score`, in the order of the rows."""
-    called("score", what, rows, "--output-dir", str(out), f"model={model}", *chosen)
-    table = pq.read_table(sorted(out.rglob("part-*.parquet")))
-    return {name: np.array(table[name].to_pylist()) for name in table.column_names}
+def scored_nll(rows: str, out: Path, model: str, *chosen: str) -> np.ndarray:
+    """The NLL that `tokenmill score` finds, in the order of the rows."""
+    called("score", "nll", rows, "--output-dir", str(out), f"model={model}", *chosen)
+    return pq.read_table(sorted(out.rglob("part-*.parquet")))["nll_mean"].to_numpy()
 
 
 def called(*arguments: str) -> None:
@@ -307,7 +400,8 @@ def called(*arguments: str) -> None:
 
 def kill_when(arguments: list[str], ready: Callable[[], bool]) -> None:
     """Start a command of tokenmill, and kill it and all that it started once `ready()`, unless it has ended."""
-    with subprocess.Popen([child.TOKENMILL, *arguments], start_new_session=True, stdout=subprocess.DEVNULL) as process:
+    command = with_parent([child.TOKENMILL, *arguments])
+    with subprocess.Popen(command, start_new_session=True) as process:
         while process.poll() is None and not ready():
             time.sleep(0.02)
         if process.poll() is None:
@@ -315,15 +409,14 @@ def kill_when(arguments: list[str], ready: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def serving(vllm: Path, model: str) -> Generator[str]:
+def serving(vllm: str, model: str) -> Generator[str]:
     """The URL of a vLLM server of a model, called tiny, once it answers. Raises RuntimeError if it ends before."""
-    url, command = (
-        f"http://127.0.0.1:{PORT}",
-        [str(vllm), "serve", model, "--served-model-name", "tiny", "--port", str(PORT)],
-    )
-    with subprocess.Popen(
-        [*command, "--no-enable-prefix-caching"], start_new_session=True, stdout=sys.stderr
-    ) as process:
+    url = f"http://127.0.0.1:{PORT}"
+    command = [
+        vllm, "serve", model, "--served-model-name", "tiny", "--port", str(PORT), "--dtype", "bfloat16", "--enforce-eager",
+        "--no-enable-prefix-caching", "--max-model-len", "2048",
+    ]  # fmt: skip
+    with subprocess.Popen(with_parent(command), start_new_session=True) as process:
         try:
             while not answers(f"{url}/health"):
                 if process.poll() is not None:
@@ -360,19 +453,14 @@ def figures(found: BenchmarkRecord) -> str:
     return f"{found.tokens_per_second:,.0f} tokens/s{mfu}, {found.memory / 1e9:.1f} GB"
 
 
-def least(name: str, ours: str, other: str, result: float, unit: str, target: float, facts: Any = None) -> Measure:
+def least(name: str, ours: str, other: str, result: float, unit: str, target: float, **more: Any) -> Measure:
     """A measure that shall be at least its target."""
-    return Measure(name, ours, other, float(result), unit, target, at_least=True, facts=facts or {})
+    return Measure(name, ours, other, float(result), unit, target, at_least=True, **more)
 
 
-def most(name: str, ours: str, other: str, result: float, unit: str, target: float) -> Measure:
+def most(name: str, ours: str, other: str, result: float, unit: str, target: float, **more: Any) -> Measure:
     """A measure that shall be at most its target."""
-    return Measure(name, ours, other, float(result), unit, target, at_least=False)
+    return Measure(name, ours, other, float(result), unit, target, at_least=False, **more)
 
 
 PARTS = {part.__name__: part for part in (train, scores, server, trainers, loading)}
-
-if __name__ == "__main__":
-    with TemporaryDirectory() as place:
-        for each in PARTS[sys.argv[1]](TOY if "--dry-run" in sys.argv else REAL, Path(place)):
-            tell(each)

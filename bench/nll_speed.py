@@ -6,6 +6,7 @@ small model on a CPU says nothing about a GPU.
 """
 
 import json
+from typing import Any
 
 from bench import child
 from bench.bench import Bench
@@ -15,9 +16,13 @@ FASTER = 2.0
 """Times the loop."""
 
 
-def measure(bench: Bench, sequences: int | None = None) -> list[Measure]:
-    """Tokens a second, of all sequences or of so many."""
-    facts = json.loads(child.python("bench.nll_worker", *([] if sequences is None else [sequences])).stdout)
+def measure(bench: Bench) -> list[Measure]:
+    """Tokens a second."""
+    return [row(json.loads(child.python("bench.nll_worker").stdout))]
+
+
+def row(facts: dict[str, Any]) -> Measure:
+    """The measure in the facts of `bench/nll_worker.py`."""
     speeds = [facts["tokens"] / facts[side]["seconds"] for side in ("ours", "loop")]
     share = f", {facts['share_of_peak']:.0%} of the peak" if facts["share_of_peak"] else ""
     peaks = [
@@ -26,4 +31,4 @@ def measure(bench: Bench, sequences: int | None = None) -> list[Measure]:
     title = f"NLL on {facts['device']}, {facts['sequences']:,} sequences, {facts['parameters'] / 1e6:,.0f} M parameters"
     ours = f"{speeds[0]:,.0f} tokens/s{share}{peaks[0]}"
     loop = f"{speeds[1]:,.0f} tokens/s (loop){peaks[1]}"
-    return [Measure(title, ours, loop, speeds[0] / speeds[1], "x", FASTER, at_least=True, facts=facts)]
+    return Measure(title, ours, loop, speeds[0] / speeds[1], "x", FASTER, at_least=True, facts=facts)

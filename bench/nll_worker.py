@@ -32,8 +32,8 @@ SEQUENCES = {"cuda": 10_000, "cpu": 96}
 TYPICAL = {"cuda": 600, "cpu": 200}
 """Tokens of a sequence in the middle."""
 
-PEER_BATCH = 8
-"""Sequences at a time: 16 of 4,096 tokens and 200,000 words take 130 GB of logits."""
+PEER_BATCH = 4
+"""Sequences at a time: 8 of 4,096 tokens and 200,000 words take 65 GB of logits, almost all that a card may have."""
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """Dense bfloat16 operations a second, by the makers' data sheets."""
@@ -73,30 +73,28 @@ def timed(device, score):
     return found, {"seconds": seconds, "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None}
 
 
-def main():
-    """Measure both, hold their sums against each other, and print."""
+def measured(count=None):
+    """What both cost on so many sequences, and how far apart their sums are."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     config = LlamaConfig(**SIZES[device], tie_word_embeddings=False)
     model = LlamaForCausalLM(config).to(device, dtype).eval()
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else SEQUENCES[device]
-    scorer, given = CausalScorer(model), sequences(device, count)
+    scorer, given = CausalScorer(model), sequences(device, count or SEQUENCES[device])
     few = Completions(given.ids[: given.offsets[8]], given.offsets[:9], given.loss[: given.offsets[8]], given.parts[: given.offsets[8]])  # fmt: skip
     scorer.score(few), nll_loop.sums(model, few, PEER_BATCH)
     table, ours = timed(device, lambda: scorer.score(given))
     sums, theirs = timed(device, lambda: nll_loop.sums(model, given, PEER_BATCH))
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     peak = next((value for kind, value in PEAKS.items() if kind in name), None)
-    facts = {
+    return {
         "device": name, "threads": torch.get_num_threads(), "parameters": sum(each.numel() for each in model.parameters()),
         "sequences": len(given.lengths), "tokens": len(given.ids), "scored": int(given.loss.sum()),
         "ours": ours, "loop": theirs,
         "share_of_peak": operations(model, given) / ours["seconds"] / peak if peak else None,
         "largest_difference": float(np.abs(table["nll_sum"].to_numpy() / sums - 1).max()),
     }  # fmt: skip
-    print(json.dumps(facts))
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measured(*map(int, sys.argv[1:]))))

@@ -6,6 +6,7 @@ the same run, and what comes out of the two is compared with a target. A target 
 
 import itertools
 import json
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ class Measure:
     """One row: what was measured, ours, the peer's or the roofline's, what comes out of the two, and its target.
 
     `result` is a ratio (`unit` is x), a share (%) or a difference (s, ms); `at_least` says which side of the target
-    is the good one. `facts` go into the record alone.
+    is the good one. `facts` go into the record alone. A `check` fails a run on a GPU, or its dry run, if it misses its target.
     """
 
     name: str
@@ -47,6 +48,13 @@ class Measure:
     target: float
     at_least: bool
     facts: dict[str, Any] = field(default_factory=dict)
+    check: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether the result is a number and, of a check, on the good side of the target; 0 may be."""
+        good = self.result >= self.target if self.at_least else self.result <= self.target
+        return math.isfinite(self.result) and (good or not self.check)
 
     @property
     def reached(self) -> str:
@@ -64,6 +72,8 @@ class Measure:
 
         None of these can be negative or nothing in truth: such a result was lost in the noise, and meets no target.
         """
+        if self.check:
+            return self.holds
         if self.result <= 0:
             return False
         return self.result >= self.target if self.at_least else self.result <= self.target
