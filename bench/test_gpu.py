@@ -14,6 +14,7 @@ from bench.record import Measure
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_each_part_holds_its_checks_or_gives_its_reason(tmp_path):
     command = [sys.executable, "-m", "bench.gpu", "--dry-run"]
     done = subprocess.run(

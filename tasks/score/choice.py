@@ -64,7 +64,11 @@ def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> d
     Raises InputError for a different type of folder, settings out of range or a missing GPU, RunError for non-finite vectors.
     """
     started, output_dir = time.time(), absolute(output_dir)
-    _require_own(output_dir)
+    manifest = published_manifest(output_dir)
+    if manifest is not None and manifest["type"] != CHOICE:
+        raise InputError(
+            f"{output_dir}: holds a preparation of type {manifest['type']!r}; choose a different --output-dir"
+        )
     nearest = nearest_centers if settings.device == "cpu" else nearest_with_torch()
     folder = embeddings_folder(embeddings)
     found = read_embeddings(folder)
@@ -73,7 +77,7 @@ def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> d
     facts = choice_facts(choice, found.names, settings.quota)
     documents = {
         f"{REPORT}.json": orjson.dumps(facts, option=orjson.OPT_INDENT_2),
-        f"{REPORT}.md": choice_markdown(facts),
+        f"{REPORT}.md": "".join(f"{line}\n" for line in _lines(facts)).encode(),
     }
     tables = {CHOSEN: chosen_rows(choice, found.names), REJECTED: rejected_rows(choice, found.names)}
     with locked(output_dir) if is_local(output_dir) else nullcontext():
@@ -82,15 +86,6 @@ def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> d
         manifest = _manifest(folder, settings, facts, files, {"store": output_dir, "seconds": time.time() - started})
         publish_bytes(join(output_dir, MANIFEST), manifest_bytes(manifest))
     return manifest
-
-
-def _require_own(output_dir: str) -> None:
-    """Raise InputError if the folder has a different type of output."""
-    manifest = published_manifest(output_dir)
-    if manifest is not None and manifest["type"] != CHOICE:
-        raise InputError(
-            f"{output_dir}: holds a preparation of type {manifest['type']!r}; choose a different --output-dir"
-        )
 
 
 def chosen_rows(choice: Choice, names: pa.Table) -> pa.Table:
@@ -199,17 +194,15 @@ def _data_sets(choice: Choice, names: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def choice_markdown(facts: Mapping[str, Any]) -> bytes:
-    """The report as text."""
-    return "".join(f"{line}\n" for line in _lines(facts)).encode()
-
-
 def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    left_out, clusters = facts["left_out"], facts["clusters"]
+    """The report as Markdown."""
+    left_out, clusters, most = facts["left_out"], facts["clusters"], facts["most_of_a_cluster"]
+    asked = "1 row was" if facts["budget"] == 1 else f"{facts['budget']:,} rows were"
+    limit = "" if most is None else f", but at most {most:,}"
     yield f"# {facts['chosen']:,} of {facts['rows']:,} rows\n"
     yield (
-        f"{_rows(facts['budget'])} asked for. The rows form {len(clusters):,} cluster{'s' * (len(clusters) != 1)}, and the same "
-        f"number is chosen from each, as far as it has enough{_most(facts)}; within a cluster the choice is random, with the seed {facts['seed']}. A row is left "
+        f"{asked} asked for. The rows form {len(clusters):,} cluster{'s' * (len(clusters) != 1)}, and the same "
+        f"number is chosen from each, as far as it has enough{limit}; within a cluster the choice is random, with the seed {facts['seed']}. A row is left "
         f"out if its cosine with a chosen row is {facts['threshold']} or more. Other clusters make up for one that runs out.\n"
     )
     yield f"* near-duplicates of a chosen row: {left_out['near_duplicate']:,}"
@@ -235,15 +228,6 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
         ("excluded", "chosen", "cosine"),
         [(each["removed"], each["kept"], f"{each['cosine']:.4f}") for each in facts["removed_pairs"]],
     )
-
-
-def _rows(count: int) -> str:
-    return "1 row was" if count == 1 else f"{count:,} rows were"
-
-
-def _most(facts: Mapping[str, Any]) -> str:
-    most = facts["most_of_a_cluster"]
-    return "" if most is None else f", but at most {most:,}"
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Iterator[str]:

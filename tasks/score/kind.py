@@ -49,7 +49,7 @@ from .planning import (
 )
 from .ranking import ranked, require_unique
 from .settings import EmbedRecipe, EmbedSettings, ModelLocation, NllRecipe, NllSettings
-from .shard import EmbedScoring, NllScoring, Scoring, inspect_score_shard, read_shard, score_shard
+from .shard import EmbedScoring, NllScoring, inspect_score_shard, read_shard, score_shard
 
 GPU_LIMIT = "gpu"
 """The Prefect concurrency limit by which runs share GPUs."""
@@ -57,7 +57,7 @@ GPU_LIMIT = "gpu"
 
 def worker_arguments(planned: ScorePlan) -> dict[str, Any]:
     """The arguments of workers besides a shard. `threads` is the number of threads per worker of a local CPU cluster."""
-    settings, workers = planned.settings, needs_of(planned).workers or 1
+    settings, workers = planned.settings, NLL.needs(planned).workers or 1
     shares_cores = device_of_plan(planned) != "cuda" and settings.cluster == "local"
     return {
         "where": asdict(planned.found),
@@ -83,14 +83,12 @@ def build_score_shard(
     device = device_for_worker(recipe.device, worker_number())
     if threads is not None and device == "cpu" and recipe.engine == "transformers":
         required("torch").set_num_threads(threads)
-    return score_shard(shard, recipe, _scoring(recipe, found, device), store, on_bad_row)
-
-
-def _scoring(recipe: NllRecipe | EmbedRecipe, where: ModelLocation, device: str) -> Scoring:
     if isinstance(recipe, EmbedRecipe):
-        return EmbedScoring(recipe, embedder(recipe, where, device))
-    conversations = _conversations(recipe, where)
-    return NllScoring(recipe, conversations, scorer(recipe, where, device, conversations.encode))
+        scoring = EmbedScoring(recipe, embedder(recipe, found, device))
+    else:
+        conversations = _conversations(recipe, found)
+        scoring = NllScoring(recipe, conversations, scorer(recipe, found, device, conversations.encode))
+    return score_shard(shard, recipe, scoring, store, on_bad_row)
 
 
 def _conversations(recipe: NllRecipe, where: ModelLocation) -> Conversations:
@@ -122,14 +120,11 @@ def _lines(name: str, found: Counter[str]) -> list[str]:
     lines: list[str] = []
     if tokens := found["completion_token_count"]:
         mean = found["nll_sum"] / tokens
-        lines.append(f"{name}: NLL {mean:.4f} per token over {tokens:,} tokens, a perplexity of {_perplexity(mean)}")
+        perplexity = f"{math.exp(mean):,.2f}" if mean < math.log(1e9) else "a billion and more"
+        lines.append(f"{name}: NLL {mean:.4f} per token over {tokens:,} tokens, a perplexity of {perplexity}")
     if found["truncated"]:
         lines.append(f"{name}: {found['truncated']:,} rows were truncated")
     return lines
-
-
-def _perplexity(mean: float) -> str:
-    return f"{math.exp(mean):,.2f}" if mean < math.log(1e9) else "a billion and more"
 
 
 def read_score_shard(
@@ -147,17 +142,6 @@ def read_score_shard(
         else EmbedScoring(EmbedRecipe(**given), HashEmbedder(HASH_DIMENSIONS))
     )
     return read_shard(shard, inputs, store, on_bad_row)
-
-
-def needs_of(planned: ScorePlan) -> Needs:
-    """One worker per GPU; on a CPU one worker for a model, which uses all cores, and one per core without a model.
-
-    Runs share GPUs by the concurrency limit `gpu`, if it exists (`prefect gcl create gpu --limit 8`).
-    """
-    settings = planned.settings
-    if device_of_plan(planned) == "cuda":
-        return Needs(settings.workers or (gpus() if settings.cluster == "local" else 1), {"GPU": 1}, GPU_LIMIT)
-    return Needs(settings.workers or (1 if settings.model else cores()))
 
 
 class Score(Kind[AnyScore, ModelLocation]):
@@ -181,8 +165,14 @@ class Score(Kind[AnyScore, ModelLocation]):
         require_model(settings)
 
     def needs(self, planned: ScorePlan) -> Needs:
-        """See `needs_of`."""
-        return needs_of(planned)
+        """One worker per GPU; on a CPU one worker for a model, which uses all cores, and one per core without a model.
+
+        Runs share GPUs by the concurrency limit `gpu`, if it exists (`prefect gcl create gpu --limit 8`).
+        """
+        settings = planned.settings
+        if device_of_plan(planned) == "cuda":
+            return Needs(settings.workers or (gpus() if settings.cluster == "local" else 1), {"GPU": 1}, GPU_LIMIT)
+        return Needs(settings.workers or (1 if settings.model else cores()))
 
     def release(self, planned: ScorePlan, finished: Sequence[Finished]) -> Release:
         """Return one folder with tables; NLL with percentiles. Raises RunError for a row scored twice."""

@@ -201,7 +201,8 @@ def _checked_head(model: PreTrainedModel, vocabulary_size: int) -> Head | None:
         raise InputError(
             f"model: {type(model).__name__} is not causal: its predictions depend on later tokens; use a causal language model"
         )
-    head, states = cast("Head | None", model.get_output_embeddings()), _hidden(model, ids)
+    head, body = cast("Head | None", model.get_output_embeddings()), model.base_model
+    states = None if body is model else getattr(body(ids, use_cache=False), "last_hidden_state", None)
     if head is None or given is None or states is None or not _close(states, given, model.dtype):
         return None
     return head if torch.equal(head(given).float(), logits.float()) else None
@@ -216,13 +217,6 @@ def _logits(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, to
     if hook:
         hook.remove()
     return logits, given[0] if given else None
-
-
-def _hidden(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor | None:
-    """The hidden states of `ids`, or None if the model does not return them."""
-    if model.base_model is model:
-        return None
-    return getattr(model.base_model(ids, use_cache=False), "last_hidden_state", None)
 
 
 def _close(some: torch.Tensor, others: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -273,7 +267,9 @@ class PoolingEmbedder:
         self._batches = TokenBatches(token_budget)
         self.dimensions = wanted_dimensions(dimensions, int(text.hidden_size))
         self._end = _missing_end(tokenizer) if pooling == "last" else []
-        self.max_tokens: int = min([max_tokens, *_limits(model, tokenizer)])
+        positions = _counted_from_padding(model) or getattr(text, "max_position_embeddings", None)
+        limits = [int(each) for each in (positions, getattr(tokenizer, "model_max_length", None)) if each]
+        self.max_tokens: int = min([max_tokens, *limits])
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """See Embedder. Raises InputError for a text without tokens."""
@@ -316,12 +312,6 @@ class PoolingEmbedder:
         else:
             pooled = torch.where(mask[:, :, None], states.float(), 0).sum(dim=1) / ends
         return unit_vectors(pooled.cpu().numpy(), self.dimensions)
-
-
-def _limits(model: PreTrainedModel, tokenizer: Any) -> list[int]:  # noqa: ANN401 - see PoolingEmbedder
-    """The limits on the length of a text: the model's positions, and the tokenizer's maximum length."""
-    positions = _counted_from_padding(model) or getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return [int(each) for each in (positions, getattr(tokenizer, "model_max_length", None)) if each]
 
 
 def _counted_from_padding(model: PreTrainedModel) -> int | None:

@@ -60,7 +60,8 @@ def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir:
 
     Raises InputError for anything that must be fixed first, such as a missing model.
     """
-    output_dir, store = places(blend, settings, output_dir, kind_of(settings))
+    kind = NLL_KIND if isinstance(settings, NllSettings) else EMBEDDINGS_KIND
+    output_dir, store = places(blend, settings, output_dir, kind)
     model = find_model(settings.model, settings.model_revision) if settings.model and not settings.server else None
     where = ModelLocation(server=settings.server, concurrency=settings.concurrency)
     where = replace(where, model=model.name, model_revision=model.revision) if model else where
@@ -90,11 +91,6 @@ def require_model(settings: AnyScore) -> None:
         model = find_model(settings.model, settings.model_revision)
         if isinstance(settings, NllSettings) and settings.chat_template == HARMONY:
             _require_harmony(model)
-
-
-def kind_of(settings: NllSettings | EmbedSettings) -> str:
-    """Return the shard kind for these settings."""
-    return NLL_KIND if isinstance(settings, NllSettings) else EMBEDDINGS_KIND
 
 
 def public_name(model: ModelFiles) -> str:

@@ -33,7 +33,8 @@ def ranked(scored: Sequence[Finished], store: Store, *, rebuild: bool) -> list[F
     found = percentile_within_split(whole["nll_mean"], [whole[name] for name in SPLIT])
     starts = np.cumsum([0, *(table.num_rows for table in tables)])
     percentiles = [found.slice(start, table.num_rows) for start, table in zip(starts.tolist(), tables, strict=False)]
-    shards = [item.decided(_decision(column)) for item, column in zip(scored, percentiles, strict=True)]
+    digests = [xxhash.xxh3_128_hexdigest(column.to_numpy(zero_copy_only=False).tobytes()) for column in percentiles]
+    shards = [item.decided({"percentiles": f"xxh3_128:{digest}"}) for item, digest in zip(scored, digests, strict=True)]
     plan = Plan.of(store, shards, rebuild=rebuild)
     made_of = {shard.key: column for shard, column in zip(shards, percentiles, strict=True)}
     done = build_batch(
@@ -68,19 +69,13 @@ def table_of(item: Finished, store: Store, columns: list[str]) -> pa.Table:
     return pq.read_table(pa.BufferReader(store.read(item.receipt, FILE)), columns=columns, use_threads=False)
 
 
-def _decision(column: pa.Array) -> dict[str, str]:
-    digest = xxhash.xxh3_128_hexdigest(column.to_numpy(zero_copy_only=False).tobytes())
-    return {"percentiles": f"xxh3_128:{digest}"}
-
-
 def _rank_shard(shard: PlannedShard, column: pa.Array, store: Store) -> Receipt:
     """Build a scored shard again, with percentiles."""
     (scored,) = shard.inputs
     with building(shard, store) as builder:
         builder.carry_on(scored, FILE)
         if WHOLE in scored.parts:
-            groups = pq.ParquetFile(pa.BufferReader(store.read(scored, FILE)))
-            start = 0
+            groups, start = pq.ParquetFile(pa.BufferReader(store.read(scored, FILE))), 0
             for number in range(groups.num_row_groups):
                 rows = groups.read_row_group(number, use_threads=False)
                 filled = column.slice(start, rows.num_rows)

@@ -145,8 +145,13 @@ class _RowsToScore:
     @classmethod
     def of(cls, batch: RecordBatch, read: Mapping[int, object], recipe: NllRecipe | EmbedRecipe) -> "_RowsToScore":
         """The rows of a batch that were `read`, by index."""
-        named = [_names(batch.records[index], recipe) for index in read]
-        names = {name: [each[name] for each in named] for name in NAMED}
+        records = [batch.records[index] for index in read]
+        names: dict[str, list[str | None]] = {
+            "row_id": [_identifier(record) for record in records],
+            "id": [None if (own := record.get("id")) is None else str(own) for record in records],
+            "dataset": [text_at(record, "dataset") or recipe.dataset for record in records],
+            "split": [text_at(record, "split") or recipe.split for record in records],
+        }
         return cls(names, list(read.values()), batch.rows[list(read)].tolist())
 
 
@@ -180,7 +185,12 @@ def _read(builder: ShardBuilder, inputs: Inputs) -> Iterator[tuple[RecordBatch, 
 
     def read(batch: RecordBatch, index: int) -> object | Rejected:
         record = batch.records[index]
-        return inputs.read(record) if _identifier(record) else _without_id(record)
+        if _identifier(record):
+            return inputs.read(record)
+        found = {name: record.get(name) for name in IDS}
+        return Rejected(
+            "no_id", f"a score is joined by row_id or id, of which the row has neither as text or number: {found}"
+        )
 
     return builder.records([*NAMED, *inputs.fields], read)
 
@@ -188,23 +198,6 @@ def _read(builder: ShardBuilder, inputs: Inputs) -> Iterator[tuple[RecordBatch, 
 def _identifier(record: Mapping[str, Any]) -> str | None:
     """The id to join a row by: its `row_id`, otherwise its `id`."""
     return next((str(record[name]) for name in IDS if isinstance(record.get(name), str | int)), None)
-
-
-def _without_id(record: Mapping[str, Any]) -> Rejected:
-    found = {name: record.get(name) for name in IDS}
-    return Rejected(
-        "no_id", f"a score is joined by row_id or id, of which the row has neither as text or number: {found}"
-    )
-
-
-def _names(record: Mapping[str, Any], recipe: NllRecipe | EmbedRecipe) -> dict[str, str | None]:
-    given = record.get("id")
-    return {
-        "row_id": _identifier(record),
-        "id": None if given is None else str(given),
-        "dataset": text_at(record, "dataset") or recipe.dataset,
-        "split": text_at(record, "split") or recipe.split,
-    }
 
 
 def _write(rows: _RowsToScore, scoring: Scoring, builder: ShardBuilder) -> dict[str, Any]:
@@ -240,21 +233,19 @@ def inspect_score_shard(store: Store, receipt: Receipt) -> list[str]:
         return []
     place = store.path(receipt.key, FILE)
     try:
-        return [f"{place}: {problem}" for problem in _problems(_table(place), receipt)]
+        with open_binary(place) as stream:
+            table = pq.ParquetFile(stream).read(use_threads=False)
+        return [f"{place}: {problem}" for problem in _problems(table, receipt)]
     except (pa.ArrowException, OSError, InputError, RunError) as error:
         return [f"{place}: cannot be read: {error}"]
 
 
-def _table(place: str) -> pa.Table:
-    with open_binary(place) as stream:
-        return pq.ParquetFile(stream).read(use_threads=False)
-
-
 def _problems(table: pa.Table, receipt: Receipt) -> Iterator[str]:
-    nll = receipt.identity["kind"] == "nll"
-    dimensions = 0 if nll else _dimensions(table)
-    if not table.schema.equals(NLL if nll else embeddings(dimensions)):
-        yield f"its columns are {table.schema.names}, not the columns of scores"
+    nll, stored = receipt.identity["kind"] == "nll", table.schema
+    found = stored.field("embedding").type if "embedding" in stored.names else None
+    dimensions = found.list_size if found is not None and pa.types.is_fixed_size_list(found) else 1
+    if not stored.equals(NLL if nll else embeddings(dimensions)):
+        yield f"its columns are {stored.names}, not the columns of scores"
         return
     tokens = table["total_token_count" if nll else "token_count"].to_numpy().sum()
     if (table.num_rows, tokens) != (receipt.documents, receipt.tokens):
@@ -266,14 +257,12 @@ def _problems(table: pa.Table, receipt: Receipt) -> Iterator[str]:
     yield from _nll(table) if nll else _vectors(table)
 
 
-def _dimensions(table: pa.Table) -> int:
-    found = table.schema.field("embedding").type if "embedding" in table.schema.names else None
-    return found.list_size if found is not None and pa.types.is_fixed_size_list(found) else 1
-
-
 def _nll(table: pa.Table) -> Iterator[str]:
     for name in [*SCHEMA.names, PERCENTILE]:
-        if pa.types.is_floating(table.schema.field(name).type) and not _finite(table[name].drop_null().to_numpy()):
+        if (
+            pa.types.is_floating(table.schema.field(name).type)
+            and not np.isfinite(table[name].drop_null().to_numpy()).all()
+        ):
             yield f"column {name} holds NaN or infinities"
     missing = table["nll_mean"].is_null().to_numpy() != (table["completion_token_count"].to_numpy() == 0)
     if missing.any() or table["nll_mean"].null_count != table[PERCENTILE].null_count:
@@ -284,11 +273,7 @@ def _vectors(table: pa.Table) -> Iterator[str]:
     stored = table["embedding"]
     flat = np.concatenate([np.empty(0, np.float16), *(chunk.flatten().to_numpy() for chunk in stored.chunks)])
     vectors = flat.astype(np.float32).reshape(len(stored), -1)
-    if not _finite(vectors):
+    if not np.isfinite(vectors).all():
         yield "column embedding holds NaN or infinities"
     elif np.any(np.abs(np.linalg.norm(vectors, axis=1) - 1) > HALF_TOLERANCE):
         yield "column embedding holds a vector whose length is not 1"
-
-
-def _finite(values: np.ndarray) -> bool:
-    return bool(np.isfinite(values).all())

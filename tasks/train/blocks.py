@@ -17,10 +17,10 @@ import numpy as np
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.score.nll import ranges
 from tokenmill.tasks.shards.manifest import open_manifest
-from tokenmill.tasks.shards.publish import Joined, Output, publish_bytes
+from tokenmill.tasks.shards.publish import Joined, publish_bytes
 from tokenmill.tasks.shards.published import published_files, recorded_outputs
 from tokenmill.tasks.shards.store import size_of
-from tokenmill.tasks.storage import absolute, filesystem, is_local, join, open_binary
+from tokenmill.tasks.storage import filesystem, is_local, join, open_binary
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 
 from .job import READ_SPLITS, TrainData, contents_of
@@ -33,18 +33,6 @@ BLOCK_BYTES = 1 << 16
 def block_file(path: str, content: str) -> str:
     """Where the block hashes of a content are, for the data in `path`."""
     return join(path, BLOCKS, f"{xxh3_128_hexdigest(content.encode())}.u64")
-
-
-def recorded_extents(path: str) -> dict[str, list[tuple[int, str]]]:
-    """The size and xxh3_128 of every extent of each published file by its place, as recorded by the preparation in `path`."""
-    path = absolute(path)
-    manifest = open_manifest(path)
-    files = published_files(path, manifest, recorded_outputs(manifest))
-    return {file.place: _extents(file.recorded) for file in files}
-
-
-def _extents(recorded: Output) -> list[tuple[int, str]]:
-    return recorded.extents if isinstance(recorded, Joined) else [(recorded.size, recorded.xxh3_128)]
 
 
 def hash_blocks(place: str, recorded: Sequence[tuple[int, str]], target: str) -> None:
@@ -143,7 +131,11 @@ def _mapped(place: str) -> memoryview:
 
 def block_calls(data: TrainData) -> list[Mapping[str, Any]]:
     """Return the calls of `hash_blocks` for all files of `data` without block hashes."""
-    recorded = recorded_extents(data.path)
+    manifest = open_manifest(data.path)
+    recorded = {  # the size and xxh3_128 of every extent of each published file, by its place
+        file.place: one.extents if isinstance(one := file.recorded, Joined) else [(one.size, one.xxh3_128)]
+        for file in published_files(data.path, manifest, recorded_outputs(manifest))
+    }
     return [
         {"place": place, "target": target, "recorded": recorded.get(place, [])}
         for place, target in _hashed_files(data)

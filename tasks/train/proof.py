@@ -17,7 +17,6 @@ import numpy as np
 import orjson
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 
 from .history import history_of
@@ -37,16 +36,6 @@ from .samples import (
     wrong_position,
 )
 from .settings import OrderPlan
-
-READS = "reads-{rank:05d}.jsonl"
-
-
-def remove_torn_line(log: Path) -> None:
-    """Remove a line that a killed process has begun, or the next line would go on in it. Raises OSError."""
-    content = log.read_bytes() if log.exists() else b""
-    if not content.endswith(b"\n") and content:
-        publish_bytes(str(log), content[: content.rfind(b"\n") + 1])
-
 
 SKIPPED = "skipped"
 """In place of the digest of a step that the trainer has left out."""

@@ -8,7 +8,7 @@
 `peer` does this for scripts of Megatron-LM and Megatron-Bridge.
 
 A batch counts as read when the training loop takes it, not when a process of the loader prepares it. MODEL/reads-RANK.jsonl
-has a line per step, with the sums of `reads.step_sums` over the samples of one replica; after a restart, later lines
+has a line per step, with the sums of `samples.step_sums` over the samples of one replica; after a restart, later lines
 replace earlier ones. A step that the trainer skips has a line about it. `tokenmill verify MODEL` adds up the replicas,
 whose number may change, and compares with the order.
 """
@@ -34,7 +34,6 @@ from torch import distributed
 from .job import JOB, Job, TrainData, contents_of, job_of
 from .order import INDICES, fetch_indices, followed_order, keep_order, read_order
 from .prepared import prepared_data
-from .proof import READS, remove_torn_line
 from .samples import content_numbers, parts_of, pieces_of, sample_hashes, step_sums
 from .settings import TrainSettings
 
@@ -136,8 +135,10 @@ class ReadRecorder:
         rank = distributed.get_rank() if distributed.is_initialized() else int(os.environ.get("RANK", "0"))
         if rank == 0:
             _keep_job(Job(settings=settings, data=found, output_dir=place))
-        log = Path(place, READS.format(rank=rank))
-        remove_torn_line(log)
+        log = Path(place, f"reads-{rank:05d}.jsonl")
+        content = log.read_bytes() if log.exists() else b""
+        if content and not content.endswith(b"\n"):  # a killed process has begun a line, in which the next would go on
+            publish_bytes(str(log), content[: content.rfind(b"\n") + 1])
         self._log = open_log(str(log))
 
     def watch(self, iterator: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:

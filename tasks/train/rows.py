@@ -273,7 +273,10 @@ class TrainedRows:
     def of(cls, rows: DocumentRows | PackedRows, skipped: Iterable[Skipped]) -> "TrainedRows":
         """The rows without these documents. Raises InputError for one that the rows do not hold."""
         documents = [each for each in skipped if isinstance(each, SkippedDocument)]
-        packed, counts = isinstance(rows, PackedRows), _documents_of(rows)
+        packed = isinstance(rows, PackedRows)
+        counts = (
+            [len(rows.packs)] if packed else [len(part.dataset.sequence_lengths) for part in parts_of(rows.samples)]
+        )
         for each in documents:
             known = each.source < len(counts) and each.document < counts[each.source]
             if not known or packed == (each.sequence is None):
@@ -304,10 +307,3 @@ class TrainedRows:
                 if (piece.source, piece.document, None) in self.skipped:
                     mask[row, max(0, place) : place + piece.length] = False
                 place += piece.length
-
-
-def _documents_of(rows: DocumentRows | PackedRows) -> list[int]:
-    """Return the number of documents in each prefix, or of all packs."""
-    if isinstance(rows, PackedRows):
-        return [len(rows.packs)]
-    return [len(part.dataset.sequence_lengths) for part in parts_of(rows.samples)]

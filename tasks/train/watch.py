@@ -258,12 +258,6 @@ def _is_running(process: psutil.Process) -> bool:
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    """The running processes of a launch; the environment of other users' processes is hidden."""
-    return [each for each in psutil.process_iter() if _environment(each).get(MARK) == mark]
-
-
-def _environment(process: psutil.Process) -> dict[str, str]:
-    try:
-        return process.environ()
-    except (psutil.Error, OSError):
-        return {}
+    """The running processes of a launch; the environment of other users' processes is hidden, and None."""
+    running = psutil.process_iter(["environ"])
+    return [each for each in running if (each.info["environ"] or {}).get(MARK) == mark]
