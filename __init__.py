@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
     if name not in KINDS:
         raise AttributeError(f"module 'tokenmill' doesn't have an attribute {name!r}")
-    from tokenmill.flows.terminal import be_quiet
+    from tokenmill.flows.options import be_quiet
 
     be_quiet()  # before Prefect is imported and reads its settings
     from tokenmill.flows.from_python import function_of

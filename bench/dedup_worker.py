@@ -30,7 +30,7 @@ from tokenmill.tasks.dedup.rounds import DocumentSlice, build_round, decide, par
 from tokenmill.tasks.dedup.settings import DedupChoices
 from tokenmill.tasks.shards.build import build_batch
 from tokenmill.tasks.shards.kind import BuildShards, Stage
-from tokenmill.tasks.shards.plan import PlannedShard, shard_record
+from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.discovery import discover
@@ -51,10 +51,10 @@ def slices_of(source: str) -> list[DocumentSlice]:
     ]
 
 
-def build(record: Mapping[str, Any], store: Store, rebuild: bool) -> Receipt:
+def build(shard: PlannedShard, store: Store, rebuild: bool) -> Receipt:
     """What a worker does for one shard of a round."""
     work = partial(build_round, evaluations=())
-    (receipt,) = build_batch([record], store, work, announce=lambda _: None, rebuild=rebuild)
+    (receipt,) = build_batch([shard], store, work, announce=lambda _: None, rebuild=rebuild)
     return receipt
 
 
@@ -66,7 +66,7 @@ def rounds_in(pool: Executor, seconds: dict[str, float]) -> BuildShards:
     ) -> Sequence[Receipt]:
         del arguments
         started = time.perf_counter()
-        built = list(pool.map(partial(build, store=store, rebuild=rebuild), map(shard_record, pending)))
+        built = list(pool.map(partial(build, store=store, rebuild=rebuild), pending))
         seconds[stage.name.removeprefix("dedup-")] = time.perf_counter() - started
         return built
 

@@ -25,10 +25,10 @@ from tokenmill.tasks.renamed import COMMANDS, LEAVES, OPTIONS
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.storage import absolute
 
+from .options import Format, OutputDir, be_quiet, print_json, terminal
 from .output_commands import diff, lineage, prune, push, register, report, verify, view, why
 from .preparation_commands import choose, compare_tokenizers, mix, plan, preparation_command
 from .process import end_when_interrupted, lost_output, open_streams
-from .terminal import Format, OutputDir, be_quiet, print_json, terminal
 from .training_commands import benchmark, evaluate, order, pipeline, step, train
 
 EMPTY = re.compile(r"(--[\w-]+=)?\s*")
@@ -146,7 +146,7 @@ def demo(*, output_dir: OutputDir = "demo") -> dict[str, Any]:
         print_next_steps,
         write_demo_blend,
     )
-    from tokenmill.tasks.shards.input_checks import require_writable
+    from tokenmill.tasks.shards.planning import require_writable
 
     require_writable(absolute(output_dir))
     blend = write_demo_blend(output_dir)
@@ -174,8 +174,7 @@ def _demonstrated(name: str, blend: str, output_dir: str, *overrides: str) -> di
 def run(arguments: list[str]) -> int:
     """Run one command and return the exit code."""
     try:
-        _require_values(arguments)
-        _require_new_command(arguments)
+        _require_words(arguments)
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, InputError) as error:
         return _complain(_plain(error), WRONG_CALL)
@@ -189,20 +188,16 @@ def run(arguments: list[str]) -> int:
     return DONE
 
 
-def _require_values(arguments: list[str]) -> None:
-    """Raises InputError for an empty argument, such as an unset variable of a script."""
+def _require_words(arguments: list[str]) -> None:
+    """Raises InputError for an empty argument, such as an unset variable of a script, and for the old name of a command."""
     for before, argument in pairwise(["tokenmill", *arguments]):
         if EMPTY.fullmatch(argument):
             raise InputError(f"the argument after {before!r} is empty; give it a value or omit the option")
-
-
-def _require_new_command(arguments: list[str]) -> None:
     if arguments and arguments[0] in COMMANDS:
         raise InputError(f"{arguments[0]!r} has a new name: tokenmill {COMMANDS[arguments[0]]}")
 
 
 def _print_record(record: Mapping[str, Any]) -> None:
-    """Print the artifact record as one line for the next program."""
     if not sys.stdout.isatty():
         print_json(record)
 

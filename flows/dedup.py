@@ -1,6 +1,6 @@
 """Deduplication: a blend of text without duplicate documents, and without documents that overlap evaluations.
 
-plan ─► find duplicates (sign slices, then rounds by partition, mapped over Dask) ─► write kept documents ─► publish ─► report
+plan ─► dedup-sign, dedup-exact, … (rounds by partition, mapped over Dask) ─► apply-decisions ─► publish ─► report
 """
 
 from .preparation import preparation_flow

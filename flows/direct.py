@@ -19,16 +19,14 @@ from tokenmill.tasks.console import never_end_by_printing
 from tokenmill.tasks.report.openlineage import tell_if_asked
 from tokenmill.tasks.report.summary import artifact_record
 from tokenmill.tasks.report.weights_and_biases import log_if_asked
-from tokenmill.tasks.shards.executor import build_here, is_little, run_here
-from tokenmill.tasks.shards.input_checks import check_inputs
+from tokenmill.tasks.shards.executor import Pool, building_on, exit_if_imported, here, is_little, run_here
 from tokenmill.tasks.shards.kind import BuildShards, Kind, Needs, Stage
-from tokenmill.tasks.shards.lock import turn_in
 from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.planning import check_inputs
 from tokenmill.tasks.shards.progress import say
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import ClusterSettings, PreparationSettings
-from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.shards.worker import exit_if_imported
+from tokenmill.tasks.shards.store import turn_in
 from tokenmill.tasks.storage import join
 
 from .run import Steps, run_steps
@@ -113,45 +111,37 @@ def _may_be_configured() -> bool:
 
 
 def _text(file: str) -> str:
-    """The content of a file; empty if it cannot be read."""
     with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
         return Path(file).expanduser().read_text("utf-8", errors="replace")
     return ""
 
 
-def _call(name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401, ARG001 - see Step
+def _call(name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401, ARG001 - see Steps
     return function(*arguments)
 
 
 @contextmanager
 def _workers(settings: ClusterSettings, needs: Needs) -> Generator[BuildShards]:
-    """Workers of this machine, or of a cluster at an address. Dask takes 0.4 s to import, so it is imported when there is work for it."""
+    """Builds shards here, on workers of this machine, or on a cluster. Dask takes 0.4 s to import, so it waits for work."""
     with ExitStack() as stack:
 
         @cache
-        def on_workers() -> BuildShards:
-            from tokenmill.tasks.shards.workers import local_workers, standing_workers
+        def on_workers() -> Callable[[Stage, Sequence[PlannedShard]], Pool]:
+            from tokenmill.tasks.shards.workers import pool_for
 
-            local = settings.cluster == "local"
-            made = (
-                local_workers(needs) if local else standing_workers(settings.cluster, needs, settings.cluster_timeout)
-            )
-            return stack.enter_context(made)
+            return stack.enter_context(pool_for(settings, needs))
 
-        def build_shards(
-            stage: Stage, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
-        ) -> Sequence[Receipt]:
-            if settings.cluster == "local" and is_little(stage, pending, needs):
-                return build_here(stage, pending, store, arguments, rebuild=rebuild, libraries=needs.libraries)
-            return on_workers()(stage, pending, store, arguments, rebuild=rebuild) if pending else ()
+        def pool(stage: Stage, pending: Sequence[PlannedShard]) -> Pool:
+            little = settings.cluster == "local" and is_little(stage, pending, needs)
+            return (here if little else on_workers())(stage, pending)
 
-        yield build_shards
+        yield building_on(pool, needs.libraries)
 
 
-def _report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
+def _report(manifest: Mapping[str, Any], output_dir: str, known: Mapping[str, Receipt]) -> dict[str, Any]:
     from tokenmill.tasks.report.page import leave_report
 
-    leave_report(output_dir, say)
+    leave_report(output_dir, say, known)
     log_if_asked(manifest, output_dir, say)
     tell_if_asked(manifest, output_dir, say)
     return artifact_record(manifest, output_dir)

@@ -1,6 +1,6 @@
 """Quality filters: a blend of text with only the documents that pass every rule.
 
-plan ─► judge and write the rows of each slice, mapped over Dask ─► publish ─► report
+plan ─► filter-documents (mapped over Dask) ─► publish ─► report
 """
 
 from .preparation import preparation_flow

@@ -1,6 +1,6 @@
 """Harmony: chat data of many shapes becomes one strict format, without duplicates, ready to be scored.
 
-plan ─► normalize shards ─► find duplicates ─► mark shards ─► select pools and candidates ─► publish ─► report
+plan ─► normalize-shards ─► dedup-sign, dedup-exact, … ─► mark-shards ─► select-rows ─► publish ─► report
         (all of these mapped over one Dask cluster)
 """
 

@@ -23,7 +23,6 @@ from tokenmill.tasks.sources.discovery import require_no_overlap
 from tokenmill.tasks.storage import absolute
 from tokenmill.tasks.strict import Place
 
-from .output_folder import publishing
 from .prefect_server import flow
 from .preparation import preparation_flow
 
@@ -31,7 +30,6 @@ DEFAULT = PreparationSettings()
 
 
 @flow(name="reprep-changed-blends")
-@publishing
 def reprep_changed_blends(
     blends: Place,
     output_dir: Place,

@@ -4,21 +4,77 @@ All of it is parsed by the same model as a flow's parameters, so a misspelt key 
 """
 
 import json
+import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
-from cyclopts import Parameter
+import orjson
+from cyclopts import Group, Parameter
+from pydantic import BaseModel
+from rich.console import Console, ConsoleOptions
+from tokenmill.tasks.artifact import Artifact, read_artifact
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.described import describe, example_of
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.settings import PreparationSettings, Scale
+from tokenmill.tasks.storage import absolute, is_writable, join, temporary_folder
 from tokenmill.tasks.strict import Strict, parse
 from tokenmill.tasks.yaml_text import read_mapping, read_yaml
 
-from .terminal import terminal
+if TYPE_CHECKING:
+    from cyclopts.help import HelpPanel
+
+QUIET = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    "DO_NOT_TRACK": "1",
+    "DASK_LOGGING__DISTRIBUTED": "error",
+}
+"""Settings for use at a terminal: a progress line instead of two log streams, and no telemetry."""
+
+terminal = Console(stderr=True)
+
+OutputDir = Annotated[str, Parameter(name=["--output-dir", "-o"], help="Output folder or URI.")]
+
+TextFormat = Literal["json", "text"]
+"""How a command prints its result: one line of JSON for programs, text for people."""
+
+Format = Literal[TextFormat, "table"]
+"""The same, and a table for people."""
+
+
+def be_quiet() -> None:
+    """Keep log streams off the terminal. Variables that are already set are kept."""
+    chosen = QUIET | _prefect_home()
+    os.environ.update({name: value for name, value in chosen.items() if name not in os.environ})
+
+
+def _prefect_home() -> dict[str, str]:
+    """Return a temporary home for Prefect if the user's isn't writable; its profiles remain in use."""
+    home = absolute("~/.prefect")
+    if is_writable(home):
+        return {}
+    profiles = join(home, "profiles.toml")
+    kept = {"PREFECT_PROFILES_PATH": profiles} if Path(profiles).exists() else {}
+    return {"PREFECT_HOME": join(temporary_folder(), "prefect"), **kept}
+
+
+def piped(command: str, kinds: Collection[str] = ()) -> Artifact:
+    """The artifact printed by the previous command. Raises InputError unless there is one of these `kinds`."""
+    if sys.stdin.isatty():
+        raise InputError(f"{command}: name an output folder, or pipe a command into this one")
+    return read_artifact(sys.stdin.buffer.read(), kinds, command)
+
+
+def print_json(record: Mapping[str, Any]) -> None:
+    """Print a record as one line for the next program."""
+    sys.stdout.write(orjson.dumps(record).decode() + "\n")
 
 
 @Parameter(name="*")
@@ -49,11 +105,8 @@ GIVEN = "settings"
 
 def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequence[str]) -> Settings:
     """The settings of a preparation. Raises InputError for anything unknown or out of bounds."""
-    given = {
-        "scale": options.scale, "sample": options.sample, "force": options.force,
-        "workers": options.workers, "cluster": options.cluster,
-    }  # fmt: skip
-    chosen = [f"{name}={value}" for name, value in given.items() if value is not None]
+    given = {name: value for name, value in vars(options).items() if name != "config" and value is not None}
+    chosen = [f"{name}={value}" for name, value in given.items()]
     written = config_settings(options.config) if options.config else {}
     return choices_of(kind, [*chosen, *overrides], written, str(options.config or GIVEN))
 
@@ -144,3 +197,36 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
         merged[name] = _merge(merged[name], value) if both else value
     return merged
+
+
+Source = Callable[[], tuple[type[BaseModel], Collection[str]]]
+"""Returns the model of a command's settings, and the settings that it rejects."""
+
+
+@dataclass(frozen=True)
+class SettingsPanel:
+    """Prints the settings of a model in place of the one argument that takes them all."""
+
+    source: Source
+
+    def __call__(self, console: Console, options: ConsoleOptions, panel: "HelpPanel") -> None:
+        from cyclopts.help import DefaultFormatter, HelpEntry, HelpPanel
+        from tokenmill.tasks.described import describe, example_of
+
+        settings = list(describe(*self.source()))
+        entries = [
+            HelpEntry(
+                positive_names=(each.key,),
+                description=f"{each.meaning} ({each.values})",
+                required=each.required,
+                default=each.default,
+            )
+            for each in settings
+        ]
+        title = f"{panel.title}, for example {example_of(settings)}"
+        DefaultFormatter()(console, options, HelpPanel("parameter", title, entries=entries))
+
+
+def settings_parameter(source: Source) -> Parameter:
+    """The parameter for the `key=value` arguments of a command, whose help lists the settings."""
+    return Parameter(group=Group("Settings, as key=value", help_formatter=SettingsPanel(source)))

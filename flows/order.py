@@ -10,12 +10,10 @@ from tokenmill.tasks.strict import Place
 from tokenmill.tasks.train.order import artifact_record, checked_data, make_order
 from tokenmill.tasks.train.settings import OrderSettings
 
-from .output_folder import publishing
 from .prefect_server import flow
 
 
 @flow(name="order-samples")
-@publishing
 def order_samples(output_dir: Place, settings: OrderSettings) -> dict[str, Any]:
     """Plan which samples each step of a training reads, and build megatron-core's indices for it.
 

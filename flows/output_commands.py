@@ -13,8 +13,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.strict import parse
 
-from .options import GIVEN
-from .terminal import Format, TextFormat, piped, print_json, terminal
+from .options import GIVEN, Format, TextFormat, piped, print_json, terminal
 
 Prepared = Annotated[
     str | None, Parameter(help="Folder that a command wrote; read from stdin when one is piped into this one.")
@@ -137,9 +136,11 @@ def report(
 
 def _reported(output_dir: str, html: str | None, summary: bool) -> dict[str, Any]:
     from tokenmill.tasks.report.cards import publish_cards
+    from tokenmill.tasks.report.measured import measured
     from tokenmill.tasks.report.page import publish_page
 
-    return {"page": publish_page(output_dir, html).path, "cards": publish_cards(output_dir, summary=summary)}
+    run = measured(output_dir)
+    return {"page": publish_page(run, html).path, "cards": publish_cards(run, summary=summary)}
 
 
 def _plotted(output_dir: str, scores: list[str], html: str | None) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from tokenmill.tasks.train.pipeline_settings import (
     load_settings,
 )
 
-from .output_folder import publishing
 from .prefect_server import flow
 from .pretrain import pretrain_data_prep
 from .rl import rl_data_prep
@@ -26,7 +25,6 @@ from .train import evaluate_model, train_model
 
 
 @flow(name="pipeline")
-@publishing
 def pipeline(output_dir: Place, settings: PipelineSettings | str = "pipeline-tiny") -> dict[str, Any]:
     """Run the stages in order, each reusing the finished work of earlier runs.
 
@@ -52,7 +50,6 @@ def _require_possible(output_dir: str, settings: PipelineSettings) -> None:
 
 
 def _stages(output_dir: str, settings: PipelineSettings) -> list[Any]:
-    """Run all stages, and return their artifact records."""
     data: Any = pretrain_data_prep(
         blend_place(settings.pretrain.blend), join(output_dir, "pretrain/data"), **_chosen(settings.pretrain.data)
     )
@@ -72,7 +69,6 @@ def _stages(output_dir: str, settings: PipelineSettings) -> list[Any]:
 
 
 def _trained(stage: PretrainStage | SftStage, settings: PipelineSettings, folder: str) -> list[Any]:
-    """Train on the data of a stage, and evaluate the model."""
     model = train_model(join(folder, "data"), join(folder, "model"), stage.train)
     return [model, evaluate_model(join(folder, "model"), join(folder, "results"), settings.evaluate)]
 

@@ -16,9 +16,18 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.kinds import KINDS, WORDS, preparation, preparation_called
 from tokenmill.tasks.strict import Strict, parse
 
-from .options import CommonOptions, choices_of, settings_of, sorted_overrides
-from .settings_help import settings_parameter
-from .terminal import Format, OutputDir, be_quiet, print_json, terminal
+from .options import (
+    CommonOptions,
+    Format,
+    OutputDir,
+    be_quiet,
+    choices_of,
+    print_json,
+    settings_of,
+    settings_parameter,
+    sorted_overrides,
+    terminal,
+)
 
 if TYPE_CHECKING:
     from tokenmill.tasks.shards.kind import Kind, Planned
@@ -153,8 +162,7 @@ def _read(
 def _planned(
     kind: "Kind[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str | None
 ) -> "Planned[Any, Any]":
-    """Make the immediate checks, and plan."""
-    from tokenmill.tasks.shards.input_checks import check_inputs
+    from tokenmill.tasks.shards.planning import check_inputs
 
     set_up_arrow()
     if output_dir is not None:
@@ -178,7 +186,6 @@ def _shown(
 
 
 def _settings_of_kind(name: str) -> "tuple[type[PreparationSettings], frozenset[str]]":
-    """Return the settings of a kind, and those that it rejects."""
     kind = preparation(name)
     return kind.settings, kind.hidden
 
@@ -186,7 +193,6 @@ def _settings_of_kind(name: str) -> "tuple[type[PreparationSettings], frozenset[
 def _prepared(
     kind: "Kind[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str
 ) -> dict[str, Any]:
-    """Run the preparation, and print the result."""
     from tokenmill.tasks.report.summary import print_summary
     from tokenmill.tasks.shards.manifest import read_manifest
 

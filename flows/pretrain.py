@@ -1,6 +1,6 @@
 """Pretraining data: a blend of raw text becomes verified Megatron `.bin/.idx` files and a `blend.json`.
 
-plan ─► tokenize shards ─► join them to large prefixes ─► publish ─► report
+plan ─► tokenize-shards ─► join-prefixes ─► publish ─► report
         (both mapped over one Dask cluster)
 """
 

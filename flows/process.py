@@ -24,7 +24,7 @@ from typing import TextIO
 
 import psutil
 
-from .terminal import terminal
+from .options import terminal
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -45,7 +45,6 @@ class Stream(io.TextIOWrapper):
     lost: OSError | None = None
 
     def write(self, text: str, /) -> int:
-        """Write text."""
         try:
             return super().write(text)
         except OSError as error:
@@ -53,7 +52,6 @@ class Stream(io.TextIOWrapper):
             return len(text)
 
     def flush(self) -> None:
-        """Write buffered text."""
         try:
             super().flush()
         except OSError as error:
@@ -113,15 +111,11 @@ def _interrupt(_number: int, _frame: object) -> None:
         _pressed_again.set()
         return
     _pressed.set()
-    _silence_dask()
-    raise KeyboardInterrupt
-
-
-def _silence_dask() -> None:
-    """Stop Dask's loggers: its scheduler logs a traceback for each connection that the interrupt breaks."""
+    # Dask's scheduler logs a traceback for each connection that the interrupt breaks.
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("distributed") and isinstance(logger, logging.Logger):
             logger.disabled = True
+    raise KeyboardInterrupt
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -131,7 +125,6 @@ def _show(kind: type[BaseException], error: BaseException, traceback: TracebackT
 
 
 def _show_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Show an error that a finalizer cannot raise, unless it is Ctrl-C."""
     if not _pressed.is_set():
         sys.__unraisablehook__(unraisable)
 

@@ -6,39 +6,31 @@ A Prefect flow runs them as tasks (`preparation`). A command runs them directly 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from tokenmill.tasks.blend.models import Blend
-from tokenmill.tasks.shards.kind import BuildShards, Kind, Needs, Stage
-from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.kind import BuildShards, Kind, Needs
 from tokenmill.tasks.shards.progress import say
 from tokenmill.tasks.shards.publication import failure_recorded
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import ClusterSettings, PreparationSettings
-from tokenmill.tasks.shards.store import Store
 
 PUBLISH = "publish"
 """The step that publishes."""
 
 
-class Step(Protocol):
-    """Calls a function with its arguments, as the step of a name."""
-
-    def __call__(self, name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
-        """The result of the function."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How to run the steps: `call` plans and publishes, `workers` builds on a cluster, `report` makes the artifact record."""
+    """How to run the steps: `call` plans and publishes (it gets a name, a function and its arguments), `workers` builds on a cluster,
+    `report` makes the artifact record.
+    """
 
-    call: Step
+    call: Callable[..., Any]
     workers: Callable[[ClusterSettings, Needs], AbstractContextManager[BuildShards]]
-    report: Callable[[Mapping[str, Any], str], dict[str, Any]]
+    report: Callable[[Mapping[str, Any], str, Mapping[str, Receipt]], dict[str, Any]]
 
 
 def run_steps(
@@ -50,22 +42,9 @@ def run_steps(
     record_failure = failure_recorded(planned.output_dir, kind.header(planned), planned.plan.store.place)
     with record_failure if kind.records_failure else nullcontext():
         with steps.workers(settings, replace(kind.needs(planned), libraries=tuple(kind.libraries))) as build_shards:
-            planned = kind.build(planned, _announced(build_shards))
+            planned = kind.build(planned, build_shards)
         say("publish: linking shards into the output folder, writing the manifest and the report")
         manifest = steps.call(PUBLISH, kind.publish, planned, started)
-    record = steps.report(manifest, planned.output_dir)
+    record = steps.report(manifest, planned.output_dir, planned.receipts)
     kind.accept(manifest, planned.output_dir)
     return record
-
-
-def _announced(build_shards: BuildShards) -> BuildShards:
-    """Print a line before shards are built, with their number."""
-
-    def build(
-        stage: Stage, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
-    ) -> Sequence[Receipt]:
-        if pending:
-            say(f"{stage.name.replace('-', ' ')}: {len(pending):,} to build")
-        return build_shards(stage, pending, store, arguments, rebuild=rebuild)
-
-    return build

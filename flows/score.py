@@ -1,6 +1,6 @@
 """Score rows: the NLL of completions (nll), or embeddings of texts (embed).
 
-plan ─► score slices (mapped over Dask, one worker per GPU) ─► rank and publish ─► report
+plan ─► score-slices (mapped over Dask, one worker per GPU) ─► rank and publish ─► report
 """
 
 from typing import Any
@@ -10,7 +10,6 @@ from tokenmill.tasks.score.planning import What
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.strict import Place, parse, with_parameters_of
 
-from .output_folder import publishing
 from .prefect_server import flow
 from .preparation import prepare
 
@@ -18,7 +17,6 @@ KINDS = {"nll": preparation("nll"), "embed": preparation("embeddings")}
 
 
 @flow(name="score-candidates")
-@publishing
 @with_parameters_of(*(kind.settings for kind in KINDS.values()), without=KINDS["nll"].hidden)
 def score_candidates(blend: Blend | str, output_dir: Place, mode: What, **chosen: object) -> dict[str, Any]:
     """Score rows: the settings of the other score than `mode` must be left out.

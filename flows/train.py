@@ -10,14 +10,12 @@ from tokenmill.tasks.strict import Place
 from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
 from tokenmill.tasks.train.stage import checked_job, evaluate, evaluation_of, hand_over_rl, train
 
-from .output_folder import publishing
 from .prefect_server import flow
 
 DEFAULT, DEFAULT_EVALUATION = TrainSettings(), EvaluateSettings()
 
 
 @flow(name="train-model")
-@publishing
 def train_model(data: Place, output_dir: Place, settings: TrainSettings = DEFAULT) -> dict[str, Any]:
     """Train a model on a preparation, or hand it to a different trainer.
 
@@ -33,7 +31,6 @@ def train_model(data: Place, output_dir: Place, settings: TrainSettings = DEFAUL
 
 
 @flow(name="evaluate-model")
-@publishing
 def evaluate_model(
     training: Place, output_dir: Place, settings: EvaluateSettings = DEFAULT_EVALUATION
 ) -> dict[str, Any]:

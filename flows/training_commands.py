@@ -16,9 +16,7 @@ from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.strict import Strict
 from tokenmill.tasks.train.settings import EvaluateSettings, OrderSettings, TrainSettings
 
-from .options import choices_of, config_settings
-from .settings_help import settings_parameter
-from .terminal import TextFormat, be_quiet, piped, print_json, terminal
+from .options import TextFormat, be_quiet, choices_of, config_settings, piped, print_json, settings_parameter, terminal
 
 if TYPE_CHECKING:
     from tokenmill.tasks.report.step import ShownStep

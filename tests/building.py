@@ -5,14 +5,12 @@ from dataclasses import replace
 
 from tokenmill.tasks.shards.build import build_batch
 from tokenmill.tasks.shards.kinds import preparation
-from tokenmill.tasks.shards.plan import shard_record
 from tokenmill.tasks.strict import parse
 
 
 def build_here(stage, pending, store, arguments, *, rebuild=False, announce=lambda record: None):
     """Build the pending shards one after the other, as one batch of a mapped task; the receipt of each."""
-    records = [shard_record(shard) for shard in pending]
-    return build_batch(records, store, stage.building(arguments), announce, rebuild=rebuild)
+    return build_batch(pending, store, stage.building(arguments), announce, rebuild=rebuild)
 
 
 def plan_here(kind, blend, output_dir, **settings):

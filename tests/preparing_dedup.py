@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.dedup.kind import decided_plan
 from tokenmill.tasks.dedup.rounds import decide
-from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.receipt import shard_key
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice, SourceFile
 

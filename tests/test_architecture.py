@@ -34,7 +34,7 @@ LEVELS = [
 
 LONGEST_FUNCTION = 60
 
-WRITERS = ("tasks/shards/publish.py", "tasks/shards/join.py")
+WRITERS = ("tasks/shards/publish.py",)
 
 WRITING_CALLS = {
     *(f"os.{name}" for name in ["write", "pwrite", "writev", "sendfile", "copy_file_range", "truncate", "ftruncate"]),

@@ -42,7 +42,6 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.nightly import prune as pruning
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.shards.build import build_batch
-from tokenmill.tasks.shards.plan import shard_record
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
@@ -311,7 +310,7 @@ def logged_build(place: Place, step: Any, pending: Any, store: Store, arguments:
         if record["reused"]:
             place.log(reused=1)
 
-    return build_batch([shard_record(shard) for shard in pending], store, build, announce, rebuild=rebuild)
+    return build_batch(pending, store, build, announce, rebuild=rebuild)
 
 
 def digest(receipt: Receipt) -> str:

@@ -23,7 +23,7 @@ import orjson
 import pyarrow as pa
 from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.shards.progress import explain_wait
-from tokenmill.tasks.shards.remembered import remembered
+from tokenmill.tasks.shards.store import remembered
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.tokenize.encoders import Encoder
 from tokenmill.tasks.tokenize.exact import encoder_of

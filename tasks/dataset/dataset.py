@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.errors import InputError, RunError, nearest
 from tokenmill.tasks.shards.kinds import KINDS
-from tokenmill.tasks.shards.manifest import open_manifest, split_of, stored_entries
-from tokenmill.tasks.shards.published import join_published
+from tokenmill.tasks.shards.manifest import join_published, open_manifest, split_of, stored_entries
 from tokenmill.tasks.shards.store import PACKS, PREFIX
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.opening import open_source

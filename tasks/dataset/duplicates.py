@@ -21,8 +21,7 @@ from tokenmill.tasks.dedup.rounds import KIND
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.harmony.shard import FILE
-from tokenmill.tasks.shards.identity import shard_key
-from tokenmill.tasks.shards.receipt import RECEIPT, InvalidReceiptError, Receipt
+from tokenmill.tasks.shards.receipt import RECEIPT, InvalidReceiptError, Receipt, shard_key
 from tokenmill.tasks.shards.store import Store, read_bytes, size_of
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.storage import filesystem, join, open_binary

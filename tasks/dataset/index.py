@@ -6,6 +6,7 @@ A source row leads to the shards that read it, a document of a shard to the file
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,7 @@ from tokenmill.tasks.shards.build import QUARANTINE
 from tokenmill.tasks.shards.fates import RowFates, read_fates
 from tokenmill.tasks.shards.kind import Kind
 from tokenmill.tasks.shards.kinds import preparation
-from tokenmill.tasks.shards.manifest import entry_files, split_of
-from tokenmill.tasks.shards.origins import Origin, origin_of, origins_in
-from tokenmill.tasks.shards.published import join_published
+from tokenmill.tasks.shards.manifest import Origin, entry_files, join_published, origin_of, origins_in, split_of
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.sources.files import Slice, SourceFile
@@ -32,11 +31,12 @@ RECEIPTS_KEPT, PARTS_KEPT = 1024, 64
 
 
 class ShardIndex:
-    """The shards of the output in the absolute folder `path`, by their numbers in the manifest."""
+    """The shards of the output in the absolute folder `path`, by their numbers in the manifest; `known` receipts aren't read again."""
 
-    def __init__(self, path: str, manifest: Mapping[str, Any]) -> None:
-        self.path = path
-        self.manifest = manifest
+    def __init__(
+        self, path: str, manifest: Mapping[str, Any], known: Mapping[str, Receipt] = MappingProxyType({})
+    ) -> None:
+        self.path, self.manifest, self.known = path, manifest, known
         self.store = Store(manifest["volatile"]["store"], manifest["type"])
         self.entries: Sequence[Entry] = manifest["shards"]
         self.receipt = lru_cache(maxsize=RECEIPTS_KEPT)(self._receipt)
@@ -171,7 +171,7 @@ class ShardIndex:
 
     def _receipt(self, shard: int) -> Receipt:
         key = self.entries[shard]["key"]
-        receipt = self.store.receipt(key)
+        receipt = self.known.get(key) or self.store.receipt(key)
         if receipt is None:
             raise RunError(f"{self.store.folder(key)}: missing or damaged; prepare the data again")
         return receipt

@@ -17,11 +17,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from tokenmill.tasks.errors import InputError, RunError, nearest
 from tokenmill.tasks.shards.fates import read_fates
-from tokenmill.tasks.shards.join import Extent
 from tokenmill.tasks.shards.kinds import preparation
-from tokenmill.tasks.shards.manifest import split_of, stored_entries
-from tokenmill.tasks.shards.origins import Origin, origin_of, origins_in
-from tokenmill.tasks.shards.published import join_published
+from tokenmill.tasks.shards.manifest import Origin, join_published, origin_of, origins_in, split_of, stored_entries
+from tokenmill.tasks.shards.publish import Extent
 from tokenmill.tasks.shards.receipt import RECEIPT
 from tokenmill.tasks.shards.store import PACKS, PREFIX, Store
 from tokenmill.tasks.storage import join

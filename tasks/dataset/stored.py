@@ -19,7 +19,7 @@ from pyarrow import parquet
 from tokenmill.tasks.chat.encoding import ROLES
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.parquet import SCHEMA
-from tokenmill.tasks.shards.join import Extent
+from tokenmill.tasks.shards.publish import Extent
 from tokenmill.tasks.shards.store import read_bytes, size_of
 from tokenmill.tasks.storage import filesystem, open_binary
 from tokenmill.tasks.tokenize.binidx import DTYPES, HEADER, MAGIC, VERSION, BinIdxError, Index, read_index

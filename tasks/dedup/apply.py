@@ -34,7 +34,7 @@ from tokenmill.tasks.shards.publish import Output
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.files import NO_ROWS, BadRow, Row, Slice, SourceFile, TextBatch, field_path
+from tokenmill.tasks.sources.files import Row, RowBatch, Slice, SourceFile, TextBatch, field_path
 from tokenmill.tasks.sources.formats import format_of, read_texts
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, pick_texts
 from tokenmill.tasks.sources.parquet import require_text
@@ -65,23 +65,11 @@ Content = list[bytes] | pa.RecordBatch
 
 
 @dataclass(frozen=True, slots=True)
-class SliceRows:
-    """Consecutive rows of a slice: documents (`content`, `texts` [n], row numbers `rows` int64 [n]), bad rows, numbers of blank ones,
-    and a count of those that the filter of the slice drops.
-    """
+class SliceRows(RowBatch):
+    """Consecutive rows of a slice as documents: their `content`, and `texts` [n]."""
 
     content: Content
     texts: pa.LargeStringArray
-    rows: np.ndarray
-    bad: Sequence[BadRow] = ()
-    blank: np.ndarray = field(default_factory=lambda: NO_ROWS)
-    member: int = 0
-    filtered: int = 0
-
-    @property
-    def consumed(self) -> int:
-        """The number of rows, bad, blank and filtered ones included."""
-        return len(self.rows) + len(self.bad) + len(self.blank) + self.filtered
 
 
 def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row: OnBadRow) -> Receipt:
@@ -132,7 +120,9 @@ def _json_rows(part: Slice, text_field: str) -> Iterator[SliceRows]:
     for rows in cast("Iterator[list[Row]]", format_of(part.file).rows(part)):
         texts = pick_texts(rows, path, first, chosen)
         content = [_on_one_line(cast("bytes", rows[number - first])) for number in texts.rows.tolist()]
-        yield SliceRows(content, texts.texts, texts.rows, texts.bad, texts.blank, filtered=texts.filtered)
+        yield SliceRows(
+            content, texts.texts, rows=texts.rows, bad=texts.bad, blank=texts.blank, filtered=texts.filtered
+        )
         first += len(rows)
 
 
@@ -153,7 +143,7 @@ def _arrow_rows(part: Slice, text_field: str) -> Iterator[SliceRows]:
         texts, held = _cut(held, stop)
         filtered = len(batch) - len(texts.rows) - len(texts.bad)
         content = [] if isinstance(batch, range) else _documents(batch, texts.rows - first)
-        yield SliceRows(content, texts.texts, texts.rows, texts.bad, filtered=filtered)
+        yield SliceRows(content, texts.texts, rows=texts.rows, bad=texts.bad, filtered=filtered)
         first = stop
 
 

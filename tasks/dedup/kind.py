@@ -6,9 +6,8 @@ The plan covers only the signing of slices. The shards to publish are planned on
 and the decisions about it.
 """
 
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,13 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.input_checks import require_separate
 from tokenmill.tasks.shards.kind import BuildShards, Kind, Planned, Release, Stage, run_stage
 from tokenmill.tasks.shards.plan import WHOLE, Finished
-from tokenmill.tasks.shards.planning import places, plan_shards, require_no
-from tokenmill.tasks.shards.publication import Published
-from tokenmill.tasks.shards.publish import Output, place_files
-from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.planning import places, plan_shards, require_no, require_separate
+from tokenmill.tasks.shards.publication import FolderLayout
+from tokenmill.tasks.shards.publish import Output
+from tokenmill.tasks.shards.receipt import Receipt, TextRecipe
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.sources.files import Slice
@@ -32,15 +30,7 @@ from tokenmill.tasks.sources.opening import BLOCK_BYTES
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.storage import join, open_binary
 
-from .apply import (
-    Deduplicated,
-    apply_decisions,
-    document_slices,
-    file_of,
-    mark_shard,
-    plan_marked,
-    require_text_in_first,
-)
+from .apply import Deduplicated, apply_decisions, document_slices, mark_shard, plan_marked, require_text_in_first
 from .contamination import evaluation_sources, find_evaluations
 from .decisions import KEPT, Decisions
 from .rounds import FORMAT_VERSION, KIND, VALUES_VERSION, DocumentSlice, decide, planned_rounds
@@ -58,13 +48,6 @@ class DedupFound:
 
 
 DedupPlan = Planned[DedupSettings, DedupFound]
-
-
-@dataclass(frozen=True, slots=True)
-class _TextRecipe:
-    """Identifies slices before the number of partitions is known."""
-
-    text_field: str
 
 
 def _documents(source: DataSource, split: str, part: Slice, settings: DedupSettings) -> DocumentSlice:
@@ -129,55 +112,26 @@ KEPT_FIELDS = {
 }
 """The keys of a dataset that the output's blend copies from the input's."""
 
-PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.(jsonl|parquet)")
 
+def rows_layout(blend: Blend, files: Sequence[tuple[str, Output]] = ()) -> FolderLayout:
+    """Row folders by dataset, and other files; blend.json lists the datasets with rows."""
+    sources = {(split, source.name): source for split, listed in blend.parts().items() for source in listed}
+    folders = {(split, name): _folder(split, name) for split, name in sources}
 
-@dataclass(frozen=True, slots=True)
-class RowsLayout:
-    """Row folders, and other files: the location of each in the store, and its path in the output folder."""
-
-    blend: Blend
-    files: Sequence[tuple[str, Output]] = ()
-
-    @property
-    def own(self) -> Mapping[str, re.Pattern[str]]:
-        """The files of each dataset."""
-        folders = [_folder(split, source.name) for split, listed in self.blend.parts().items() for source in listed]
-        return dict.fromkeys(folders, PART)
-
-    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
-        """Link every file on a local disk; on an object store the store copies it."""
-        names: dict[str, dict[str, list[str]]] = {}
-        numbers: Counter[str] = Counter()
-        pairs = [(stored, join(output_dir, output.path)) for stored, output in self.files]
-        for item in finished:
-            if WHOLE not in item.receipt.parts:
-                continue
-            file, folder = file_of(item.shard.part), _folder(item.shard.split, item.shard.dataset)
-            name = join(output_dir, folder, f"part-{numbers[folder]:05d}-{item.key[:8]}.{file.partition('.')[2]}")
-            pairs.append((store.path(item.key, file), name))
-            numbers[folder] += 1
-            names.setdefault(item.shard.place, {}).setdefault(WHOLE, []).append(name)
-        place_files(pairs)
-        return Published(names, self._blend(output_dir, numbers), [output for _, output in self.files])
-
-    def _blend(self, output_dir: str, numbers: Mapping[str, int]) -> bytes:
-        """The output as a blend, without empty datasets."""
-        parts = {
-            split: [_source(output_dir, split, source) for source in listed if numbers[_folder(split, source.name)]]
-            for split, listed in self.blend.parts().items()
-        }
-        budget = self.blend.model_dump(mode="json", exclude={"datasets", *SPLITS}, exclude_none=True)
+    def written(output_dir: str, filled: Collection[str]) -> bytes:
+        parts: dict[str, list[dict[str, Any]]] = {split: [] for split in blend.parts()}
+        for (split, name), source in sources.items():
+            if folders[split, name] in filled:
+                kept = source.model_dump(mode="json", include=KEPT_FIELDS, exclude_none=True)
+                parts[split].append({"name": name, "path": join(output_dir, folders[split, name]), **kept})
+        budget = blend.model_dump(mode="json", exclude={"datasets", *SPLITS}, exclude_none=True)
         return orjson.dumps({**budget, **parts}, option=orjson.OPT_INDENT_2)
+
+    return FolderLayout(folders, written, files)
 
 
 def _folder(split: str, name: str) -> str:
     return join(FOLDER, split, name) if split in SPLITS else join(FOLDER, name)
-
-
-def _source(output_dir: str, split: str, source: DataSource) -> dict[str, Any]:
-    kept = source.model_dump(mode="json", include=KEPT_FIELDS, exclude_none=True)
-    return {"name": source.name, "path": join(output_dir, _folder(split, source.name)), **kept}
 
 
 BATCH_ROWS = 8192
@@ -227,17 +181,13 @@ class Deduplication(Kind[DedupSettings, DedupFound]):
     hidden = frozenset({"holdout"})
 
     def plan(self, blend: Blend, settings: DedupSettings, output_dir: str | None) -> DedupPlan:
-        """Plan `blend` for `output_dir`; without one, no shard counts as built, and hashes are cached per user.
-
-        Raises InputError for anything that must be fixed first.
-        """
         output_dir, store = places(blend, settings, output_dir, KIND)
         require_separate(evaluation_sources(settings.evaluations), store.place, output_dir)
 
-        def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[_TextRecipe]:  # noqa: ARG001 - any plan's
+        def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[TextRecipe]:  # noqa: ARG001 - any plan's
             require_no(source, ["converter", "transforms", "template_variables"], "deduplication")
             require_text_in_first(source, slices)
-            return [_TextRecipe(source.text_field)] * len(slices)
+            return [TextRecipe(source.text_field)] * len(slices)
 
         unsigned = settings.model_copy(update={"force": True})  # these identities have no shards to reuse
         # The names of documents have the file and the row in it.
@@ -261,26 +211,22 @@ class Deduplication(Kind[DedupSettings, DedupFound]):
         return Planned(blend, settings, output_dir, found.of_other(shards, rebuild=settings.force), DedupFound(slices))
 
     def check(self, blend: Blend, settings: DedupSettings, output_dir: str) -> None:
-        """Raises InputError for missing evaluations."""
         find_evaluations(settings.evaluations)
 
     def build(self, planned: DedupPlan, build_shards: BuildShards) -> DedupPlan:
-        """Decide on every row, and build the shards of kept rows; returns the plan of the published shards."""
         settings, store = planned.settings, planned.plan.store
         decisions = decide(planned.found.slices, settings.choices, store.place, build_shards, rebuild=settings.force)
         return super().build(decided_plan(planned, decisions), build_shards)
 
     def release(self, planned: DedupPlan, finished: Sequence[Finished]) -> Release:
-        """Return the row folders, and the manifest's facts about duplicates. Raises RunError unless shards and decisions agree."""
         decisions = planned.found.decisions
         if decisions is None:
             raise RunError("no decisions about duplicates yet; build the preparation before publishing it")
         if len(finished) == len(planned.plan.shards):
             _require_all_decided(finished, decisions)
-        return Release(RowsLayout(planned.blend, decisions.files), {"duplicates": dict(decisions.facts)})
+        return Release(rows_layout(planned.blend, decisions.files), {"duplicates": dict(decisions.facts)})
 
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
-        """See `inspect_rows`."""
         return inspect_rows(store, receipt)
 
 

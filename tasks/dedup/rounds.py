@@ -28,12 +28,11 @@ import orjson
 import pyarrow as pa
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import building
-from tokenmill.tasks.shards.identity import shard_identity
 from tokenmill.tasks.shards.kind import BuildShards, Stage, run_stage
+from tokenmill.tasks.shards.manifest import file_hash
 from tokenmill.tasks.shards.plan import WHOLE, Plan, PlannedShard
 from tokenmill.tasks.shards.publish import Output, publish_bytes, sweep
-from tokenmill.tasks.shards.published import file_hash
-from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.receipt import Receipt, shard_identity
 from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.storage import is_local, join

@@ -75,7 +75,7 @@ class _Signatures:
     def _open(self, name: str, schema: pa.Schema, partitions: int) -> PartitionedFile:
         if name not in self.files:
             self.files[name] = self.builder.enter(
-                partitioned(f"{self.builder.folder}/{name}.arrow", schema, partitions)
+                partitioned(self.builder.store.path(self.builder.shard.key, f"{name}.arrow"), schema, partitions)
             )
         return self.files[name]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.dedup.apply import require_text_in_first
-from tokenmill.tasks.dedup.kind import RowsLayout, inspect_rows
+from tokenmill.tasks.dedup.kind import inspect_rows, rows_layout
 from tokenmill.tasks.shards.kind import Kind, Planned, Release, Stage
 from tokenmill.tasks.shards.plan import Finished
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
@@ -57,7 +57,6 @@ class Filter(Kind[FilterSettings, FilterFound]):
     hidden = frozenset({"holdout"})
 
     def plan(self, blend: Blend, settings: FilterSettings, output_dir: str | None) -> FilterPlan:
-        """See Kind."""
         output_dir, store = places(blend, settings, output_dir, "filter")
         models, paths = identified(settings)
         rules = [{"family": name, **getattr(settings, name).model_dump()} for name in settings.rules]
@@ -85,20 +84,16 @@ class Filter(Kind[FilterSettings, FilterFound]):
         return Planned(blend, settings, output_dir, plan, FilterFound(paths))
 
     def check(self, blend: Blend, settings: FilterSettings, output_dir: str) -> None:
-        """Raises InputError for models that cannot be used."""
         require_labels(settings)
 
     def release(self, planned: FilterPlan, finished: Sequence[Finished]) -> Release:
-        """Return the row folders, and the manifest's facts about personal data."""
         found = total([item.receipt.facts.get("personal", {}) for item in finished])
-        return Release(RowsLayout(planned.blend), {"personal": found} if found else {})
+        return Release(rows_layout(planned.blend), {"personal": found} if found else {})
 
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
-        """See `inspect_rows`."""
         return inspect_rows(store, receipt)
 
     def summary(self, manifest: Mapping[str, Any]) -> Sequence[str]:
-        """What personal data was found."""
         return [
             f"personal data, {name}: {found['found']:,} in {found['documents']:,} documents"
             for name, found in manifest.get("personal", {}).items()

@@ -7,6 +7,7 @@ from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.shards.kind import Planned
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
+from tokenmill.tasks.shards.receipt import recipe_of
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import without_ending
@@ -88,7 +89,9 @@ def _converted(source: DataSource, settings: HarmonySettings) -> list[DataSource
 def _recipe(
     source: DataSource, blend_split: str, settings: HarmonySettings, part: Slice, file: str, split: str
 ) -> HarmonyRecipe:
-    return HarmonyRecipe(
+    return recipe_of(
+        HarmonyRecipe,
+        settings,
         dataset=source.name,
         blend_split=blend_split if blend_split in SPLITS else None,
         split=split,
@@ -100,9 +103,6 @@ def _recipe(
         filters=row_filter(source).wanted,
         policy=asdict(policy_of(settings)),
         rules_off=sorted(settings.disabled_rules),
-        min_completion_chars=settings.min_completion_chars,
-        cross_check=settings.cross_check,
-        messages_json=settings.messages_json,
         template_version=TEMPLATE_VERSION,
     )
 

@@ -12,13 +12,13 @@ of its shard's key, so that a path never refers to different data later.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 from tokenmill.tasks.shards.plan import WHOLE, Finished
-from tokenmill.tasks.shards.publication import Published
+from tokenmill.tasks.shards.publication import PART, Named, Published
 from tokenmill.tasks.shards.publish import Output, place_files, publish_bytes
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import join
@@ -30,7 +30,6 @@ FOLDER = "data"
 TOOLS = "tools"
 INVENTORY, COVERAGE = "inventory.json", "coverage.md"
 TOOLS_OF_SHARD = re.compile(r"tools-\d{5,}-[0-9a-f]{8}\.json")
-PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.parquet")
 UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -64,18 +63,11 @@ class DataLayout:
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
         """Link every shard on a local disk; on an object store the store copies it."""
-        names: dict[str, dict[str, list[str]]] = {}
-        numbers: Counter[str] = Counter()
-        splits: dict[str, Counter[str]] = {}
-        pairs: list[tuple[str, str]] = []
-        for item in finished:
-            if WHOLE not in item.receipt.parts:
-                continue
+        named, splits = Named(output_dir), dict[str, Counter[str]]()
+        with_rows = [item for item in finished if WHOLE in item.receipt.parts]
+        for item in with_rows:
             split, count = published_split(item.receipt.identity["recipe"]), item.receipt.parts[WHOLE]
-            name = join(output_dir, FOLDER, split, f"part-{numbers[split]:05d}-{item.key[:8]}.parquet")
-            pairs.append((store.path(item.key, FILE), name))
-            numbers[split] += 1
-            names.setdefault(item.shard.place, {}).setdefault(WHOLE, []).append(name)
+            named.add(item, join(FOLDER, split), store.path(item.key, FILE))
             splits.setdefault(split, Counter()).update(rows=count.documents, tokens=count.tokens)
         counted = {split: dict(splits[split]) for split in sorted(splits)}
         facts: dict[str, Any] = {"splits": counted, "licences": _licences(finished), **self._beside.header}
@@ -87,35 +79,25 @@ class DataLayout:
         }
         written = [_write(output_dir, name, data) for name, data in documents.items()]
         files = [*_catalogs(store, finished), *self._beside.files]
-        derived: dict[str, dict[str, list[str]]] = {}
-        for item, part, stored, name in self._derived(output_dir):
-            pairs.append((store.path(item.key, stored), name))
-            derived.setdefault(item.shard.place, {})[part] = [name]
-        place_files([*pairs, *((stored, join(output_dir, output.path)) for stored, output in files)])
+        derived = Named(output_dir)
+        for item in self._beside.derived:
+            for output in item.receipt.outputs:
+                part = output.path.partition(".")[0]
+                if folder := self._beside.folders.get(part):
+                    derived.add(item, folder, store.path(item.key, output.path), part)
+        copied = [(stored, join(output_dir, output.path)) for stored, output in files]
+        place_files([*named.pairs, *derived.pairs, *copied])
         written += [output for _, output in files]
         # The output as a blend of its splits, under train, valid and test if the blend listed them
-        recipes = [item.receipt.identity["recipe"] for item in finished if WHOLE in item.receipt.parts]
         parts: dict[str, set[str]] = {}
-        for recipe in recipes:
+        for recipe in (item.receipt.identity["recipe"] for item in with_rows):
             parts.setdefault(recipe["blend_split"] or "datasets", set()).add(published_split(recipe))
         sources = {
             part: [{"name": split, "path": join(output_dir, FOLDER, split)} for split in sorted(splits)]
             for part, splits in parts.items()
         }
         blend = orjson.dumps(sources or {"datasets": []}, option=orjson.OPT_INDENT_2)
-        return Published(names, blend, written, facts, self._beside.derived, derived)
-
-    def _derived(self, output_dir: str) -> Iterator[tuple[Finished, str, str, str]]:
-        """The derived shards, each with a part, its file in the store, and its published name."""
-        numbers: Counter[str] = Counter()
-        for item in self._beside.derived:
-            for output in item.receipt.outputs:
-                part = output.path.partition(".")[0]
-                if part not in self._beside.folders:
-                    continue
-                folder = join(output_dir, self._beside.folders[part])
-                yield item, part, output.path, join(folder, f"part-{numbers[part]:05d}-{item.key[:8]}.parquet")
-                numbers[part] += 1
+        return Published(named.names, blend, written, facts, self._beside.derived, derived.names)
 
 
 def _licences(finished: Sequence[Finished]) -> dict[str, int]:

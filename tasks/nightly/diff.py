@@ -22,9 +22,9 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.kit.parts import Items, Table, Text, visible_line
 from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.shards.fates import NOT_RECORDED
-from tokenmill.tasks.shards.identity import difference
 from tokenmill.tasks.shards.manifest import entry_files
 from tokenmill.tasks.shards.publish import Output, publish_bytes
+from tokenmill.tasks.shards.receipt import difference
 from tokenmill.tasks.storage import absolute
 
 from .published_rows import PLACE, digests, outcomes

@@ -25,11 +25,10 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.identity import KEY_CHARACTERS, shard_key
-from tokenmill.tasks.shards.lock import locked
 from tokenmill.tasks.shards.manifest import MANIFEST, identities, published_manifest, stored_entries
 from tokenmill.tasks.shards.progress import say
-from tokenmill.tasks.shards.store import PREFIX, Store, unpruned
+from tokenmill.tasks.shards.receipt import KEY_CHARACTERS, shard_key
+from tokenmill.tasks.shards.store import PREFIX, Store, locked, unpruned
 from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 
 from .versions import folders_in, is_link

@@ -16,10 +16,10 @@ from typing import Any
 
 import orjson
 from tokenmill.tasks.blend.models import SPLITS, listed_sources
-from tokenmill.tasks.shards.identity import difference, shard_key
 from tokenmill.tasks.shards.kind import Planned
 from tokenmill.tasks.shards.manifest import entry_files, identities
 from tokenmill.tasks.shards.plan import changes
+from tokenmill.tasks.shards.receipt import difference, shard_key
 from tokenmill.tasks.shards.settings import RUNTIME_SETTINGS
 from tokenmill.tasks.sources.formats import FORMATS
 

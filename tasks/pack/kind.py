@@ -25,9 +25,9 @@ from tokenmill.tasks.chat.shapes import given_of, shape_name
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.kind import Kind, Planned, Release, Stage
 from tokenmill.tasks.shards.plan import WHOLE, Finished, Plan, PlannedShard
-from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
+from tokenmill.tasks.shards.planning import held_out, places, plan_shards, require_no
 from tokenmill.tasks.shards.publication import blend_weights, mix_header, mix_of
-from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.receipt import Receipt, recipe_of
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import PACKS, Store
 from tokenmill.tasks.sources.files import Record, Slice
@@ -53,7 +53,7 @@ from .formats import (
 from .packs import FORMAT_VERSION as PACKS_VERSION
 from .packs import SHARDS, build_packs, inspect_sft_shard, plan_packs, require_fitting
 from .publication import PackedLayout
-from .settings import LOSS_FIELDS, PackRecipe, SftRecipe, SftSettings, policy_of
+from .settings import PackRecipe, SftRecipe, SftSettings, policy_of
 from .shard import SequenceShard
 
 FORMAT_VERSION = 12
@@ -86,10 +86,6 @@ def _texts(rows: Rows[Any], part: Slice) -> Iterator[str]:
                 yield from rows.texts(found)
 
 
-COPIED = ("special_tokens_in_text", "split_turns", *LOSS_FIELDS)
-"""The settings that are part of a recipe as they are."""
-
-
 def _recipe(
     source: DataSource,
     split: str,
@@ -98,8 +94,9 @@ def _recipe(
     template: Template,
     verdict: Verdict,
 ) -> SftRecipe:
-    holdout = holdout_of(settings, split)
-    return SftRecipe(
+    return recipe_of(
+        SftRecipe,
+        settings,
         messages_field=source.messages_field,
         tools_field=source.tools_field,
         fields=source.named_fields,
@@ -109,10 +106,7 @@ def _recipe(
         backend=verdict.backend,
         template=template.digest,
         template_variables=template.variables,
-        **{name: getattr(settings, name) for name in COPIED},
-        holdout_valid=holdout.valid if holdout else 0.0,
-        holdout_test=holdout.test if holdout else 0.0,
-        holdout_seed=holdout.seed if holdout else None,
+        **held_out(settings, split),
     )
 
 
@@ -242,10 +236,6 @@ class FineTuning(Kind[SftSettings, SftFound]):
     )
 
     def plan(self, blend: Blend, settings: SftSettings, output_dir: str | None) -> SftPlan:
-        """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
-
-        Raises InputError for anything that must be fixed first, such as a template whose masks cannot be trusted.
-        """
         output_dir, store = places(blend, settings, output_dir, "sft")
         vocabulary = find_vocabulary(settings.tokenizer)
         settings = with_template(settings, vocabulary)
@@ -286,14 +276,11 @@ class FineTuning(Kind[SftSettings, SftFound]):
 
         plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes, form="conversations")
         pad_id = None if settings.pad_seq_to_mult == 1 else vocabulary.eos
-        packing = PackRecipe(
-            settings.pack_size, settings.packing, settings.on_oversize, settings.pad_seq_to_mult, pad_id, settings.seed
-        )
+        packing = recipe_of(PackRecipe, settings, oversize=settings.on_oversize, pad_id=pad_id)
         notes = commit_notes(settings.tokenizer, vocabulary) | gate_notes(verdicts)
         return Planned(blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), notes)
 
     def check(self, blend: Blend, settings: SftSettings, output_dir: str) -> None:
-        """Raises InputError for a missing tokenizer or template, and for a budget that packs cannot follow."""
         if blend.phases:
             raise InputError("phases: trainers read a folder with packs in any order; prepare a blend for each phase")
         if blend.budgeted and settings.sampling == "none":
@@ -303,11 +290,9 @@ class FineTuning(Kind[SftSettings, SftFound]):
         find_template(settings, find_vocabulary(settings.tokenizer))
 
     def shape(self, source: DataSource, record: Record) -> str | None:
-        """The shape of a conversation."""
         return shape_name(record, source.messages_field, given_of(source.named_fields))
 
     def outlook(self, planned: SftPlan) -> list[str]:
-        """A line about the packs that are still to be made."""
         plan, size = planned.plan, planned.settings.pack_size
         if plan.pending:
             return [f"then all sequences are packed, {size:,} tokens to a pack"]
@@ -316,7 +301,6 @@ class FineTuning(Kind[SftSettings, SftFound]):
         return [f"{count}, {size:,} tokens to a pack, {packs.pending_bytes / 1e9:,.2f} GB"]
 
     def release(self, planned: SftPlan, finished: Sequence[Finished]) -> Release:
-        """Return pack folders, and the manifest's entries for tokenizer and template. Raises RunError for packs without a receipt."""
         found, settings = planned.found, planned.settings
         packs = planned.last
         mix = mix_of(planned.blend, finished)
@@ -347,15 +331,12 @@ class FineTuning(Kind[SftSettings, SftFound]):
         return Release(layout, header, last=packs)
 
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
-        """Problems of sequences and packs."""
         return inspect_sft_shard(store, receipt)
 
     def summary(self, manifest: Mapping[str, Any]) -> Sequence[str]:
-        """See `packing_lines`."""
         return packing_lines(manifest)
 
     def record(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `pack_counts`."""
         return pack_counts(manifest)
 
 

@@ -17,8 +17,7 @@ from tokenmill.tasks.chat.shapes import given_of
 from tokenmill.tasks.chat.tokenized import tokenized
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import ShardBuilder, building
-from tokenmill.tasks.shards.holdout import part_of
-from tokenmill.tasks.shards.plan import WHOLE, PlannedShard
+from tokenmill.tasks.shards.plan import WHOLE, PlannedShard, part_of
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store

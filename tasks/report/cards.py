@@ -29,10 +29,9 @@ from tokenmill.tasks.dataset.dataset import Part, dataset_name, in_order
 from tokenmill.tasks.kit import html
 from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.shards.kinds import KINDS
-from tokenmill.tasks.shards.manifest import BLENDS, entry_files, read_manifest
+from tokenmill.tasks.shards.manifest import BLENDS, entry_files, join_published, read_manifest
 from tokenmill.tasks.shards.publication import QUARANTINE
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.store import read_bytes, size_of
 from tokenmill.tasks.storage import is_local, join, open_binary
 from xxhash import xxh3_128_hexdigest
@@ -391,11 +390,9 @@ def cards(run: Measured, *, summary: bool = False) -> dict[str, bytes]:
     return {name: content for name, content in made.items() if name not in own}
 
 
-def publish_cards(output_dir: str, *, summary: bool = False) -> list[str]:
+def publish_cards(run: Measured, *, summary: bool = False) -> list[str]:
     """Write the cards of a published preparation to its folder, and return their places; errors as in `publish`."""
-    run = measured(output_dir)
-    written = cards(run, summary=summary).items()
-    return [publish_bytes(join(run.path, name), content).path for name, content in written]
+    return [publish_bytes(join(run.path, name), content).path for name, content in cards(run, summary=summary).items()]
 
 
 def card_problems(output_dir: str) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tokenmill.tasks.dataset.dataset import COMPRESSIONS, Dataset, Part, dataset
 from tokenmill.tasks.dataset.stored import IDS, STARTS, TOKENS, PackBatch, StoredDocuments, pack_batches
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.manifest import entry_files, split_of, stored_entries
+from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import PACKS
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.opening import blocks, open_source
@@ -231,10 +233,10 @@ class Measured(Dataset):
         return list(passages_of(row, 0, stop, self.vocabulary.decode))
 
 
-def measured(output_dir: str) -> Measured:
-    """The published preparation in a folder; errors as in `open_dataset`."""
+def measured(output_dir: str, known: Mapping[str, Receipt] = MappingProxyType({})) -> Measured:
+    """The published preparation in a folder, of which some receipts are known; errors as in `open_dataset`."""
     data = open_dataset(output_dir)
-    return Measured(data.path, data.manifest)
+    return Measured(data.path, data.manifest, known)
 
 
 def _up_to(pieces: Iterator[np.ndarray], most: int) -> Iterator[np.ndarray]:

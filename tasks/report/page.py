@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from tokenmill.tasks.kit import html
 from tokenmill.tasks.kit.charts import bars, columns, flow
 from tokenmill.tasks.kit.parts import Block, Cell, Code, Excerpt, Items, Table, Text, share
 from tokenmill.tasks.shards.kinds import KINDS, preparation
+from tokenmill.tasks.shards.manifest import THREADS
 from tokenmill.tasks.shards.publish import Output, publish_bytes
-from tokenmill.tasks.shards.published import THREADS
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, join
@@ -379,7 +380,8 @@ def this_run(run: Measured) -> list[Block]:
     ]
     found: list[Block] = [Table("Run", ("what", "value"), rows)]
     keys = list(dict.fromkeys(entry["key"] for entry in run.entries))
-    receipts = dict(zip(keys, in_threads(run.store.read_receipt, keys, THREADS), strict=True))
+    read = iter(in_threads(run.store.read_receipt, [key for key in keys if key not in run.known], THREADS))
+    receipts = {key: run.known.get(key) or next(read) for key in keys}
     timed = {key: receipt for key, receipt in receipts.items() if receipt and "seconds" in receipt.volatile}
     return [*found, *_throughput(list(timed.values())), *_slowest(timed, run.manifest)] if timed else found
 
@@ -457,16 +459,22 @@ def page(run: Measured) -> str:
     return html.page(title, found, [Items(words), Text("More: docs/report.md and docs/concepts.md of tokenmill.")])
 
 
-def publish_page(output_dir: str, place: str | None = None) -> Output:
+def publish_page(run: Measured, place: str | None = None) -> Output:
     """Write the page of a published preparation to `place`, report.html in its folder by default; errors as in `publish`."""
-    return publish_bytes(absolute(place or join(output_dir, PAGE)), page(measured(output_dir)).encode())
+    return publish_bytes(absolute(place or join(run.path, PAGE)), page(run).encode())
 
 
-def leave_report(output_dir: str, warn: Callable[[str], object]) -> None:
-    """Write the page and the cards at the end of a run. The data are published, so a failure is only a warning."""
+def leave_report(
+    output_dir: str, warn: Callable[[str], object], known: Mapping[str, Receipt] = MappingProxyType({})
+) -> None:
+    """Write the page and the cards at the end of a run, which knows the receipts of its shards.
+
+    The data are published, so a failure is only a warning.
+    """
     try:
-        publish_page(output_dir)
-        publish_cards(output_dir)
+        run = measured(output_dir, known)
+        publish_page(run)
+        publish_cards(run)
     except (InputError, RunError, OSError, ValueError, LookupError, ArithmeticError) as error:  # from any data
         warn(
             f"{join(output_dir, PAGE)}: no report was written ({type(error).__name__}: {error}); the data are published; "

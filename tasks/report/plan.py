@@ -16,7 +16,7 @@ from tokenmill.tasks.shards.first_rows import FirstRows
 from tokenmill.tasks.shards.kind import Planned
 from tokenmill.tasks.shards.manifest import identities, published_manifest
 from tokenmill.tasks.shards.plan import Finished, PlannedShard, reasons
-from tokenmill.tasks.shards.planning import holdout_of
+from tokenmill.tasks.shards.planning import held_out
 
 from .summary import counted, epochs_of, input_lines, unread_fields
 
@@ -103,8 +103,8 @@ def training_tokens(planned: Planned[Any, Any]) -> tuple[dict[str, int], set[str
             ]
             found[shard.dataset] += sum(count.tokens or count.documents for count in own)
         else:
-            holdout = holdout_of(planned.settings, shard.split)
-            share = 1 - (holdout.valid + holdout.test if holdout else 0)
+            holdout = held_out(planned.settings, shard.split)
+            share = 1 - (holdout["holdout_valid"] + holdout["holdout_test"])
             found[shard.dataset] += round(_kept_bytes(planned, shard) / BYTES_PER_TOKEN * share)
             estimated.add(shard.dataset)
     return dict(found), estimated

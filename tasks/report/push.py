@@ -44,17 +44,21 @@ from huggingface_hub.hf_api import DatasetInfo
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.seal import unsealed
-from tokenmill.tasks.shards.manifest import BLEND, BLENDS, MANIFEST, manifest_bytes, stored_entries
-from tokenmill.tasks.shards.publication import MOST_SHOWN, QUARANTINE, described
-from tokenmill.tasks.shards.publish import Output
-from tokenmill.tasks.shards.published import (
+from tokenmill.tasks.shards.manifest import (
+    BLEND,
+    BLENDS,
+    MANIFEST,
     PublishedFile,
     content_problem,
+    manifest_bytes,
     problems_in,
     published_files,
     recorded_outputs,
     size_problem,
+    stored_entries,
 )
+from tokenmill.tasks.shards.publication import MOST_SHOWN, QUARANTINE, described
+from tokenmill.tasks.shards.publish import Output
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 

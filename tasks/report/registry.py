@@ -25,10 +25,9 @@ from tokenmill.tasks.artifact import Artifact, MadeFrom
 from tokenmill.tasks.blend.models import listed_sources
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.seal import sealed, unsealed
-from tokenmill.tasks.shards.lock import locked
 from tokenmill.tasks.shards.manifest import read_manifest, stored_entries
 from tokenmill.tasks.shards.publish import publish_new
-from tokenmill.tasks.shards.store import read_bytes, size_of
+from tokenmill.tasks.shards.store import locked, read_bytes, size_of
 from tokenmill.tasks.storage import ART, absolute, is_local, join, located, record_of, registry, versions
 from tokenmill.tasks.train.prepared import content_digest, listed_files, prepared_manifest
 from xxhash import xxh3_128_hexdigest

@@ -31,9 +31,8 @@ from tokenmill.tasks.blend.mix import Mix, rounded, solve
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack.sampling import Sampling
-from tokenmill.tasks.shards.join import join_files
 from tokenmill.tasks.shards.publication import Weights, blend_weights, mix_header
-from tokenmill.tasks.shards.publish import Output, publish
+from tokenmill.tasks.shards.publish import Output, join_files, publish
 from tokenmill.tasks.sources.files import field_path
 from tokenmill.tasks.sources.row_filter import value_at
 from tokenmill.tasks.splitmix import splitmix64

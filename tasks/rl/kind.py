@@ -15,13 +15,12 @@ import orjson
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, Split, TransformSpec
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.input_checks import require_separate
 from tokenmill.tasks.shards.kind import Kind, Planned, Release, Stage
 from tokenmill.tasks.shards.plan import Finished, PlannedShard
-from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards
+from tokenmill.tasks.shards.planning import held_out, places, plan_shards, require_separate
 from tokenmill.tasks.shards.publication import blend_weights
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.receipt import Receipt, recipe_of
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.sources.discovery import discover
@@ -121,19 +120,16 @@ def _recipe(
     source: DataSource, split: str, settings: RlSettings, chain: TransformList, vocabulary: Vocabulary | None,
     backend: Backend | None, valid_from: int | None,
 ) -> RlRecipe:  # fmt: skip
-    by_hash = holdout_of(settings, split) if settings.val_holdout is None else None
-    return RlRecipe(
+    by_hash = held_out(settings, split if settings.val_holdout is None else "train")
+    return recipe_of(
+        RlRecipe,
+        settings,
         filters=row_filter(source).wanted,
         transforms=chain.identity(),
-        target=settings.target,
-        max_tokens=settings.max_tokens,
         tokenizer=vocabulary.fingerprint if vocabulary else None,
         backend=backend,
-        compression=settings.compression,
-        holdout_valid=by_hash.valid if by_hash else 0.0,
-        holdout_test=by_hash.test if by_hash else 0.0,
-        holdout_seed=by_hash.seed if by_hash else None,
         valid_from=valid_from,
+        **by_hash,
     )
 
 
@@ -255,10 +251,6 @@ class ReinforcementLearning(Kind[RlSettings, RlFound]):
     training_advice = "hand it to NeMo-RL with launcher=nemo-rl"
 
     def plan(self, blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPlan:
-        """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
-
-        Raises InputError for anything that must be fixed first.
-        """
         output_dir, store = places(blend, settings, output_dir, "rl")
         self.check(blend, settings, output_dir)
         require_separate(_tables_of(blend, settings), store.place, output_dir)
@@ -286,9 +278,6 @@ class ReinforcementLearning(Kind[RlSettings, RlFound]):
         return Planned(blend, settings, output_dir, plan, found, notes)
 
     def check(self, blend: Blend, settings: RlSettings, output_dir: str) -> None:
-        """Raises InputError for mistakes that can be found without reading data: an invalid transform in the blend or the
-        settings, a missing local table or tokenizer, and transforms that no dataset uses.
-        """
         sources = [source for part in blend.parts().values() for source in part]
         for specs in [settings.transforms, *(source.transforms for source in sources)]:
             for name, table in tables_asked_for(specs).items():
@@ -307,7 +296,6 @@ class ReinforcementLearning(Kind[RlSettings, RlFound]):
             )
 
     def release(self, planned: RlPlan, finished: Sequence[Finished]) -> Release:
-        """Return row files, and the manifest's entries for them. Raises RunError if a split would mix row forms."""
         _require_one_form(finished)
         found = planned.found
         splits = {source.split for sources in planned.blend.parts().values() for source in sources if source.split}
@@ -323,11 +311,9 @@ class ReinforcementLearning(Kind[RlSettings, RlFound]):
         return Release(JsonLinesLayout(blend_weights(planned.blend), planned.settings.compression, batches), header)
 
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
-        """See `inspect_rl_shard`."""
         return inspect_rl_shard(store, receipt)
 
     def summary(self, manifest: Mapping[str, Any]) -> list[str]:
-        """Return each dataset's rows in a batch, and which rows are not read."""
         batches = manifest.get("batches")
         if batches is None:
             return []

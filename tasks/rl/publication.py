@@ -18,10 +18,9 @@ from typing import Any
 
 import orjson
 from tokenmill.tasks.blend.models import SPLITS
-from tokenmill.tasks.shards.join import join_files
 from tokenmill.tasks.shards.plan import Finished
 from tokenmill.tasks.shards.publication import Listed, Published, Weights, blend_json
-from tokenmill.tasks.shards.publish import Output, link, place_files
+from tokenmill.tasks.shards.publish import Output, join_files, link, place_files
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import is_local, join
 

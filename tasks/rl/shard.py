@@ -16,8 +16,7 @@ import pyarrow as pa
 import zstandard
 from tokenmill.tasks.chat.json_values import quoted
 from tokenmill.tasks.shards.build import ShardBuilder, building
-from tokenmill.tasks.shards.holdout import PARTS, parts_of
-from tokenmill.tasks.shards.plan import WHOLE, PlannedShard
+from tokenmill.tasks.shards.plan import PARTS, WHOLE, PlannedShard, parts_of
 from tokenmill.tasks.shards.publish import Publication
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow

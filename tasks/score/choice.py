@@ -25,10 +25,9 @@ from pydantic import Field
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.parts import Cell, Table, table_lines
 from tokenmill.tasks.select.scores import CHOICE, CHOSEN, ROW_ID, ScoreFolder
-from tokenmill.tasks.shards.lock import locked
-from tokenmill.tasks.shards.manifest import MANIFEST, manifest_bytes, published_manifest
+from tokenmill.tasks.shards.manifest import MANIFEST, file_hash, manifest_bytes, published_manifest
 from tokenmill.tasks.shards.publish import Output, publish, publish_bytes
-from tokenmill.tasks.shards.published import file_hash
+from tokenmill.tasks.shards.store import locked
 from tokenmill.tasks.storage import absolute, is_local, join
 from tokenmill.tasks.strict import Seed, Strict
 

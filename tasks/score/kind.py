@@ -21,13 +21,13 @@ from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.shapes import given_of
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.formats import Format, format_of
+from tokenmill.tasks.shards.executor import worker_number
 from tokenmill.tasks.shards.kind import Kind, Needs, Release, Stage
 from tokenmill.tasks.shards.plan import Finished, PlannedShard
 from tokenmill.tasks.shards.publication import FolderLayout
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.shards.worker import worker_number
 from tokenmill.tasks.threads import cores
 from tokenmill.tasks.tokenize.encoders import Encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary
@@ -153,29 +153,22 @@ class Score(Kind[AnyScore, ModelLocation]):
     records_failure = True
 
     def plan(self, blend: Blend, settings: AnyScore, output_dir: str | None) -> ScorePlan:
-        """See Kind."""
         return plan_scores(blend, settings, output_dir)
 
     def read_blend(self, blend: Blend | Mapping[str, Any] | str) -> Blend:
-        """The blend to score; a folder of a normalization is one."""
         return scored_blend(blend, "nll" if self.name == NLL_KIND else "embed")
 
     def check(self, blend: Blend, settings: AnyScore, output_dir: str) -> None:
-        """Raises InputError for an engine or a model that cannot be used."""
         require_model(settings)
 
     def needs(self, planned: ScorePlan) -> Needs:
-        """One worker per GPU; on a CPU one worker for a model, which uses all cores, and one per core without a model.
-
-        Runs share GPUs by the concurrency limit `gpu`, if it exists (`prefect gcl create gpu --limit 8`).
-        """
+        # Runs share GPUs by the concurrency limit `gpu`, if it exists (`prefect gcl create gpu --limit 8`).
         settings = planned.settings
         if device_of_plan(planned) == "cuda":
             return Needs(settings.workers or (gpus() if settings.cluster == "local" else 1), {"GPU": 1}, GPU_LIMIT)
         return Needs(settings.workers or (1 if settings.model else cores()))
 
     def release(self, planned: ScorePlan, finished: Sequence[Finished]) -> Release:
-        """Return one folder with tables; NLL with percentiles. Raises RunError for a row scored twice."""
         store = planned.plan.store
         require_unique(finished, store)
         final = ranked(finished, store, rebuild=planned.settings.force) if store.kind == NLL_KIND else finished
@@ -184,11 +177,9 @@ class Score(Kind[AnyScore, ModelLocation]):
         return Release(FolderLayout(store.kind), {}, shards=final, volatile=volatile)
 
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
-        """See `inspect_score_shard`."""
         return inspect_score_shard(store, receipt)
 
     def summary(self, manifest: Mapping[str, Any]) -> list[str]:
-        """The mean NLL of each dataset, and the number of truncated rows."""
         sums: dict[str, Counter[str]] = {}
         for entry in manifest["shards"]:
             counts = {"truncated": entry["truncated"], **entry.get("facts", {})}

@@ -14,7 +14,7 @@ import xxhash
 from pyarrow import compute
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import build_batch, building
-from tokenmill.tasks.shards.plan import WHOLE, Finished, Plan, PlannedShard, shard_record
+from tokenmill.tasks.shards.plan import WHOLE, Finished, Plan, PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 
@@ -38,7 +38,7 @@ def ranked(scored: Sequence[Finished], store: Store, *, rebuild: bool) -> list[F
     plan = Plan.of(store, shards, rebuild=rebuild)
     made_of = {shard.key: column for shard, column in zip(shards, percentiles, strict=True)}
     done = build_batch(
-        map(shard_record, plan.pending),
+        plan.pending,
         store,
         lambda shard, _: _rank_shard(shard, made_of[shard.key], store),
         announce=lambda _: None,

@@ -16,8 +16,8 @@ from pathlib import Path
 import xxhash
 from huggingface_hub.utils import filter_repo_objects
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.published import file_hash
-from tokenmill.tasks.shards.remembered import remembered
+from tokenmill.tasks.shards.manifest import file_hash
+from tokenmill.tasks.shards.store import remembered
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.tokenize.hub_files import fetched, named_model
 

@@ -186,25 +186,21 @@ class Normalization(Kind[NormalizationSettings, Normalized | None]):
     hidden = frozenset({"holdout"})
 
     def plan(self, blend: Blend, settings: NormalizationSettings, output_dir: str | None) -> NormalizationPlan:
-        """Plan `blend` for `output_dir`, after checking the settings of later steps. Raises InputError as `plan_harmony`."""
         if output_dir is not None:
             require_fitting(settings, output_dir)
         planned = plan_harmony(blend, settings, output_dir)
         return Planned(planned.blend, settings, planned.output_dir, planned.plan, None)
 
     def check(self, blend: Blend, settings: NormalizationSettings, output_dir: str) -> None:
-        """Raises InputError for settings that normalization or a later step rejects."""
         require_fitting(settings, output_dir)
         require_choices(blend, settings)
 
     def shape(self, source: DataSource, record: Record) -> str | None:
-        """The shape of a row of conversations; of others, their converter."""
         if source.converter != "openai_messages":
             return f"{source.converter} rows"
         return shape_name(record, source.messages_field, given_of(source.named_fields))
 
     def build(self, planned: NormalizationPlan, build_shards: BuildShards) -> NormalizationPlan:
-        """Normalize, remove duplicates, and select; returns the plan with the findings."""
         settings, store = planned.settings, planned.plan.store
         planned = super().build(planned, build_shards)
         rows = without_duplicates(planned.last, settings.dedup, store, build_shards, rebuild=settings.force)
@@ -213,21 +209,17 @@ class Normalization(Kind[NormalizationSettings, Normalized | None]):
         return replace(planned, found=found, later=(*([rows.marked] if rows.marked else []), selected))
 
     def release(self, planned: NormalizationPlan, finished: Sequence[Finished]) -> Release:
-        """Return row folders, with pools, candidates and reports next to them."""
         found = planned.found or Normalized(finished, Beside())
         splits = [published_split(shard.identity["recipe"]) for shard in planned.plan.shards]
         return Release(DataLayout(splits, found.beside), {"template_version": TEMPLATE_VERSION}, shards=found.final)
 
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
-        """Problems of rows and selections."""
         return inspect_normalization_shard(store, receipt)
 
     def accept(self, manifest: Mapping[str, Any], output_dir: str) -> None:
-        """See `require_variety`."""
         require_variety(manifest, output_dir)
 
     def named_files(self, settings: NormalizationSettings) -> Mapping[str, str]:
-        """Return the pools, the evaluations (read whole, usually a few megabytes), and the manifests of score folders."""
         pools, scores = pools_of(settings.selection), settings.selection.scores
         evaluations = find_evaluations(settings.dedup.evaluations)
         return {
@@ -244,7 +236,6 @@ class Normalization(Kind[NormalizationSettings, Normalized | None]):
         }
 
     def summary(self, manifest: Mapping[str, Any]) -> list[str]:
-        """Summary lines on marked duplicates, pools and candidates."""
         return [*_marked(manifest["dedup"].get("tally", {})), *_selected(manifest["selection"])]
 
 

@@ -24,9 +24,8 @@ import pyarrow.parquet as pq
 from pyarrow import compute
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
-from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
+from tokenmill.tasks.shards.manifest import MANIFEST, file_hash, read_manifest
 from tokenmill.tasks.shards.plan import Finished
-from tokenmill.tasks.shards.published import file_hash
 from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.storage import absolute, filesystem, join, open_binary
 from xxhash import xxh3_128_hexdigest

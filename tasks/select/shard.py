@@ -28,8 +28,8 @@ from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.harmony.shard import FILE, inspect_harmony_shard
 from tokenmill.tasks.shards.build import ShardBuilder, building
-from tokenmill.tasks.shards.input_checks import require_separate, store_place
 from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard
+from tokenmill.tasks.shards.planning import require_separate, store_place
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.arrow_predicates import expression

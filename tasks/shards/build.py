@@ -10,7 +10,7 @@ import heapq
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from socket import gethostname
@@ -21,13 +21,13 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.sources.files import BadRow, RecordBatch, Rejected, Slice
+from tokenmill.tasks.sources.files import BadRow, RecordBatch, Rejected, RowBatch, Slice
 from tokenmill.tasks.sources.formats import place_of, read_records
 from tokenmill.tasks.sources.json_rows import excerpt_of
 from tokenmill.tasks.storage import is_local
 
 from .fates import FATES, FIRST_REASON, FateRecorder, read_fates
-from .plan import PlannedShard, shard_from_record
+from .plan import PlannedShard
 from .publish import Output, Publication, publish, sweep
 from .receipt import NOT_READ, ROWS_BY_FILE, PartCount, Receipt
 from .settings import OnBadRow
@@ -62,47 +62,11 @@ class BadRowError(RunError):
     """A row cannot be used and `on_bad_row` is `fail`."""
 
 
-class RowBatch(Protocol):
-    """Consecutive rows of a slice, such as `TextBatch` or `RecordBatch`."""
-
-    @property
-    def rows(self) -> np.ndarray:
-        """The numbers of the rows that could be read, int64."""
-        ...
-
-    @property
-    def consumed(self) -> int:
-        """All rows, bad and blank ones included."""
-        ...
-
-    @property
-    def bad(self) -> Sequence[BadRow]:
-        """Rows that could not be read."""
-        ...
-
-    @property
-    def blank(self) -> np.ndarray:
-        """The numbers of blank lines, int64."""
-        ...
-
-    @property
-    def filtered(self) -> int:
-        """Number of rows that the filter of the dataset drops."""
-        ...
-
-    @property
-    def member(self) -> int:
-        """The number of the rows' file in a bundle."""
-        ...
-
-
 class OutputFile(Protocol):
     """A file being written; `output` exists once it is published."""
 
     @property
-    def output(self) -> Output:
-        """The published file."""
-        ...
+    def output(self) -> Output: ...
 
 
 File = TypeVar("File", bound=OutputFile)
@@ -132,11 +96,6 @@ class ShardBuilder:
     _tables: dict[str, pq.ParquetWriter] = field(default_factory=dict[str, pq.ParquetWriter])
     _files: list[OutputFile] = field(default_factory=list[OutputFile])
 
-    @property
-    def folder(self) -> str:
-        """The shard's folder in the store."""
-        return self.store.folder(self.shard.key)
-
     def enter(self, file: AbstractContextManager[File]) -> File:
         """Open a file that is published with the shard."""
         opened = self.stack.enter_context(file)
@@ -146,7 +105,7 @@ class ShardBuilder:
     def open(self, name: str) -> Publication:
         """The file of that name in the shard's folder; the first call creates it."""
         if name not in self._open:
-            self._open[name] = self.enter(publish(f"{self.folder}/{name}"))
+            self._open[name] = self.enter(publish(self.store.path(self.shard.key, name)))
         return self._open[name]
 
     def table(self, name: str, schema: pa.Schema) -> pq.ParquetWriter:
@@ -243,20 +202,16 @@ class ShardBuilder:
         if len(fates.codes) != self.rows_in or not fates.codes.all() or fates.reasons != sorted(self.drops):
             problems.append(f"has the fates of {np.count_nonzero(fates.codes):,} rows, of {self.rows_in:,}")
         if problems:
-            raise RunError(f"{self.folder}/{FATES}: {problems[0]}; report this as a bug")
+            raise RunError(f"{self.store.path(self.shard.key, FATES)}: {problems[0]}; report this as a bug")
         self.open(FATES).write(fates.codes.tobytes())
-
-    def _rows_by_file(self) -> dict[str, list[int]]:
-        """The rows of each file of a bundle, which lead from a row of the shard to its file and line."""
-        members = range(len(self.shard.part.members))
-        return {ROWS_BY_FILE: [self.rows_of_members[number] for number in members]} if members else {}
-
-    def _not_read(self) -> dict[str, dict[str, int]]:
-        """The rows of each field in `unread`, in order of names."""
-        return {NOT_READ: dict(sorted(self.unread.items()))} if self.unread else {}
 
     def issue(self, started: float, cpu_seconds: float) -> None:
         """Write the receipt of the published files; `started` is a Unix time."""
+        facts, members = {**self.facts}, len(self.shard.part.members)
+        if members:
+            facts[ROWS_BY_FILE] = [self.rows_of_members[number] for number in range(members)]
+        if self.unread:
+            facts[NOT_READ] = dict(sorted(self.unread.items()))
         timing = {
             "built_at": started, "seconds": time.time() - started, "cpu_seconds": cpu_seconds, "host": gethostname(),
             "source": self.shard.part.file.uri, "source_bytes": self.shard.part.size,
@@ -269,7 +224,7 @@ class ShardBuilder:
             drops=self.drops,
             quarantined=self.quarantined,
             truncated=self.truncated,
-            facts={**self.facts, **self._rows_by_file(), **self._not_read()},
+            facts=facts,
             volatile={**timing, **self.volatile},
         )
 
@@ -278,29 +233,24 @@ class ShardBuilder:
 def building(shard: PlannedShard, store: Store, on_bad_row: OnBadRow = "fail") -> Generator[ShardBuilder]:
     """Build a shard: when the block ends without an error, publish its files, then its receipt.
 
+    Garbage is collected rarely within it: rows are freed without that, and it visits them all, a sixth of the time of Harmony.
+
     Raises InvalidReceiptError unless every row is counted as a document or a drop, and the errors of `publish`. After an
     error it doesn't get a receipt, and the next attempt starts over.
     """
-    started, cpu = time.time(), time.thread_time()
-    with _rare_collections(), ExitStack() as stack:
-        builder = ShardBuilder(shard, store, on_bad_row, stack)
-        yield builder
+    started, cpu, thresholds = time.time(), time.thread_time(), gc.get_threshold()
+    gc.set_threshold(*RARELY)
+    try:
+        with ExitStack() as stack:
+            builder = ShardBuilder(shard, store, on_bad_row, stack)
+            yield builder
+    finally:
+        gc.set_threshold(*thresholds)
     builder.issue(started, time.thread_time() - cpu)
 
 
 RARELY = 50_000, 20, 100
-"""Thresholds of Python's garbage collector. Rows are freed without it, but it visits them all: a sixth of the time of Harmony."""
-
-
-@contextmanager
-def _rare_collections() -> Generator[None]:
-    """Collect garbage rarely within the block."""
-    before = gc.get_threshold()
-    gc.set_threshold(*RARELY)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+"""Thresholds of Python's garbage collector."""
 
 
 def bad_row_error(row: BadRow, part: Slice) -> BadRowError:
@@ -332,14 +282,14 @@ def batches(shards: Sequence[PlannedShard], workers: int) -> list[list[PlannedSh
 
 
 def build_batch(
-    records: Iterable[Mapping[str, Any]], store: Store, build: BuildShard, announce: Announce, *, rebuild: bool
+    shards: Iterable[PlannedShard], store: Store, build: BuildShard, announce: Announce, *, rebuild: bool
 ) -> list[Receipt]:
     """Build the shards of a batch in order and announce each, in at most 300 bytes; returns their receipts.
 
     With `rebuild`, also those with a valid receipt are built.
     """
     done: list[Receipt] = []
-    for shard in map(shard_from_record, records):
+    for shard in shards:
         receipt = None if rebuild else store.receipt(shard.key)
         reused = receipt is not None
         if receipt is None:

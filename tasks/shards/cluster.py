@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from multiprocessing import resource_tracker
@@ -32,7 +32,7 @@ from tokenmill.tasks.threads import cores
 
 from . import code
 from .code import require_same_there
-from .worker import CALLED_WHILE_IMPORTED
+from .executor import CALLED_WHILE_IMPORTED
 
 # In workers, too: they import this module with their first task.
 never_end_by_printing()
@@ -41,7 +41,7 @@ log_errors_as_sentences()
 LOCAL: dict[str, Any] = {
     "threads_per_worker": 1,
     "dashboard_address": "127.0.0.1:0",  # any free port, so that two runs on one machine do not collide
-    "preload": ["tokenmill.tasks.shards.worker"],
+    "preload": ["tokenmill.tasks.shards.executor"],
 }
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -156,7 +156,6 @@ def _block_interrupts() -> None:
 
 
 def _main_module_calls_a_flow() -> bool:
-    """Whether importing this process's main module, as a worker does, calls a flow."""
     process = multiprocessing.get_context("spawn").Process(target=int)
     process.start()
     process.join()
@@ -178,12 +177,6 @@ async def _reach(address: str) -> None:
             "and port; if it uses TLS, give a tls:// address and set the certificates in DASK_DISTRIBUTED__COMM__TLS__…"
         ) from error
     await comm.close()
-
-
-def slots(client: Client, most_workers: int = 0) -> int:
-    """Tasks that the cluster runs at once, with its current workers or the `most_workers` it may grow to."""
-    threads = cast("dict[str, int]", client.nthreads())
-    return max(1, sum(threads.values()), most_workers)
 
 
 @contextmanager
@@ -258,8 +251,3 @@ def _reaches(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def listen(client: Client, topic: str, handle: Callable[[dict[str, Any]], None]) -> None:
-    """Call `handle` with each record that a worker announces under `topic`, from the client's own thread."""
-    client.subscribe_topic(topic, lambda event: handle(event[1]))

@@ -7,27 +7,32 @@ A worker takes 1.5 CPU-seconds to start, in which one core tokenizes 150 MB, so 
 thread, because Ctrl-C and progress must not wait for a shard, and in several if a stage allows it.
 """
 
+import logging
+import multiprocessing
 import random
+import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from threading import Event
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
+from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.sources.files import PLACES, places_of
 from tokenmill.tasks.sources.opening import find_places
 from tokenmill.tasks.threads import cores
 
 from .build import Announce, batches, build_batch, may_pass
 from .code import built_with, require_same_here
 from .kind import LITTLE_BYTES, BuildShards, Needs, Stage
-from .plan import PlannedShard, shard_record
-from .progress import ProgressBar, ProgressDisplay, Tally
+from .plan import PlannedShard
+from .progress import ProgressBar, Tally, say, shown
 from .receipt import Receipt
 from .store import Store
-from .worker import announce
 
 LITTLE_IN_THREADS = 2_000_000_000
 """`LITTLE_BYTES` of stages in threads: two cores pack so many bytes of tokens in about 8 s, and tokenize them in 10."""
@@ -49,68 +54,60 @@ RunAll = Callable[[str, Callable[..., Any], Sequence[Mapping[str, Any]]], list[A
 """Calls a function with the keywords of each call, as tasks of a name; returns the results in order. Raises RunError."""
 
 
-class Future(Protocol):
-    """Work in progress, of Dask or of `concurrent.futures`."""
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-        ...
-
-    def add_done_callback(self, call: Callable[[Any], object], /) -> object:
-        """Call a function when it has ended."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Submitted:
     """A future and, once it is done, what failed it (None: nothing), or else its result."""
 
-    future: Future
+    future: Any
     failure: Callable[[], str | None]
     result: Callable[[], Any]
 
 
 def submitted(future: Any) -> Submitted:  # noqa: ANN401 - of Dask or concurrent.futures
     """A future that raises what failed it."""
-    return Submitted(future, partial(_failure_of, future), future.result)
+
+    def failure() -> str | None:
+        error = future.exception()
+        return None if error is None else in_words(error)
+
+    return Submitted(future, failure, future.result)
 
 
-def _failure_of(future: Any) -> str | None:  # noqa: ANN401 - see `submitted`
-    error = future.exception()
-    return None if error is None else in_words(error)
+class Pool:
+    """Runs batches of shards; by default without progress, and it can't be lost."""
 
-
-class Pool(Protocol):
-    """What runs batches of shards."""
-
-    @property
     def slots(self) -> int:
         """Batches that run at once."""
-        ...
+        return 1
 
     def listen(self, handle: Announce) -> str | Announce:
         """Call `handle` with each record that is announced under the topic, which is returned; itself in this process."""
-        ...
+        return handle
 
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:
         """Build batches in the stage of that name: call `build_work` with the keywords of each."""
-        ...
+        raise NotImplementedError
 
     def watch(self) -> Callable[[], None]:
         """A function to call every second, which raises when the pool is lost."""
-        ...
+        return lambda: None
 
-    def bar(self, name: str) -> Callable[[float], object]:
+    def bar(self, name: str) -> Callable[[float], object]:  # noqa: ARG002 - a name in Prefect
         """What shows the percentage of a stage."""
-        ...
+        return lambda _: None
 
     def log(self, sentence: str) -> None:
-        """Log a sentence."""
-        ...
+        """Log a sentence; the terminal shows the same figures."""
+
+    def explain(self) -> None:
+        """Raise a better error for failed batches, if there is one."""
+
+    def close(self) -> None:
+        """Don't begin further batches."""
 
 
-def building_on(pool: Callable[[int], Pool], libraries: tuple[str, ...]) -> BuildShards:
-    """Builds shards on a pool, which is asked for when there are shards to build; it takes their number.
+def building_on(pool: Callable[[Stage, Sequence[PlannedShard]], Pool], libraries: tuple[str, ...]) -> BuildShards:
+    """Builds shards on a pool, which is asked for when there are shards to build.
 
     Receipts record the code and the versions of the `libraries`.
     """
@@ -120,31 +117,37 @@ def building_on(pool: Callable[[int], Pool], libraries: tuple[str, ...]) -> Buil
     ) -> Sequence[Receipt]:
         if not pending:
             return ()
+        say(f"{stage.name.replace('-', ' ')}: {len(pending):,} to build")
         made = replace(store, built_with=built_with(stage.build.__module__, libraries))
-        common = {"stage": stage, "store": made, "arguments": arguments, "rebuild": rebuild}
-        return _build(pool(len(pending)), stage.name, pending, common)
+        chosen, tally = pool(stage, pending), Tally(len(pending), sum(shard.part.size for shard in pending))
+        topic = chosen.listen(tally.add)
+        find_places(shard.part for shard in pending)
+        common = {"topic": topic, "stage": stage, "store": made, "arguments": arguments, "rebuild": rebuild}
+        calls = [
+            {"batch": batch, "places": places_of(shard.part for shard in batch), **common}
+            for batch in batches(pending, chosen.slots())
+        ]
+        chosen.log(f"{stage.name}: {len(pending)} shards ({tally.source_bytes / 1e9:.2f} GB) in {len(calls)} batches")
+        try:
+            futures = chosen.submit(stage.name, calls)
+            failures = _failures(chosen, futures, tally, stage.name)
+        finally:
+            chosen.close()
+        if failures:
+            chosen.explain()
+            raise RunError(
+                f"{len(failures)} of {len(calls)} batches failed: {_some(failures)}; finished shards are kept: fix the cause "
+                "and run the same command again"
+            )
+        chosen.log(tally.sentence())
+        return [receipt for batch in futures for receipt in batch.result()]
 
     return build_shards
 
 
-def _build(pool: Pool, name: str, pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> list[Receipt]:
-    tally = Tally(len(pending), sum(shard.part.size for shard in pending))
-    topic = pool.listen(tally.add)
-    find_places(shard.part for shard in pending)
-    work = [[shard_record(shard) for shard in batch] for batch in batches(pending, pool.slots)]
-    pool.log(f"{name}: {len(pending)} shards ({tally.source_bytes / 1e9:.2f} GB) in {len(work)} batches")
-    futures = pool.submit(name, [{"batch": batch, "topic": topic, **common} for batch in work])
-    if failures := _failures(pool, futures, tally, name):
-        raise RunError(
-            f"{len(failures)} of {len(work)} batches failed: {_some(failures)}; finished shards are kept: fix the cause and "
-            "run the same command again"
-        )
-    pool.log(tally.sentence())
-    return [receipt for batch in futures for receipt in batch.result()]
-
-
 def build_work(
-    batch: Sequence[Mapping[str, Any]],
+    batch: Sequence[PlannedShard],
+    places: Mapping[str, str],
     topic: str | Announce,
     stage: Stage,
     store: Store,
@@ -154,8 +157,9 @@ def build_work(
 ) -> list[Receipt]:
     """The body of every batch: build its shards, try again after errors that may pass, and return the receipts.
 
-    Raises RunError unless this process has the code of the run.
+    `places` are where files of the Hub are. Raises RunError unless this process has the code of the run.
     """
+    PLACES.update(places)
     require_same_here(stage.build.__module__, store.built_with)
     told = partial(announce, topic) if isinstance(topic, str) else topic
     return patiently(build_batch, batch, store, stage.building(arguments), told, rebuild=rebuild)
@@ -164,10 +168,10 @@ def build_work(
 def _failures(pool: Pool, futures: Sequence[Submitted], tally: Tally, name: str) -> list[str]:
     """Wait for every batch, showing progress; returns the failures. Raises when the pool is lost."""
     bar = ProgressBar(pool.bar(name), time.monotonic())
-    with ProgressDisplay(tally) as display:
+    with shown(tally) as refresh:
 
         def show() -> None:
-            display.refresh()
+            refresh()
             bar.show(tally.share, time.monotonic())
 
         failures = _failures_of(futures, "batch", pool.watch(), show)
@@ -178,7 +182,6 @@ def _failures(pool: Pool, futures: Sequence[Submitted], tally: Tally, name: str)
 def _failures_of(
     futures: Sequence[Submitted], noun: str, check: Callable[[], None], show: Callable[[], None] = lambda: None
 ) -> list[str]:
-    """Wait as `wait_for` does; returns what failed, each as `<noun> <number>: <error>`."""
     wait_for([each.future for each in futures], check, show)
     found = [each.failure() for each in futures]
     return [f"{noun} {number}: {failure}" for number, failure in enumerate(found, 1) if failure]
@@ -199,11 +202,10 @@ def run_here(_name: str, function: Callable[..., Any], calls: Sequence[Mapping[s
 
 
 def _some(failures: Sequence[str]) -> str:
-    """The first failures, as many as fit in a message."""
     return "; ".join(failures[:MOST_REPORTED])
 
 
-def wait_for(futures: Sequence[Future], check: Callable[[], None], show: Callable[[], None]) -> None:
+def wait_for(futures: Sequence[Any], check: Callable[[], None], show: Callable[[], None]) -> None:
     """Wait until all futures have succeeded or failed. About every second, call `check`, which may raise, and `show`."""
     woken = Event()
     for future in futures:
@@ -256,43 +258,71 @@ def is_little(stage: Stage, pending: Sequence[PlannedShard], needs: Needs) -> bo
     return not (needs.workers or needs.resources) and sum(shard.part.size for shard in pending) < most
 
 
-def build_here(
-    stage: Stage,
-    pending: Sequence[PlannedShard],
-    store: Store,
-    arguments: Mapping[str, Any],
-    *,
-    rebuild: bool,
-    libraries: tuple[str, ...] = (),
-) -> Sequence[Receipt]:
-    """See BuildShards, and `building_on`."""
-    slots = min(cores(), MOST_THREADS) if stage.in_threads else 1
-    threads = ThreadPoolExecutor(slots)
-    try:
-        return building_on(lambda _: _Here(threads, slots), libraries)(
-            stage, pending, store, arguments, rebuild=rebuild
-        )
-    finally:
-        threads.shutdown(cancel_futures=True)  # after Ctrl-C, no other shard begins
-
-
-class _Here:
+class _Here(Pool):
     """A pool that is this process."""
 
-    def __init__(self, threads: ThreadPoolExecutor, slots: int) -> None:
-        self.slots = slots
-        self._threads = threads
+    def __init__(self, threads: int) -> None:
+        self._threads, self._slots = ThreadPoolExecutor(threads), threads
 
-    def listen(self, handle: Announce) -> Announce:
-        return handle
+    def slots(self) -> int:
+        return self._slots
 
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:  # noqa: ARG002 - for Prefect
         return [submitted(self._threads.submit(build_work, **call)) for call in calls]
 
-    def watch(self) -> Callable[[], None]:
-        return lambda: None
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
 
-    def bar(self, name: str) -> Callable[[float], object]:  # noqa: ARG002 - for Prefect
-        return lambda _: None
 
-    def log(self, sentence: str) -> None: ...
+def here(stage: Stage, _pending: Sequence[PlannedShard] = ()) -> Pool:
+    """A pool of this process for a stage, with threads if it allows them."""
+    return _Here(min(cores(), MOST_THREADS) if stage.in_threads else 1)
+
+
+CALLED_WHILE_IMPORTED = 99
+"""Exit code of a worker whose imported main script starts a run at import time."""
+
+
+def dask_setup(_worker: object) -> None:
+    """Called by Dask in the workers of a local cluster, which serve one run. The run itself names a batch that failed."""
+    set_up_arrow()
+    logging.getLogger("distributed.worker").addFilter(
+        lambda record: not record.getMessage().startswith("Compute Failed")
+    )
+
+
+def exit_if_imported() -> None:
+    """Exit from a worker that starts a run while it imports the script that started it; the script reports the reason.
+
+    Python marks a process as `_inheriting` while it imports its parent's main module, and doesn't start processes then.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(CALLED_WHILE_IMPORTED)
+
+
+def worker_number() -> int | None:
+    """The number at the end of this worker's name; 0 outside a cluster, None for a name without a number.
+
+    The name of an unnamed worker is its address, and a port is not a worker number.
+    """
+    worker = _this_worker()
+    if worker is None:
+        return 0
+    name = str(worker.name)
+    found = None if "://" in name else re.search(r"\d+$", name)
+    return int(found[0]) if found else None
+
+
+def announce(topic: str, record: dict[str, Any]) -> None:
+    """Report a finished shard to the run; without effect outside a Dask worker."""
+    worker = _this_worker()
+    if worker is not None:
+        worker.log_event(topic, record)
+
+
+def _this_worker() -> Any:  # noqa: ANN401 - distributed.Worker, or None
+    distributed = sys.modules.get("distributed")
+    try:
+        return distributed.get_worker() if distributed else None
+    except ValueError:
+        return None

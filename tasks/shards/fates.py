@@ -18,8 +18,7 @@ import numpy as np
 from tokenmill.tasks.errors import RunError
 from xxhash import xxh3_128_hexdigest
 
-from .holdout import PARTS
-from .plan import WHOLE
+from .plan import PARTS, WHOLE
 from .receipt import PartCount, Receipt
 from .store import Store, read_bytes
 

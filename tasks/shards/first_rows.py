@@ -9,17 +9,14 @@ from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.forms import first_records
 
 from .kind import Kind, Planned
 from .manifest import totals
 from .plan import Finished, Plan, PlannedShard
-from .publication import check_bad_rows, first_bad_row
+from .publication import check_bad_rows, check_shrinkage, first_bad_row
 from .receipt import unread
-from .shrinkage import check_shrinkage
 from .store import Store
 
 MOST_ROWS = 100
@@ -59,12 +56,11 @@ def look(kind: Kind[Any, Any], planned: Planned[Any, Any]) -> tuple[dict[str, Fi
             read = stage.read or stage.build
             built = [Finished(shard, shard.key, read(shard, store, **arguments)) for shard in plan.shards]
         sources = {(split, each.name): each for split, listed in planned.blend.parts().items() for each in listed}
-        found = {
-            "/".join(item.dataset): _found(
-                item, planned.plan, store, _shape(kind, sources[item.dataset], item.shard.part)
-            )
-            for item in built
-        }
+        found: dict[str, FirstRows] = {}
+        for item in built:
+            record = next(iter(first_records(item.shard.part)), None)
+            shape = None if record is None else kind.shape(sources[item.dataset], record)
+            found["/".join(item.dataset)] = _found(item, planned.plan, store, shape)
         try:
             _require_publishable(kind, planned, built, found, store)
         except RunError as error:
@@ -78,11 +74,6 @@ def _first_rows(plan: Plan) -> Iterator[PlannedShard]:
         part = next(iter(shard.part.members), shard.part)
         rows = min(part.rows or MOST_ROWS, MOST_ROWS)
         yield replace(shard, part=replace(part, rows=rows, size=min(part.size, MOST_BYTES)))
-
-
-def _shape(kind: Kind[Any, Any], source: DataSource, part: Slice) -> str | None:
-    record = next(iter(first_records(part)), None)
-    return None if record is None else kind.shape(source, record)
 
 
 def _found(item: Finished, plan: Plan, store: Store, shape: str | None) -> FirstRows:

@@ -12,18 +12,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.sources.files import Record
 from tokenmill.tasks.sources.forms import read_blend
+from tokenmill.tasks.sources.parquet import require_text
 
 from .build import BuildShard
 from .plan import Finished, Plan, PlannedShard
+from .planning import places, plan_shards
 from .progress import say
 from .publication import Layout, check_bad_rows, publish_preparation
-from .receipt import Receipt
+from .receipt import Receipt, TextRecipe
 from .settings import RUNTIME_SETTINGS, PreparationSettings
 from .store import Store, unpruned
 
@@ -53,7 +56,6 @@ class Planned(Generic[Settings, Found]):
     later: tuple[Plan, ...] = ()
 
     def after(self, plan: Plan) -> Self:
-        """The preparation once a later stage is built."""
         return replace(self, later=(*self.later, plan))
 
     def require_whole(self) -> None:
@@ -62,8 +64,12 @@ class Planned(Generic[Settings, Found]):
             self.plan.require_whole(", or set allow_partial=true to publish without them")
 
     @property
+    def receipts(self) -> dict[str, Receipt]:
+        """The receipts of every stage, by key."""
+        return {key: receipt for plan in (self.plan, *self.later) for key, receipt in plan.proven.items()}
+
+    @property
     def last(self) -> list[Finished]:
-        """The shards that the last stage has finished."""
         return (self.later or (self.plan,))[-1].finished
 
 
@@ -99,8 +105,7 @@ class Stage:
     read: Callable[..., Receipt] | None = None
 
     def building(self, arguments: Mapping[str, Any]) -> BuildShard:
-        """The function with its arguments."""
-        return lambda shard, store: self.build(shard, store, **arguments)
+        return partial(self.build, **arguments)
 
 
 class BuildShards(Protocol):
@@ -157,7 +162,7 @@ class Release:
 
 
 class Kind(ABC, Generic[Settings, Found]):
-    """Everything that defines a kind; its methods default to doing nothing.
+    """Everything that defines a kind; its methods have defaults.
 
     Attributes:
         name: The kind of its shards, and the `type` of its manifest.
@@ -165,6 +170,7 @@ class Kind(ABC, Generic[Settings, Found]):
         libraries: Packages whose versions can change bytes; the manifest records them.
         stages: How its shards are built; the first reads the rows.
         next_steps: Commands to run next, one line each; `{0}` is the output folder, `{manifest}` its manifest.
+        version: Increase it when the same recipe and source give different bytes.
         formats: The format versions whose files have the form that `inspect` knows, by shard kind; empty for all.
         tokens: How tokens are stored in the published files, for `view` and training; None without tokens.
         training_advice: Advice to show instead of training on the output; `{path}` is its folder.
@@ -176,19 +182,31 @@ class Kind(ABC, Generic[Settings, Found]):
     settings: type[Settings]
     libraries: Sequence[str]
     stages: Sequence[Stage]
-    next_steps: str
+    next_steps: str = "tokenmill report {0}"
+    version: int = 1
     formats: Mapping[str, range] = {}
     tokens: Literal["packs", "documents"] | None = None
     training_advice: str = TRAINABLE
     hidden: frozenset[str] = frozenset()
     records_failure: bool = False
 
-    @abstractmethod
     def plan(self, blend: Blend, settings: Settings, output_dir: str | None) -> Planned[Settings, Found]:
         """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
 
-        Raises InputError for anything that must be fixed first.
+        By default, shards of texts are planned. Raises InputError for anything that must be fixed first.
         """
+        output_dir, store = places(blend, settings, output_dir, self.name)
+        plan = plan_shards(
+            blend,
+            settings,
+            store,
+            self.version,
+            lambda source: [source.text_field],
+            require_text,
+            lambda source, _, slices: [TextRecipe(source.text_field)] * len(slices),
+            form="documents",
+        )
+        return Planned(blend, settings, output_dir, plan, cast("Found", None))
 
     @abstractmethod
     def release(self, planned: Planned[Settings, Found], finished: Sequence[Finished]) -> Release:
@@ -202,7 +220,6 @@ class Kind(ABC, Generic[Settings, Found]):
         """Raises InputError for problems with blend, settings and output folder that are visible before anything starts."""
 
     def needs(self, planned: Planned[Settings, Found]) -> Needs:
-        """Workers and resources for building."""
         return Needs(planned.settings.workers)
 
     def shape(self, source: DataSource, record: Record) -> str | None:
@@ -229,7 +246,6 @@ class Kind(ABC, Generic[Settings, Found]):
         return ()
 
     def record(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Counts of this kind in the JSON record of a manifest."""
         return {}
 
     def build(self, planned: Planned[Settings, Found], build_shards: BuildShards) -> Planned[Settings, Found]:
@@ -286,7 +302,6 @@ class Kind(ABC, Generic[Settings, Found]):
         }
 
     def _run_metadata(self, planned: Planned[Settings, Found], started: float) -> dict[str, Any]:
-        """Times, host, reuse and versions: what may differ between equal preparations."""
         plan = planned.plan
         total, built = len(set(plan.keys)), len(plan.built)
         return {

@@ -6,16 +6,16 @@ pending shards; publication requires a receipt for every planned shard.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.renamed import LEAVES
-from tokenmill.tasks.sources.files import PLACES, InputWarning, Slice, places_of, slice_of
+from tokenmill.tasks.sources.files import InputWarning, Slice
 
-from .identity import difference, shard_key
-from .receipt import Receipt
+from .receipt import Receipt, difference, shard_key
 from .store import Store
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ class PlannedShard:
 
     @property
     def key(self) -> str:
-        """The shard's name in the store."""
         return shard_key(self.identity)
 
     @property
@@ -65,11 +64,9 @@ class Finished:
 
     @property
     def dataset(self) -> tuple[str, str]:
-        """Its dataset: the split of the plan, and the name."""
         return self.shard.split, self.shard.dataset
 
     def split_of(self, part: str) -> str:
-        """The split of a part of the shard."""
         if part != WHOLE:
             return part
         return self.shard.split if self.shard.split in SPLITS else "train"
@@ -114,17 +111,14 @@ class Plan:
 
     @property
     def finished(self) -> list[Finished]:
-        """Every proven shard, in the order of the plan."""
         pairs = zip(self.shards, self.keys, strict=True)
         return [Finished(shard, key, self.proven[key]) for shard, key in pairs if key in self.proven]
 
     @property
     def missing(self) -> list[str]:
-        """The places of the shards without a receipt."""
         return [shard.place for shard, key in zip(self.shards, self.keys, strict=True) if key not in self.proven]
 
     def after(self, receipts: Iterable[Receipt]) -> "Plan":
-        """The plan after its pending shards were built, with their receipts."""
         proven = {**self.proven, **{receipt.key: receipt for receipt in receipts}}
         return replace(self, proven=proven, built=frozenset(shard.key for shard in self.pending))
 
@@ -147,7 +141,6 @@ class Plan:
 
     @property
     def pending_bytes(self) -> int:
-        """Source bytes of the pending shards."""
         return sum(shard.part.size for shard in self.pending)
 
 
@@ -189,26 +182,23 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(name: str) -> str:
-    """The name of a field, with the name that its setting has today."""
     path, dot, leaf = name.rpartition(".")
     return f"{path}{dot}{LEAVES.get(leaf, leaf)}"
 
 
-def shard_record(shard: PlannedShard) -> dict[str, Any]:
-    """A planned shard as small, plain JSON, to send through a scheduler."""
-    record: dict[str, Any] = {
-        "dataset": shard.dataset,
-        "split": shard.split,
-        "identity": shard.identity,
-        "part": asdict(shard.part),
-    }
-    if shard.inputs:
-        record["inputs"] = [asdict(receipt) for receipt in shard.inputs]
-    return record | ({"places": places} if (places := places_of(shard.part)) else {})
+PARTS = ("train", "valid", "test")
+"""The parts of a shard with held-out documents."""
 
 
-def shard_from_record(record: Mapping[str, Any]) -> PlannedShard:
-    """The planned shard of a record by `shard_record`."""
-    PLACES.update(record.get("places", {}))
-    inputs = tuple(Receipt.of_record(each) for each in record.get("inputs", ()))
-    return PlannedShard(record["dataset"], record["split"], slice_of(record["part"]), record["identity"], inputs)
+def part_of(digest: int, valid: float, test: float) -> str:
+    """The part of one document by a hash of its content, read as a fraction of 2**64: the lowest go to test, the next to valid.
+
+    So every source contributes the chosen share, equal documents are kept together, and added data doesn't move documents.
+    """
+    return "test" if digest < int(test * 2**64) else "valid" if digest < int((valid + test) * 2**64) else "train"
+
+
+def parts_of(digests: np.ndarray, valid: float, test: float) -> np.ndarray:
+    """The part of each document, as an index into PARTS (uint8), from its 64-bit hash (uint64) and the shares."""
+    in_test, held_out = (np.uint64(int(share * 2**64)) for share in (test, valid + test))
+    return np.where(digests < in_test, 2, np.where(digests < held_out, 1, 0)).astype(np.uint8)

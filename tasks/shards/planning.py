@@ -4,31 +4,35 @@ Planning reads only what identities need: directory listings, and for new files 
 local files. A kind that must read data to choose its recipe does so in `recipes_of`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from os.path import lexists
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
 import orjson
+from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.sources.discovery import find
-from tokenmill.tasks.sources.files import Found, InputWarning, Require, Slice, SourceFile
+from tokenmill.tasks.sources.discovery import discover, find, require_no_overlap
+from tokenmill.tasks.sources.files import InputWarning, Require, Slice, SourceFile
 from tokenmill.tasks.sources.forms import Form, Sample, require_form, spread, survey
 from tokenmill.tasks.sources.parquet import Needed
 from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.sources.slices import ContentIndex, leading_rows, leading_share
-from tokenmill.tasks.storage import absolute, join, user_cache
-from xxhash import xxh3_128_hexdigest
+from tokenmill.tasks.storage import absolute, is_local, join, user_cache
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from .bundles import bundled
-from .contents import read_twice
-from .identity import Recipe, shard_identities
-from .input_checks import data_sets, require_separate, store_place
-from .manifest import published_manifest
+from .manifest import BLEND, MANIFEST, published_manifest
 from .plan import Plan, PlannedShard
 from .publish import publish_bytes
-from .remembered import remembered
-from .settings import SHARES, TINY_ROWS, Holdout, PreparationSettings
-from .store import Store, read_bytes
+from .receipt import Recipe, shard_identities, source_of
+from .settings import SHARES, TINY_ROWS, PreparationSettings
+from .store import Store, read_bytes, remembered, size_of
 
 FieldsOf = Callable[[DataSource], Sequence[str]]
 """The fields of a dataset that its shards need."""
@@ -92,7 +96,11 @@ def plan_shards(
             slices = [chosen.on(part) for part in slices]
             slices = index.identify(slices, fields, settings.change_detection)
             if not slices:
-                raise InputError(f"dataset {source.name!r}: {_no_rows(source, found)}")
+                files = f"{len(found.files)} files" if len(found.files) > 1 else "a file"
+                raise InputError(
+                    f"dataset {source.name!r}: {source.path} doesn't contain rows ({files} of "
+                    f"{sum(file.size for file in found.files):,} bytes); fix the path, or remove the dataset from the blend"
+                )
             name = f"{split}/{source.name}"
             warnings += [replace(warning, reads={name: 0}) for warning in found.warnings]
             read.append((name, source, slices))
@@ -102,16 +110,16 @@ def plan_shards(
                 samples[name] = _sample(source, slices, store)
             recipes = recipes_of(source, split, slices)
             identities = shard_identities(store.kind, format_version, recipes, slices)
-            planned = [
-                PlannedShard(source.name, split, part, identity)
-                for part, identity in zip(slices, identities, strict=True)
-            ]
+            planned = [PlannedShard(source.name, split, *each) for each in zip(slices, identities, strict=True)]
             shards += bundled(planned, store, settings.shard_size, rebuild=settings.force) if bundles else planned
     if index.changed:
         publish_bytes(index_place, index.dump())
     warnings += read_twice(read)
     plan = replace(Plan.of(store, shards, rebuild=settings.force), skipped=skipped, samples=samples, warnings=warnings)
-    _require_form(blend, form, plan)
+    first = {(shard.split, shard.dataset): shard.part for shard in reversed(plan.pending)}  # built shards aren't read
+    for name, source, _ in read:
+        if part := first.get((name.partition("/")[0], source.name)):
+            require_form(source, form, part)
     return plan
 
 
@@ -125,22 +133,6 @@ def _sample(source: DataSource, slices: Sequence[Slice], store: Store) -> Sample
     return remembered(place, Sample, lambda: survey(source, some))
 
 
-def _require_form(blend: Blend, form: Form | None, plan: Plan) -> None:
-    """Check the first pending rows of each dataset; built shards aren't read."""
-    first = {(shard.split, shard.dataset): shard.part for shard in reversed(plan.pending)}
-    for split, sources in blend.parts().items():
-        for source in sources:
-            if part := first.get((split, source.name)):
-                require_form(source, form, part)
-
-
-def _no_rows(source: DataSource, found: Found) -> str:
-    """The error for a dataset without rows."""
-    size = sum(file.size for file in found.files)
-    held = f"{len(found.files)} files of {size:,} bytes" if len(found.files) > 1 else f"a file of {size:,} bytes"
-    return f"{source.path} doesn't contain rows ({held}); fix the path, or remove the dataset from the blend"
-
-
 def _slices(
     files: Sequence[SourceFile],
     settings: PreparationSettings,
@@ -148,7 +140,6 @@ def _slices(
     require: Require,
     index: ContentIndex,
 ) -> list[Slice]:
-    """The slices of a dataset, in order, limited by scale and sample."""
     slices = index.slices(files, settings.shard_size, fields, require)
     if SHARES[settings.scale] < 1:
         slices = leading_share(slices, SHARES[settings.scale])
@@ -156,10 +147,12 @@ def _slices(
     return leading_rows(slices, min(limits)) if limits else slices
 
 
-def holdout_of(settings: PreparationSettings, split: str) -> Holdout | None:
-    """The holdout of a dataset; None if the blend names the split itself, or the shares are 0."""
+def held_out(settings: PreparationSettings, split: str) -> dict[str, Any]:
+    """The holdout in the recipe of a dataset; 0 if the blend names the split itself."""
     holdout = settings.holdout
-    return holdout if split not in SPLITS and (holdout.valid or holdout.test) else None
+    if split in SPLITS or not (holdout.valid or holdout.test):
+        return {"holdout_valid": 0.0, "holdout_test": 0.0, "holdout_seed": None}
+    return {"holdout_valid": holdout.valid, "holdout_test": holdout.test, "holdout_seed": holdout.seed}
 
 
 def require_no(source: DataSource, keys: Sequence[str], kind: str) -> None:
@@ -171,3 +164,183 @@ def require_no(source: DataSource, keys: Sequence[str], kind: str) -> None:
                 f"dataset {source.name!r}: {key!r} doesn't affect {kind}, which takes rows as they are; remove it, "
                 f"or apply it in an earlier preparation{instead}"
             )
+
+
+ELSEWHERE = {
+    *("name", "path", "subset", "split", "revision", "license", "languages", "domain"),
+    *("weight", "share", "tokens", "min_epochs", "max_epochs", "group"),
+}
+"""The keys of a dataset that don't change which documents are read from a file, unlike its filter or text field."""
+
+
+def read_twice(read: Iterable[tuple[str, DataSource, Iterable[Slice]]]) -> Iterator[InputWarning]:
+    """Warnings for content that datasets (`split/name`) read more than once, whatever its paths, in groups of equally read slices.
+
+    It is trained on as often as all of them together ask for, and Megatron-LM shuffles files of the same size alike, so that copies
+    follow each other at the same distance.
+    """
+    places: defaultdict[tuple[str, str, int | None], list[tuple[str, Slice]]] = defaultdict(list)
+    for name, source, slices in read:
+        way = source.model_dump_json(exclude=ELSEWHERE)
+        for part in slices:
+            places[way, part.content, part.rows].append((name, part))
+    groups: defaultdict[tuple[tuple[str, int], ...], list[Slice]] = defaultdict(list)
+    for found in places.values():
+        if len(found) > 1:
+            names = [name for name, _ in found]
+            groups[tuple((name, names.count(name)) for name in dict.fromkeys(names))] += [part for _, part in found]
+    for reads, parts in groups.items():
+        files = list(dict.fromkeys(part.file.uri for part in parts))
+        size = sum(part.size for part in parts) // sum(count for _, count in reads)
+        yield InputWarning("read_twice", " and ".join(files[:2]), len(files), size, dict(reads))
+
+
+SMALL = 1 / 2
+"""Files below this part of `shard_size` are bundled."""
+
+AVERAGE = 1 / 4
+"""The average bundle, as a part of `shard_size`. A larger one would leave more boundaries to the limits."""
+
+MOST_FILES = 4_096
+"""Each file counts as its size plus this part of `shard_size`, so that tiny files have bundles of bounded length too."""
+
+
+def bundled(shards: Sequence[PlannedShard], store: Store, shard_size: int, *, rebuild: bool) -> list[PlannedShard]:
+    """The shards of a dataset with its small files bundled, in order, so that thousands of them become few shards.
+
+    Boundaries depend on content, as in content-defined chunking: a hash of a file's content decides whether the file ends its bundle,
+    with a probability in proportion to its size. So adding or removing a file rebuilds only the bundle that holds it, and its neighbor
+    if the file ends a bundle; 2 % of the boundaries are due to the limits and move up to the next one by content. Files that the
+    store has built as separate shards remain separate. With `rebuild`, the store is ignored.
+    """
+    groups = list(groups_by_content(shards, shard_size))
+    bundles = [bundle(group) for group in groups]
+    if rebuild:
+        return bundles
+    keys = {shard.key for shard in bundles if shard.part.members}
+    missing = keys - store.proven(store.begun(keys)).keys()
+    broken = [shard.key in missing for shard in bundles]
+    files = [shard.key for group, apart in zip(groups, broken, strict=True) if apart for shard in group]
+    built = store.proven(store.begun(files)).keys()
+    return [
+        shard
+        for group, whole, apart in zip(groups, bundles, broken, strict=True)
+        for shard in (_around(group, built) if apart else [whole])
+    ]
+
+
+def _around(group: Sequence[PlannedShard], built: Collection[str]) -> Iterator[PlannedShard]:
+    """Return the shards with keys in `built` separately, and the runs of other shards bundled."""
+    for alone, run in groupby(group, lambda shard: shard.key in built):
+        some = list(run)
+        yield from some if alone else [bundle(some)]
+
+
+def groups_by_content(shards: Sequence[PlannedShard], shard_size: int) -> Iterator[list[PlannedShard]]:
+    """Group the shards that belong in one bundle; the shard of a large file or of a sample is separate."""
+    group: list[PlannedShard] = []
+    size = 0.0
+    for shard in shards:
+        own = shard.part.size + shard_size / MOST_FILES
+        if group and (size + own > shard_size or not _fits(group[-1], shard, shard_size)):
+            yield group
+            group, size = [], 0.0
+        group.append(shard)
+        size += own
+        if xxh3_64_intdigest(shard.part.content.encode()) < own / (AVERAGE * shard_size) * 2**64:
+            yield group
+            group, size = [], 0.0
+    if group:
+        yield group
+
+
+def _fits(before: PlannedShard, shard: PlannedShard, shard_size: int) -> bool:
+    one, other = before.part, shard.part
+    kinds = [(part.file.format, part.file.compression, part.fields) for part in (one, other)]
+    small = all(part.start == 0 and part.rows is None and part.file.size < SMALL * shard_size for part in (one, other))
+    return small and kinds[0] == kinds[1] and before.identity["recipe"] == shard.identity["recipe"]
+
+
+def bundle(shards: Sequence[PlannedShard]) -> PlannedShard:
+    """Return one shard with the rows of all shards, in order; a single shard remains unchanged."""
+    first = shards[0]
+    if len(shards) == 1:
+        return first
+    members = tuple(shard.part for shard in shards)
+    contents = orjson.dumps([part.content for part in members])
+    part = replace(
+        first.part,
+        content=f"bundle:{hashlib.sha256(contents).hexdigest()[:32]}",
+        size=sum(part.size for part in members),
+        members=members,
+    )
+    return replace(first, part=part, identity={**first.identity, "source": source_of(part, first.identity["recipe"])})
+
+
+def check_inputs(blend: Blend, store: str | None, output_dir: str) -> None:
+    """Raises InputError for missing local sources and unwritable store or output folders, and as `require_separate` does."""
+    output_dir = absolute(output_dir)
+    for sources in blend.parts().values():
+        for source in sources:
+            if is_local(source.path) and not lexists(absolute(source.path)):
+                discover(source)  # otherwise planning does
+    for place in (store_place(store, output_dir), output_dir):
+        require_writable(place)
+    require_separate(data_sets(blend), store_place(store, output_dir), output_dir)
+
+
+def store_place(store: str | None, output_dir: str) -> str:
+    """The store of shards: the named one, or one in the output folder."""
+    return join(output_dir, "shards") if store is None else absolute(store)
+
+
+def data_sets(blend: Blend) -> list[tuple[str, str]]:
+    """A name for messages and the path of each dataset."""
+    return [(f"dataset {source.name!r}", source.path) for sources in blend.parts().values() for source in sources]
+
+
+def require_separate(sources: Iterable[tuple[str, str]], store: str, output_dir: str) -> None:
+    """Raises InputError if inputs and outputs overlap.
+
+    `sources` are names for messages, and paths. No source may contain a folder that a preparation writes to, or be inside
+    its output folder. A blend.json in the output folder must not be an input blend, because publishing replaces it.
+    """
+    written = {"the output folder": output_dir, "the store": store, "the cache (XDG_CACHE_HOME)": user_cache()}
+    for name, source in sources:
+        require_no_overlap(name, source, written, output_dir)
+    if _is_input(output_dir):
+        raise InputError(
+            f"{join(output_dir, BLEND)}: is an input blend, and publishing here would replace it; move it, or choose "
+            "a different output folder"
+        )
+
+
+def _is_input(output_dir: str) -> bool:
+    """Whether blend.json in the output folder is an input blend, not a published one.
+
+    A published one has a manifest beside it, and names its own folder unless the folder was copied or moved.
+    """
+    place = join(output_dir, BLEND)
+    if size_of(place) is None or size_of(join(output_dir, MANIFEST)) is not None:
+        return False
+    try:
+        paths = [path for _, path in data_sets(load_blend(place))]
+    except InputError:
+        return False
+    return not all(path.startswith(f"{output_dir}/") for path in paths)
+
+
+def require_writable(place: str) -> None:
+    """Raises InputError for a local folder that cannot be made or written."""
+    if not is_local(place):
+        return
+    folder = Path(place)
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(f"{place}: cannot be written, because {folder} is a file; choose a different --output-dir")
+    try:
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        reason = f"{folder} is not writable ({error.strerror})"
+        raise InputError(f"{place}: cannot be written, because {reason}; choose a different --output-dir") from error

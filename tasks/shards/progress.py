@@ -6,11 +6,11 @@ updated at most every UPDATE_SECONDS, and only if the figure changed.
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -52,11 +52,9 @@ class Tally:
 
     @property
     def share(self) -> float:
-        """The share of the source bytes done, 0 to 1."""
         return min(1.0, self.done_bytes / self.source_bytes) if self.source_bytes else 1.0
 
     def sentence(self) -> str:
-        """The totals and rates in one line."""
         seconds = max(time.monotonic() - self.started, 1e-3)
         tokens = f"{self.tokens / seconds / 1e6:,.2f} M tokens/s  " if self.tokens else ""
         line = (
@@ -79,53 +77,34 @@ class ProgressBar:
             self.end(share, now)
 
     def end(self, share: float, now: float) -> None:
-        """Show the final share at once."""
         percent = round(100 * share, 1)
         if percent != self._percent:
             self._send(percent)
             self._percent, self._sent = percent, now
 
 
-class ProgressLines:
-    """The tally as a line every LINE_SECONDS; times are in seconds."""
+@contextmanager
+def shown(tally: Tally) -> Generator[Callable[[], None]]:
+    """A context whose function shows the tally: on stderr, as a bar with the time left if it is a terminal, as lines if not."""
+    console, written = Console(stderr=True), time.monotonic()
+    bar = Progress(SpinnerColumn(), BarColumn(bar_width=40), TaskProgressColumn(), TimeRemainingColumn())
+    task = bar.add_task("shards", total=1.0)
 
-    def __init__(self, write: Callable[[str], object], now: float) -> None:
-        self._write, self._written = write, now
+    def write() -> None:
+        nonlocal written
+        if time.monotonic() - written >= LINE_SECONDS:
+            _write_line(f"{tally.share:.0%}  {tally.sentence()}")
+            written = time.monotonic()
 
-    def show(self, tally: Tally, now: float) -> None:
-        """Write a line, unless the last one is too recent."""
-        if now - self._written >= LINE_SECONDS:
-            self._write(f"{tally.share:.0%}  {tally.sentence()}")
-            self._written = now
+    def update() -> None:
+        bar.update(task, completed=tally.share)
+        live.update(Group(bar, Text(tally.sentence())))
 
-
-class ProgressDisplay:
-    """A bar with the time left and the tally below it, live on stderr if that is a terminal; lines if it is not."""
-
-    def __init__(self, tally: Tally) -> None:
-        console = Console(stderr=True)
-        self._tally = tally
-        self._bar = Progress(SpinnerColumn(), BarColumn(bar_width=40), TaskProgressColumn(), TimeRemainingColumn())
-        self._task = self._bar.add_task("shards", total=1.0)
-        self._live = Live(self._bar, console=console, transient=True) if console.is_terminal else None
-        self._lines = ProgressLines(_write_line, time.monotonic())
-
-    def __enter__(self) -> Self:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
-
-    def refresh(self) -> None:
-        """Show the current tally."""
-        self._bar.update(self._task, completed=self._tally.share)
-        if self._live:
-            self._live.update(Group(self._bar, Text(self._tally.sentence())))
-        else:
-            self._lines.show(self._tally, time.monotonic())
+    if not console.is_terminal:
+        yield write
+        return
+    with Live(bar, console=console, transient=True) as live:
+        yield update
 
 
 def say(sentence: str) -> None:

@@ -16,27 +16,37 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import orjson
 from tokenmill.tasks.blend.mix import Mix, solve
-from tokenmill.tasks.blend.models import SPLITS, Blend
+from tokenmill.tasks.blend.models import SPLITS, Blend, listed_sources
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.sources.formats import first_row
 from tokenmill.tasks.storage import filesystem, is_local, join
 from xxhash import xxh3_128_hexdigest
 
-from .lock import locked
-from .manifest import BLEND, FAILED, MANIFEST, Names, manifest_bytes, published_manifest, shard_entries, totals
-from .origins import Origin, origin_of, origins_of
+from .manifest import (
+    BLEND,
+    FAILED,
+    MANIFEST,
+    Names,
+    Origin,
+    manifest_bytes,
+    origin_of,
+    origins_of,
+    published_manifest,
+    shard_entries,
+    totals,
+)
 from .plan import MOST_SHOWN, WHOLE, Finished
 from .publish import Output, copy, place_files, publish, publish_bytes, sweep
+from .receipt import outputs_of
 from .settings import PreparationSettings
-from .shrinkage import check_shrinkage
-from .store import Store
+from .store import Store, locked
 
 TOLERATED_ROWS = 10
 """Any dataset may have this many bad rows, however small it is."""
@@ -85,34 +95,56 @@ class Layout(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class FolderLayout:
-    """All shards in one folder, which blend.json lists as a dataset: OUT/<folder>/part-00000-1a2b3c4d.<ending>.
+@dataclass(slots=True)
+class Named:
+    """The names of shards' files in an output folder, numbered by folder in the order of the plan.
 
-    A shard's file is its output `all`, linked on a local disk and copied by an object store.
+    `pairs` are the place of each file in the store, and its name.
     """
 
-    folder: str
+    output_dir: str
+    names: dict[str, dict[str, list[str]]] = field(default_factory=dict[str, dict[str, list[str]]])
+    pairs: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    numbers: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, item: Finished, folder: str, stored: str, split: str = WHOLE, pattern: str = "part-{:05d}-{}") -> str:
+        """Name the file at `stored`; the name ends as the file does."""
+        ending = stored.rpartition("/")[2].partition(".")[2]
+        name = join(self.output_dir, folder, f"{pattern.format(self.numbers[folder], item.key[:8])}.{ending}")
+        self.numbers[folder] += 1
+        self.pairs.append((stored, name))
+        self.names.setdefault(item.shard.place, {}).setdefault(split, []).append(name)
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class FolderLayout:
+    """Row folders, OUT/<folder>/part-00000-1a2b3c4d.<ending>, and other files: the place of each in the store, and its path.
+
+    `folders` are the folder of each dataset, or of all; `blend` makes blend.json of the output folder and the folders with rows,
+    by default a dataset per folder. A shard's file is its output `all`, linked on a local disk and copied by an object store.
+    """
+
+    folders: Mapping[tuple[str, str], str] | str
+    blend: Callable[[str, Collection[str]], bytes] | None = None
+    files: Sequence[tuple[str, Output]] = ()
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
-        """The parts."""
-        return {self.folder: PART}
+        return dict.fromkeys([self.folders] if isinstance(self.folders, str) else self.folders.values(), PART)
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
-        """Name the file of every shard that holds a document."""
-        names: dict[str, dict[str, list[str]]] = {}
-        pairs: list[tuple[str, str]] = []
+        named = Named(output_dir)
         for item in finished:
             if WHOLE in item.receipt.parts:
-                (file,) = (each.path for each in item.receipt.outputs if each.path.partition(".")[0] == WHOLE)
-                part = f"part-{len(names):05d}-{item.key[:8]}.{file.partition('.')[2]}"
-                name = join(output_dir, self.folder, part)
-                pairs.append((store.path(item.key, file), name))
-                names[item.shard.place] = {WHOLE: [name]}
-        place_files(pairs)
-        sources = [{"name": self.folder, "path": join(output_dir, self.folder)}]
-        return Published(names, orjson.dumps({"datasets": sources}, option=orjson.OPT_INDENT_2))
+                (file,) = outputs_of(WHOLE, item.receipt.outputs)
+                folder = self.folders if isinstance(self.folders, str) else self.folders[item.dataset]
+                named.add(item, folder, store.path(item.key, file.path))
+        place_files([*((stored, join(output_dir, output.path)) for stored, output in self.files), *named.pairs])
+        sources = [{"name": folder, "path": join(output_dir, folder)} for folder in self.own]
+        listed = orjson.dumps({"datasets": sources}, option=orjson.OPT_INDENT_2)
+        blend = self.blend(output_dir, named.numbers.keys()) if self.blend else listed
+        return Published(named.names, blend, [output for _, output in self.files])
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +255,9 @@ def publish_preparation(
             output_dir, settings, header, counts, "" if counts["documents"] else first_bad_row(finished, store)
         )
         own = _with_replaced(output_dir, {**layout.own, QUARANTINE: QUARANTINES})
-        _sweep(output_dir, own, store)
+        folders = [output_dir, *(join(output_dir, name) for name in own if name), store.place]
+        for folder in filter(is_local, [*folders, join(store.place, "gates")]):
+            sweep(folder)  # temporaries of killed runs; building a shard sweeps its folder
         published = layout.lay_out(output_dir, store, finished)
         files = [*published.files, *_publish_quarantine(output_dir, store, finished)]
         names = _relative(published.names, output_dir)
@@ -287,14 +321,6 @@ def _published_before(place: str, own: Mapping[str, re.Pattern[str]]) -> dict[st
                 folders[folder].append(re.escape(name) + ("" if "." in name else r"\.\w+"))
         return {folder: re.compile("|".join(found)) for folder, found in folders.items()}
     return {}
-
-
-def _sweep(output_dir: str, own: Iterable[str], store: Store) -> None:
-    """Remove temporaries of killed runs, except in shard folders, which building a shard sweeps."""
-    folders = [output_dir, *(join(output_dir, name) for name in own if name), store.place, join(store.place, "gates")]
-    for folder in folders:
-        if is_local(folder):
-            sweep(folder)
 
 
 def described(path: str, data: bytes) -> Output:
@@ -386,3 +412,70 @@ def _remove_stale(output_dir: str, own: Mapping[str, re.Pattern[str]], current: 
             system.rm_file(f"{path}/{name}")
         if is_local(place) and folder and stale and len(stale) == len(names):
             os.removedirs(path)
+
+
+COMPARED = ("scale", "sample", "mode")
+"""The settings that must be the same for two versions to be compared."""
+
+
+def check_shrinkage(
+    output_dir: str, settings: PreparationSettings, header: Mapping[str, Any], totals: Mapping[str, Any], bad: str
+) -> None:
+    """Raises RunError if nothing is left, or a dataset lost too much since the last version, as after a failed mount or a partial copy.
+
+    The last version is the publication in the output folder, or the one that `previous` names, if it is of the same kind and share of
+    the data. A dataset that the blend no longer lists was removed on purpose. `header` and `totals` belong to the new manifest, `bad` is the first bad row, if there is one.
+    """
+    listed = {
+        f"{split}/{each['name']}": each["name"]
+        for split, sources in listed_sources(header["blend"]).items()
+        for each in sources
+    }
+    watched = {dataset: name for dataset, name in listed.items() if name not in settings.allow_shrink}
+    if not watched:
+        return
+    if not totals["documents"]:
+        raise RunError(
+            f"{totals['rows']:,} rows gave no documents ({_dropped(totals)}), so nothing was published; check the sources, "
+            "fields (text_field, messages_field), filters and size limits, or set "
+            f"allow_shrink={_named(listed.values())} to publish anyway{bad and f'. The first bad row: {bad}'}"
+        )
+    place = settings.previous or output_dir
+    before = _comparable(place, header, settings)
+    lost = {name: loss for dataset, name in watched.items() for loss in _loss(dataset, before, totals, settings)}
+    if lost:
+        raise RunError(
+            f"{'; '.join(lost.values())}; the last version is {place}, and more than {settings.max_shrink_fraction:.0%} "
+            f"(max_shrink_fraction) may not be lost, so nothing was published; check the sources, fields and filters, or set "
+            f"allow_shrink={_named(lost)} to publish anyway"
+        )
+
+
+def _comparable(place: str, header: Mapping[str, Any], settings: PreparationSettings) -> Mapping[str, Any]:
+    """The totals of each dataset published at `place`, by `split/name`; empty if the two are not comparable."""
+    with suppress(InputError):  # a damaged manifest is replaced by publishing
+        before = published_manifest(place)
+        if before is not None and before["type"] == header["type"]:
+            chosen = before["settings"]
+            if all(chosen.get(name) == getattr(settings, name, None) for name in COMPARED):
+                return before["totals"]["datasets"]
+    return {}
+
+
+def _loss(
+    dataset: str, before: Mapping[str, Any], totals: Mapping[str, Any], settings: PreparationSettings
+) -> Iterator[str]:
+    was = before[dataset]["documents"] if dataset in before else 0
+    found = totals["datasets"].get(dataset, {}).get("documents", 0)
+    if was - found > settings.max_shrink_fraction * was:
+        name = dataset.removeprefix("datasets/")
+        noun = "document" if found == 1 else "documents"
+        yield f"dataset {name!r}: {found:,} {noun}, {1 - found / was:.0%} fewer than the {was:,} of the last version"
+
+
+def _dropped(totals: Mapping[str, Any]) -> str:
+    return ", ".join(f"{reason} {count:,}" for reason, count in totals["dropped"].items()) or "none dropped"
+
+
+def _named(names: Iterable[str]) -> str:
+    return f"[{', '.join(dict.fromkeys(names))}]"

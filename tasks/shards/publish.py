@@ -24,7 +24,6 @@ import shutil
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import orjson
@@ -36,6 +35,9 @@ from tokenmill.tasks.threads import in_threads
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+
+from tokenmill.tasks.storage import open_binary
 
 PART = 1 << 18
 """Small writes are gathered into parts of this many bytes; larger buffers are passed on without a copy."""
@@ -111,7 +113,6 @@ class Publication(io.BufferedIOBase):
         self._hash = xxhash.xxh3_128()
 
     def writable(self) -> bool:
-        """True: this stream is write-only."""
         return True
 
     def write(self, buffer: "ReadableBuffer", /) -> int:
@@ -232,7 +233,8 @@ def _give_name(source: str, target: str) -> None:
         # The temporary name shares the source's inode: this lock keeps `sweep` away from it.
         _lock(descriptor, fcntl.LOCK_SH)
         if not _linked(source, target):
-            _copy(descriptor, target)
+            with open(descriptor, "rb", closefd=False) as stream, publish(target) as publication:
+                shutil.copyfileobj(stream, publication, PART)
     finally:
         _release(descriptor)
 
@@ -295,7 +297,6 @@ def _replace_folder(target: str, temporary: str, former: str) -> None:
 
 
 def _sync_tree(directory: str) -> None:
-    """Sync `directory` and everything below it."""
     for place, _, names in os.walk(directory):
         for name in names:
             descriptor = os.open(os.path.join(place, name), os.O_RDONLY)
@@ -349,8 +350,13 @@ def _sink(uri: str) -> AbstractContextManager[Put]:
 
 @contextmanager
 def _local_file(target: str) -> Generator[Put]:
+    def put(part: memoryview) -> None:
+        with naming(target):
+            while part:
+                part = part[os.write(descriptor, part) :]
+
     with new_local_file(target) as descriptor:
-        yield partial(_write_all, target, descriptor)
+        yield put
 
 
 @contextmanager
@@ -380,7 +386,7 @@ def _stored_object(uri: str) -> Generator[Put]:
         system, path = filesystem(uri)
         stream = cast("AbstractBufferedFile", system.open(path, "wb"))
     try:
-        yield partial(_write_stored, uri, stream)
+        yield naming(uri)(stream.write)
         with naming(uri):
             stream.close()  # sends the one PUT, or the last part and the completion
     except BaseException:
@@ -421,17 +427,6 @@ def naming(target: str) -> Generator[None]:
         error.filename = target
         del error.filename2  # None would be printed
         raise
-
-
-def _write_all(target: str, descriptor: int, part: memoryview) -> None:
-    with naming(target):
-        while part:
-            part = part[os.write(descriptor, part) :]
-
-
-def _write_stored(uri: str, stream: AbstractBufferedFile, part: memoryview) -> None:
-    with naming(uri):
-        stream.write(part)
 
 
 def _open_temporary(target: str) -> tuple[str, int]:
@@ -495,7 +490,6 @@ def _remove_orphan(path: str) -> bool:
 
 
 def _linked(source: str, target: str) -> bool:
-    """Hard-link `source` to `target`; False if that is impossible."""
     temporary = _temporary_name(target)
     directory = os.path.dirname(target)
     with naming(target):
@@ -515,11 +509,6 @@ def _linked(source: str, target: str) -> bool:
     return True
 
 
-def _copy(descriptor: int, target: str) -> None:
-    with open(descriptor, "rb", closefd=False) as source, publish(target) as publication:
-        shutil.copyfileobj(source, publication, PART)
-
-
 def _make_directory(path: str) -> None:
     if os.path.isdir(path):
         return
@@ -536,3 +525,86 @@ def _sync_directory(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+NO_RANGE_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF}
+"""`copy_file_range` does not work between these files, or not on this kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """`size` bytes of the file at `uri`, from byte `start`."""
+
+    uri: str
+    start: int
+    size: int
+
+
+def join_files(sources: Iterable[str], target: str) -> Output:
+    """Concatenate files into the file `target`. Errors as in `copy`."""
+    with publish(target) as publication:
+        for source in sources:
+            with open_binary(source) as stream:
+                shutil.copyfileobj(stream, publication, PART)
+    return publication.output
+
+
+def join_extents(extents: Sequence[Extent], target: str) -> None:
+    """Concatenate extents into the file `target`, which is replaced, without reading them where the storage can do that.
+
+    A local disk copies in the kernel, and shares the blocks where the file system has reflinks (XFS, Btrfs); S3 copies parts of
+    objects itself (see `tasks.s3`). Other stores stream.
+
+    Errors as in `publish.copy`, and OSError for an extent that ends early.
+    """
+    if is_local(target) and all(is_local(extent.uri) for extent in extents):
+        with new_local_file(absolute(target)) as descriptor:
+            for extent in extents:
+                _append_extent(descriptor, extent, target)
+        return
+    (system, path), scheme = filesystem(target), target.split("://", 1)[0]
+    if scheme in {"s3", "s3a"} and all(filesystem(extent.uri)[0] == system for extent in extents):
+        with noting(f"while joining {len(extents)} extents to {target}"):
+            cast("Any", system).join(
+                [(filesystem(extent.uri)[1], extent.start, extent.size) for extent in extents], path
+            )
+        return
+    with publish(target) as publication:
+        for extent in extents:
+            _stream_extent(publication, extent)
+
+
+def _append_extent(descriptor: int, extent: Extent, target: str) -> None:
+    source = os.open(absolute(extent.uri), os.O_RDONLY)
+    start, left = extent.start, extent.size
+    try:
+        while left:
+            with naming(target):
+                done = _copy_range(source, descriptor, left, start)
+            if not done:
+                raise OSError(errno.EIO, f"ends {left:,} bytes early", extent.uri)
+            start, left = start + done, left - done
+    finally:
+        os.close(source)
+
+
+def _copy_range(source: int, target: int, count: int, start: int) -> int:
+    """Copy up to `count` bytes from `start` to the end of `target` in the kernel; returns how many, 0 at the end of the file."""
+    try:
+        return os.copy_file_range(source, target, count, start)
+    except OSError as error:
+        if error.errno not in NO_RANGE_COPY:
+            raise
+        return os.sendfile(target, source, start, count)
+
+
+def _stream_extent(publication: Publication, extent: Extent) -> None:
+    with open_binary(extent.uri) as stream:
+        stream.seek(extent.start)
+        left = extent.size
+        while left:
+            data = stream.read(min(PART, left))
+            if not data:
+                raise OSError(errno.EIO, f"ends {left:,} bytes early", extent.uri)
+            publication.write(data)
+            left -= len(data)

@@ -1,19 +1,117 @@
-"""The receipt: the proof that a shard is complete, written last.
+"""A shard's key, and its receipt: the proof that the shard is complete, written last.
 
-It holds the shard's identity (whose hash is the key), every output with size and xxh3_128, and row counts: rows in, documents
+The key is a hash of the shard's identity: everything that can change a byte of it, and nothing else. An identity is a small JSON
+object of `recipe` (every choice that changes bytes) and `source` (the content of the slice); if other shards decide about its
+rows, `decided` names the decision. When a key changes, identities are compared field by field.
+
+A receipt holds the shard's identity (whose hash is the key), every output with size and xxh3_128, and row counts: rows in, documents
 out, drops by reason. `rows_in == documents + sum(drops)` is checked whenever a receipt is made or read, so a receipt that loses
 a row cannot exist. `facts` has counts specific to a shard kind. Times, host names and the seal are under `volatile`;
 everything else is the same on every run.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field, asdict, dataclass, field, fields
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
+import orjson
 from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.sources.files import Slice
 
-from .identity import shard_key
 from .publish import Output, output_of
+
+KEY_CHARACTERS = 32
+"""128 bits of SHA-256, in hexadecimal: keys are file names, and sources may be hostile."""
+
+Identity = Mapping[str, Any]
+
+
+ADDED = {"added": True}
+"""Metadata of a recipe's field that shards in use do not have. At its default it is left out, so their keys remain."""
+
+
+class Recipe(Protocol):
+    """A frozen dataclass of plain values: every choice that can change a byte of a shard."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class TextRecipe:
+    """The recipe of shards that depend on texts only."""
+
+    text_field: str
+
+
+Made = TypeVar("Made", bound=Recipe)
+
+
+def recipe_of(kind: type[Made], settings: object, **computed: Any) -> Made:  # noqa: ANN401 - plain values of any type
+    """The recipe whose other fields are the settings of the same names: those that decide bytes."""
+    names = kind.__dataclass_fields__.keys() - computed.keys()
+    return kind(**computed, **{name: getattr(settings, name) for name in names})
+
+
+def shard_identity(kind: str, format_version: int, recipe: Recipe, part: Slice) -> dict[str, Any]:
+    """The identity of the shard that `recipe` makes from a slice."""
+    return shard_identities(kind, format_version, [recipe], [part])[0]
+
+
+def shard_identities(
+    kind: str, format_version: int, recipes: Sequence[Recipe], parts: Sequence[Slice]
+) -> list[dict[str, Any]]:
+    """The identity of the shard that each recipe makes from its slice.
+
+    Slices with the same recipe share one dict of it: a million copies would take a minute and 1 GB.
+    """
+    plain = {number: _plain(recipe) for number, recipe in {id(recipe): recipe for recipe in recipes}.items()}
+    common = {"kind": kind, "format_version": format_version}
+    pairs = [(plain[id(recipe)], part) for recipe, part in zip(recipes, parts, strict=True)]
+    return [{**common, "recipe": recipe, "source": source_of(part, recipe)} for recipe, part in pairs]
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    added = {each.name: each.default for each in fields(recipe) if ADDED.items() <= each.metadata.items()}
+    return {name: value for name, value in asdict(recipe).items() if name not in added or value != added[name]}
+
+
+def source_of(part: Slice, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an identity that names the rows of a slice. Some recipes name `filters` themselves."""
+    source: dict[str, Any] = {"content": part.content, "format": part.file.format, "compression": part.file.compression}
+    if part.rows is not None:
+        source["rows"] = part.rows
+    if part.members:
+        source["files"] = len(part.members)
+    if part.filters and "filters" not in recipe:
+        source["filters"] = part.filters
+    if part.where:
+        source["where"] = part.where
+    if any(each.keys for each in part.members or [part]):
+        source["keys"] = [each.keys for each in part.members] or part.keys
+    return source
+
+
+def shard_key(identity: Identity) -> str:
+    """The key of an identity: a hash of its canonical JSON."""
+    canonical = orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(canonical).hexdigest()[:KEY_CHARACTERS]
+
+
+def difference(before: Identity, after: Identity) -> dict[str, tuple[Any, Any]]:
+    """The fields whose values differ, by dotted name: `{"recipe.bos": (None, 1)}`."""
+    old, new = dict(flat(before)), dict(flat(after))
+    return {name: (old.get(name), new.get(name)) for name in sorted(old | new) if old.get(name) != new.get(name)}
+
+
+def flat(value: Identity, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested objects by dotted name."""
+    for name, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from flat(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", inner
+
 
 RECEIPT = "receipt.json"
 
@@ -84,17 +182,14 @@ class Receipt:
 
     @property
     def not_read(self) -> dict[str, int]:
-        """Rows by the field, or other content, that isn't read or written."""
         return self.facts.get(NOT_READ, {})
 
     @property
     def documents(self) -> int:
-        """Documents written, over all parts."""
         return sum(part.documents for part in self.parts.values())
 
     @property
     def tokens(self) -> int:
-        """Tokens written, over all parts."""
         return sum(part.tokens for part in self.parts.values())
 
     def dump(self) -> bytes:
@@ -122,3 +217,8 @@ class Receipt:
             "facts": {**fields.get("facts", {})},
         }
         return cls(**made)
+
+
+def outputs_of(part: str, outputs: Iterable[Output]) -> list[Output]:
+    """The outputs of a part of a shard: `train.bin` and `train.idx` of `train`."""
+    return [output for output in outputs if output.path.partition(".")[0] == part]

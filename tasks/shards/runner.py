@@ -9,14 +9,19 @@ running cluster. A YAML file is a profile: the arguments of Prefect's DaskTaskRu
     adapt_kwargs: {minimum: 1, maximum: 20}
 """
 
+import asyncio
 import signal
+import sys
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+from dask import config  # pyright: ignore[reportPrivateImportUsage]
+from distributed import SpecCluster, SSHCluster
 from distributed.utils import import_term
 from prefect_dask.task_runners import DaskTaskRunner
 from pydantic import Field
@@ -24,9 +29,9 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.strict import Strict, parse
 from tokenmill.tasks.yaml_text import read_mapping
 
+from . import on_host
 from .cluster import local_arguments, local_cluster, require_scheduler
-from .queues import job_queue
-from .ssh import ssh_cluster
+from .wait import job_queue
 
 SSH = "distributed.SSHCluster"
 
@@ -122,3 +127,58 @@ def _profile(path: Path) -> Profile:
     if bool(profile.address) == bool(profile.cluster_class):
         raise InputError(f"cluster: {path}: name either a cluster_class, which is started for the run, or an address")
     return profile
+
+
+REACH_SECONDS = 30.0
+"""How long a host may take to answer and to start Python."""
+
+PRELOADED = ("distributed.scheduler.preload", "distributed.nanny.preload")
+
+
+def ssh_cluster(
+    hosts: list[str],
+    connect_options: dict[str, Any] | list[dict[str, Any]] | None = None,
+    remote_python: str | list[str] | None = None,
+    **others: Any,  # noqa: ANN401 - the arguments of SSHCluster
+) -> SpecCluster:
+    """Start a scheduler on the first host and workers on the others, which end with this run.
+
+    Raises RunError for hosts that cannot be used. Dask learns the scheduler's address from its log, at level INFO, and sends its own
+    configuration to the hosts: with a quiet one it would wait forever.
+    """
+    options, pythons = connect_options or {}, remote_python or sys.executable
+    each_options = options if isinstance(options, list) else [options] * len(hosts)
+    each_python = pythons if isinstance(pythons, list) else [pythons] * len(hosts)
+    checked = _require_hosts([*zip(hosts, each_options, each_python, strict=True)])
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
+        thread.submit(asyncio.run, checked).result()
+    preload = {key: [*config.get(key), on_host.__name__] for key in PRELOADED}
+    with config.set({"logging.distributed": "info", **preload}):
+        return SSHCluster(hosts, options, remote_python=pythons, **others)
+
+
+async def _require_hosts(hosts: Sequence[tuple[str, Mapping[str, Any], str]]) -> None:
+    """Raises RunError that names every host that cannot be used; each has its options and its Python."""
+    problems = await asyncio.gather(*(_problem(*host) for host in hosts))
+    unusable = [f"{host}: {problem}" for (host, *_), problem in zip(hosts, problems, strict=True) if problem]
+    if unusable:
+        raise RunError(
+            f"hosts that cannot be used: {'; '.join(dict.fromkeys(unusable))}; check that `ssh HOST` works "
+            "without a question, and that this installation is on the host (or name its Python in remote_python)"
+        )
+
+
+async def _problem(host: str, options: Mapping[str, Any], python: str) -> str | None:
+    """Why a host cannot be used, or None."""
+    import asyncssh  # an SSH cluster alone needs it
+
+    try:
+        async with asyncio.timeout(REACH_SECONDS), asyncssh.connect(host, **options) as connection:
+            ran = await connection.run(f"{python} -c 'import {on_host.__name__}'")
+    except TimeoutError:
+        return f"no answer within {REACH_SECONDS:.0f} s"
+    except (OSError, asyncssh.Error) as error:
+        return str(error)
+    if not ran.exit_status:
+        return None
+    return str(ran.stderr).strip().rpartition("\n")[2] or f"{python} ended with exit code {ran.exit_status}"

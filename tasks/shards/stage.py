@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
@@ -29,21 +29,18 @@ from prefect.types.names import MAX_ASSET_KEY_LENGTH
 from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
 from tokenmill.tasks import artifact
 from tokenmill.tasks.blend.models import Blend
-from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.storage import absolute
 
-from .cluster import asking_for, grow, local_size, require_reached, require_tokenmill, started
+from .cluster import asking_for, local_size, require_reached, require_tokenmill, started
 from .executor import RunAll, Submitted, build_work, building_on, in_words, patient, results_of
-from .input_checks import data_sets
-from .kind import BuildShards, Needs, Stage
-from .plan import PlannedShard
+from .kind import BuildShards, Needs
+from .planning import data_sets
 from .progress import say
 from .receipt import Receipt
 from .runner import task_runner
 from .settings import ClusterSettings
-from .store import Store
 from .wait import ClusterWatch
-from .workers import WorkerPool
+from .workers import WorkerPool, pool_for
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,20 +92,11 @@ def holding(limit: str | None) -> AbstractContextManager[object]:
     return concurrency(limit, occupy=1, strict=False) if limit else nullcontext()
 
 
-def _build_batch(
-    number: int,  # noqa: ARG001 - names the task run
-    batch: Sequence[Mapping[str, Any]],
-    topic: str,
-    stage: Stage,
-    store: Store,
-    arguments: Mapping[str, Any],
-    limit: str | None,
-    rebuild: bool,
-) -> State[Any]:
+def _build_batch(number: int, limit: str | None, work: Callable[[], list[Receipt]]) -> State[Any]:  # noqa: ARG001 - names the task run
     """Build shards without a receipt, report each to the run, and end as `Cached` if nothing was built."""
     started = time.time()
     with holding(limit):
-        done = build_work(batch, topic, stage, store, arguments, rebuild=rebuild)
+        done = work()
     made = [receipt for receipt in done if receipt.volatile.get("built_at", started) >= started]
     tokens, seconds = sum(receipt.tokens for receipt in done), time.time() - started
     message = f"built {len(made):,} shard{'s' * (len(made) != 1)}, reused {len(done) - len(made):,}, in {seconds:.1f} s; {tokens:,} tokens"
@@ -118,37 +106,24 @@ def _build_batch(
 
 @contextmanager
 def shard_workers(settings: ClusterSettings, needs: Needs) -> Generator[BuildShards]:
-    """A context that builds shards on one cluster for all steps of a run; the cluster starts with the first shard to build."""
-    pools: list[_Tasks] = []
-    with ExitStack() as stack:
+    """A context that builds shards on one cluster for all steps of a run, each batch as a Prefect task."""
 
-        def pool(shards: int) -> _Tasks:
-            workers = local_size(shards, needs.workers)
-            if not pools:
-                stack.enter_context(_one_server())
-                runner = stack.enter_context(started(task_runner(settings.cluster, workers, needs.resources)))
-                require_tokenmill(runner.client)
-                require_reached(runner.client, str(PREFECT_API_URL.value()))
-                pools.append(_Tasks(runner, needs, settings.cluster_timeout))
-            (found,) = pools
-            if settings.cluster == "local":
-                grow(found.client, workers)
-                found.most_workers = workers
-            return found
+    @contextmanager
+    def start(workers: int) -> Generator[_Tasks]:
+        with _runner(settings, workers, needs.resources) as runner:
+            yield _Tasks(runner, needs, settings.cluster_timeout)
 
-        build_on_pool = building_on(pool, needs.libraries)
+    with pool_for(settings, needs, start) as pool:
+        yield building_on(pool, needs.libraries)
 
-        def build_shards(
-            stage: Stage, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
-        ) -> Sequence[Receipt]:
-            try:
-                return build_on_pool(stage, pending, store, arguments, rebuild=rebuild)
-            except RunError:
-                for each in pools:
-                    require_reached(each.client, str(PREFECT_API_URL.value()))  # include workers that joined later
-                raise
 
-        yield build_shards
+@contextmanager
+def _runner(settings: ClusterSettings, workers: int, resources: Mapping[str, float]) -> Generator[DaskTaskRunner]:
+    """Prefect's task runner, whose workers have tokenmill and reach the Prefect server of this run."""
+    with _one_server(), started(task_runner(settings.cluster, workers, resources)) as runner:
+        require_tokenmill(runner.client)
+        require_reached(runner.client, str(PREFECT_API_URL.value()))
+        yield runner
 
 
 class _Tasks(WorkerPool):
@@ -165,16 +140,20 @@ class _Tasks(WorkerPool):
         build = step_task(name, f"{name}-{{number}}")(_build_batch)
         with asking_for(self.client, self.resources):
             return [
-                _submitted(self._runner.submit(build, {"number": number, "limit": self._limit, **call}))
+                _submitted(
+                    self._runner.submit(
+                        build, {"number": number, "limit": self._limit, "work": partial(build_work, **call)}
+                    )
+                )
                 for number, call in enumerate(calls, 1)
             ]
 
     def bar(self, name: str) -> Callable[[float], object]:
-        """See Pool. All steps of a run share an artifact, which names the last one."""
+        """All steps of a run share an artifact, which names the last one."""
         shown = f"{name}: share of source bytes built"
         if self._progress is None:
             self._progress = cast("UUID", create_progress_artifact(0.0, artifact_key("progress"), shown))
-        return partial(_show, self._progress, shown)
+        return partial(update_progress_artifact, self._progress, description=shown)
 
     def log(self, sentence: str) -> None:
         get_run_logger().info(sentence)
@@ -182,9 +161,9 @@ class _Tasks(WorkerPool):
     def tell(self, sentence: str) -> None:
         tell(sentence)
 
-
-def _show(artifact: UUID, shown: str, percent: float) -> None:
-    update_progress_artifact(artifact, percent, shown)
+    def explain(self) -> None:
+        """Raise InputError for workers that joined later and can't reach the server."""
+        require_reached(self.client, str(PREFECT_API_URL.value()))
 
 
 def _submitted(future: PrefectDaskFuture[Any]) -> Submitted:
@@ -195,15 +174,12 @@ def _submitted(future: PrefectDaskFuture[Any]) -> Submitted:
 def function_workers(settings: ClusterSettings) -> Generator[RunAll]:
     """A context that runs functions on one cluster, each call as a Prefect task."""
     workers = local_size(sys.maxsize, settings.workers)
-    with _one_server(), started(task_runner(settings.cluster, workers, {})) as runner:
-        client = runner.client
-        require_tokenmill(client)
-        require_reached(client, str(PREFECT_API_URL.value()))
+    with _runner(settings, workers, {}) as runner:
 
         def run_all(name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
             called = step_task(name)(patient(function))
             futures = [_submitted(runner.submit(called, dict(call))) for call in calls]
-            check = ClusterWatch(client, {}, bool(runner.adapt_kwargs), tell, settings.cluster_timeout).check
+            check = ClusterWatch(runner.client, {}, bool(runner.adapt_kwargs), tell, settings.cluster_timeout).check
             return results_of(futures, name, check)
 
         yield run_all

@@ -8,23 +8,28 @@ removed. The receipt of a prefix lists its members, so it locates their bytes. A
 in its shard's folder: one file per 32 GB of tokens.
 """
 
+import errno
+import fcntl
 import itertools
 import os
+import shlex
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
-from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.storage import absolute, filesystem, is_local, join
+import psutil
+from pydantic import TypeAdapter
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.storage import absolute, filesystem, is_local, join, user_cache
 from tokenmill.tasks.threads import in_threads
 from xxhash import xxh3_128_hexdigest
 
-from .identity import Identity, shard_key
-from .join import Extent
-from .lock import locked
-from .publish import Joined, Output, publish_bytes
-from .receipt import RECEIPT, InvalidReceiptError, PartCount, Receipt
+from .publish import Extent, Joined, Output, publish_bytes
+from .receipt import RECEIPT, Identity, InvalidReceiptError, PartCount, Receipt, shard_key
 
 THREADS = 16
 """Receipts read at a time: on an object store each costs a round trip of some 30 ms."""
@@ -49,11 +54,9 @@ class Store:
     """What builds its shards in this run, for their receipts."""
 
     def folder(self, key: str) -> str:
-        """The folder of a shard."""
         return join(self.place, self.kind, key)
 
     def path(self, key: str, name: str) -> str:
-        """The path of a file of a shard."""
         return join(self.folder(key), name)
 
     def receipt(self, key: str) -> Receipt | None:
@@ -114,7 +117,6 @@ class Store:
         }
 
     def _stored(self, key: str) -> tuple[Receipt, list[Output]] | None:
-        """The shard's receipt, and the outputs that are not in its folder with the recorded size."""
         receipt = self.read_receipt(key)
         absent = (
             each for each in (receipt.outputs if receipt else ()) if size_of(self.path(key, each.path)) != each.size
@@ -165,7 +167,6 @@ class Store:
         return [key for key in keys if key in listed]
 
     def keys(self) -> list[str]:
-        """The names of the folders here, sorted."""
         system, path = filesystem(join(self.place, self.kind))
         system.invalidate_cache(path)
         try:
@@ -257,3 +258,121 @@ def remove_file(uri: str) -> None:
     system, path = filesystem(uri)
     with suppress(FileNotFoundError):
         system.rm_file(path)
+
+
+Result = TypeVar("Result")
+
+
+def remembered(place: str, kind: type[Result], compute: Callable[[], Result]) -> Result:
+    """The result of `compute()`, cached at `place` in a sealed file; `kind` is its type, which must have a JSON form.
+
+    It can decide which ids a text gets, so a damaged or edited one is computed again. If `place` cannot be written, it is
+    computed every time.
+    """
+    found = recalled(place, kind)
+    if found is not None:
+        return found
+    result = compute()
+    with suppress(OSError):
+        answer = TypeAdapter[Any](kind).dump_python(result, mode="json")
+        publish_bytes(place, sealed({"answer": answer, "volatile": {}}))
+    return result
+
+
+def recalled(place: str, kind: type[Result]) -> Result | None:
+    """The result that is cached at `place`, or None."""
+    with suppress(OSError, ValueError, KeyError):
+        return TypeAdapter[Any](kind).validate_python(unsealed(read_bytes(place) or b"")["answer"])
+    return None
+
+
+UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF}
+"""Errors of file systems without folder locks; NFS gives EBADF."""
+
+LOCKS = Path("/proc/locks")
+FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+LONGEST_COMMAND = 100
+
+Tell = Callable[[str], object]
+
+Inode = tuple[int, int]
+"""A folder's device and inode number."""
+
+_held: ContextVar[frozenset[Inode]] = ContextVar("_held", default=frozenset())
+"""The folders that this run has locked, so that it does not wait for itself."""
+
+
+@contextmanager
+def turn_in(output_dir: str, tell: Tell) -> Generator[None]:
+    """Lock an output folder for this run, waiting for the current holder. Errors as in `locked`.
+
+    For a folder of an object store, runs of one user on one machine lock a folder in the user's cache.
+    """
+    place = absolute(output_dir)
+    folder = place if is_local(place) else user_cache("outputs", xxh3_128_hexdigest(place.encode()))
+    with locked(folder, lambda holder: tell(f"waiting for {holder}, which is using {place}")):
+        yield
+
+
+@contextmanager
+def locked(folder: str, tell: Tell = lambda _: None, *, shared: bool = False) -> Generator[None]:
+    """Hold the exclusive lock of a local folder, which is created if missing; or one that others hold too, if they share it.
+
+    The lock is the kernel's (`flock` on the folder itself): it doesn't leave a file, and is released when its holder ends, even if killed.
+    On file systems without locks (some network mounts) runs don't wait; every file is still replaced atomically. Waits for the current holder, after calling `tell` with its description. Raises InputError if the folder cannot be created.
+    """
+    descriptor = _opened(folder)
+    try:
+        status = os.fstat(descriptor)
+        inode, held = (status.st_dev, status.st_ino), _held.get()
+        if inode not in held:
+            _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, lambda: tell(_holder(inode)))
+        token = _held.set(held | {inode})
+        try:
+            yield
+        finally:
+            _held.reset(token)
+    finally:
+        os.close(descriptor)
+
+
+def _opened(folder: str) -> int:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be used as a folder ({error.strerror}); choose a different one") from error
+
+
+def _lock(descriptor: int, kind: int, before_waiting: Callable[[], object]) -> None:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        before_waiting()
+        fcntl.flock(descriptor, kind)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+
+
+def _holder(inode: Inode) -> str:
+    """A description of a lock's holder, as far as this machine knows.
+
+    Lines of /proc/locks: `1: FLOCK ADVISORY WRITE <process> <major>:<minor>:<inode> 0 EOF` (proc_locks(5)).
+    """
+    device, number = inode
+    place = f"{os.major(device):02x}:{os.minor(device):02x}:{number}"
+    with suppress(OSError):
+        for fields in map(str.split, LOCKS.read_text().splitlines()):
+            if fields[1] == "FLOCK" and fields[5] == place:
+                return _described(int(fields[4]))
+    return "a different run"
+
+
+def _described(process: int) -> str:
+    try:
+        found = psutil.Process(process)
+        run, command = found.environ().get(FLOW_RUN), shlex.join(found.cmdline())
+    except psutil.Error:
+        return f"process {process}"
+    return f"flow run {run} (process {process})" if run else f"process {process} ({command[:LONGEST_COMMAND]})"

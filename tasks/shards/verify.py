@@ -19,23 +19,21 @@ from tokenmill.tasks.threads import in_threads
 
 from .executor import RunAll, run_here
 from .fates import fate_problems
-from .join import Extent
-from .manifest import open_manifest, stored_entries
-from .publish import Joined, Output
-from .published import (
+from .manifest import (
     THREADS,
     PublishedFile,
     changed_extents,
     content_problem,
     extent_hash,
     extent_problem,
-    outputs_of,
+    open_manifest,
     problems_in,
     published_files,
     recorded_outputs,
-    size_problem,
+    stored_entries,
 )
-from .receipt import RECEIPT, InvalidReceiptError, Receipt
+from .publish import Extent, Joined, Output
+from .receipt import RECEIPT, InvalidReceiptError, Receipt, outputs_of
 from .store import Store, read_bytes, remove_file, size_of
 
 Inspect = Callable[[Store, Receipt], list[str] | None]
@@ -159,7 +157,10 @@ def check_shards(shards: Sequence[Shard], inspect: Inspect, threads: int) -> lis
 def _check_shard(
     store: Store, entry: Mapping[str, Any], members: Collection[str], joined: FindJoined, inspect: Inspect
 ) -> _Checked:
-    """Check one shard; its outputs among `members` of published prefixes are checked there."""
+    """Check one shard; its outputs among `members` of published prefixes are checked there.
+
+    The receipts of members whose bytes changed in a joined file are withdrawn.
+    """
     key = entry["key"]
     place = store.path(key, RECEIPT)
     data = read_bytes(place)
@@ -169,13 +170,22 @@ def _check_shard(
         receipt = Receipt.load(data)
     except InvalidReceiptError as error:
         return _Checked(key, 1, 0, [f"{place}: {error}"], [key], [place])
-    if "members" in receipt.identity["source"]:
-        return _check_prefix(store, entry, receipt, inspect)
     outputs = [
         output for output in receipt.outputs
         if output.path not in members or size_of(store.path(key, output.path)) is not None
     ]  # fmt: skip
-    problems = [problem for output in outputs if (problem := _output_problem(store, key, output, joined))]
+    problems: list[str] = []
+    changed: list[str] = []
+    own: list[Output] = []
+    for output in outputs:
+        file = store.path(key, output.path)
+        if isinstance(output, Joined) and size_of(file) == output.size:
+            for number in changed_extents(file, output):
+                changed.append(receipt.identity["source"]["members"][number].partition("/")[0])
+                problems.append(f"{extent_problem(file, output, number)} (shard {changed[-1]})")
+        elif problem := _output_problem(store, key, output, joined):
+            problems.append(problem)
+            own.append(output)
     problems += [
         f"{place}: doesn't list a file for its part {part!r}"
         for part, count in receipt.parts.items()
@@ -187,6 +197,13 @@ def _check_shard(
     problems += _count_problems(place, entry, receipt)
     size = sum(output.size for output in outputs)
     damaged, remove = ([key], [place]) if problems else ([], [])
+    if "members" in receipt.identity["source"]:
+        # A joined shard keeps its receipt, because only that locates the bytes of its other members; it is joined again without a file.
+        others = [output for output in outputs if not isinstance(output, Joined)]
+        again = others if found or any(output in own for output in others) else []
+        shards = Store(store.place, receipt.identity["recipe"]["shards"])
+        remove = [shards.path(member, RECEIPT) for member in changed] + [store.path(key, each.path) for each in again]
+        damaged = [*changed, *([key] if found or own else [])]
     return _Checked(key, 1 + len(outputs), size, problems, damaged, remove, receipt.outputs, _format(receipt, found))
 
 
@@ -200,49 +217,12 @@ def _output_problem(store: Store, key: str, output: Output, joined: FindJoined) 
     return f"{extent.uri}: content changed in the bytes of shard {key}" if changed else None
 
 
-def _check_prefix(store: Store, entry: Mapping[str, Any], receipt: Receipt, inspect: Inspect) -> _Checked:
-    """Check a prefix, and withdraw the receipts of members whose bytes changed.
-
-    A prefix keeps its own receipt, because only that locates the bytes of its other members. Its other files are removed
-    if they are damaged, so that it is joined again.
-    """
-    key, place = receipt.key, store.path(receipt.key, RECEIPT)
-    (joined,) = (output for output in receipt.outputs if isinstance(output, Joined))
-    file = store.path(key, joined.path)
-    missing = size_problem(file, joined, RECEIPT)
-    changed = [] if missing else changed_extents(file, joined)
-    members = [receipt.identity["source"]["members"][number].partition("/")[0] for number in changed]
-    others = [output for output in receipt.outputs if output is not joined]
-    found = [
-        problem for output in others if (problem := content_problem(store.path(key, output.path), output, RECEIPT))
-    ]
-    inspected = [] if found or missing or changed else inspect(store, receipt)
-    found += inspected or []
-    problems = [
-        *([missing] if missing else []),
-        *(f"{extent_problem(file, joined, number)} (shard {of})" for number, of in zip(changed, members, strict=True)),
-        *found,
-        *_count_problems(place, entry, receipt),
-    ]
-    shards = Store(store.place, receipt.identity["recipe"]["shards"])
-    remove = [shards.path(member, RECEIPT) for member in members]
-    remove += [store.path(key, output.path) for output in others if found]
-    size = sum(output.size for output in receipt.outputs)
-    own = [key] if found or missing else []
-    damaged = [*members, *own]
-    return _Checked(
-        key, 1 + len(receipt.outputs), size, problems, damaged, remove, receipt.outputs, _format(receipt, inspected)
-    )
-
-
 def _format(receipt: Receipt, inspected: Sequence[str] | None) -> str | None:
-    """The format of a shard that could not be inspected."""
     kind, version = receipt.identity["kind"], receipt.identity["format_version"]
     return f"format {version} of {kind}" if inspected is None else None
 
 
 def _count_problems(place: str, entry: Mapping[str, Any], receipt: Receipt) -> list[str]:
-    """The manifest must record the same counts for a shard as its receipt."""
     counts = {
         "rows": receipt.rows_in,
         "documents": {name: count.documents for name, count in receipt.parts.items()},

@@ -4,29 +4,266 @@ A Dask client is silent when its own thread ends, when the scheduler hangs with 
 is left. So this checks the cluster every CHECK_SECONDS, and fails when it is lost. Without a worker, it reports every
 ASK_SECONDS why the run waits.
 
+A cluster started for a run asks a queue or Kubernetes for machines, and Dask doesn't report the answer. So a run without workers asks
+itself (`waiting_for`), and ends if workers will never start: the queue rejects the jobs, holds them for a reason that waiting won't
+fix, or jobs end before their workers join.
+
 The wait ends after the setting `cluster_timeout`. Its default is a minute for a cluster that this run has started here or over
 SSH, ten minutes for one that others have started, and no limit for Slurm or Kubernetes, where jobs may queue for days.
 """
 
+import getpass
 import math
+import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from distributed import Client, LocalCluster, SpecCluster, Status
+from distributed.deploy.spec import ProcessInterface
+from httpx import HTTPError
 from tokenmill.tasks.errors import RunError
 
 from .cluster import ClusterLostError, declares, listed
-from .queues import KEPT, Queue, queue_of
+
+KEPT = "finished shards are kept: run the same command again to continue"
+
+ANSWER_SECONDS = 30
+"""How long a check waits for a busy scheduler, or a command of Slurm."""
+
+CURES = {
+    "PartitionTimeLimit": "lower walltime to what `sinfo` shows for the partition",
+    "PartitionNodeLimit": "ask for fewer nodes",
+    "PartitionConfig": "lower cores and memory to fit a node of the partition (`sinfo --Node --long`)",
+    "BadConstraints": "lower cores and memory, or remove a constraint",
+    "InvalidAccount": "set account to one of `sacctmgr show associations user=$USER`",
+    "InvalidQOS": "correct --qos in job_extra_directives",
+    "AccountNotAllowed": "choose an account that the partition allows",
+    "QOSNotAllowed": "choose a QOS that the partition allows",
+    "AssocMaxWallDurationPerJobLimit": "lower walltime",
+    "QOSMaxWallDurationPerJobLimit": "lower walltime",
+    "AssocMaxCpuPerJobLimit": "lower cores",
+    "QOSMaxCpuPerJobLimit": "lower cores",
+    "AssocMaxMemPerJob": "lower memory",
+    "QOSMaxMemoryPerJob": "lower memory",
+}
+"""Reasons for which Slurm never starts a pending job, and what cures them (`man squeue`, "Job reason codes")."""
+
+LIVE = {
+    "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "RESIZING", "SIGNALING", "SUSPENDED", "STOPPED",
+    "UNKNOWN",
+}  # fmt: skip
+"""States of Slurm jobs that may not have ended."""
+
+CLUSTER = "dask.org/cluster-name"
+"""The label of the pods of a cluster."""
+
+BROKEN_PODS = {
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
+    "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff",
+}  # fmt: skip
+"""Reasons for which a container of a scheduled pod does not start."""
+
+
+def job_queue(cluster: type[Any]) -> type[Any]:
+    """A cluster class of dask-jobqueue that notes rejections, and scales jobs of several workers.
+
+    Otherwise Dask prints a traceback for a rejected job and waits for its workers; and if a job has several workers, it
+    submits a job per worker, cancels jobs before they start, and never replaces one that has ended
+    (dask-jobqueue issues 498 and 611).
+    """
+
+    class NotingJob(cluster.job_cls):
+        async def start(self) -> None:
+            try:
+                await super().start()
+            except (OSError, RuntimeError) as error:  # the command is missing, or ends with an error
+                printed = str(error).rpartition("stderr:\n")[2].strip() or str(
+                    error
+                )  # dask-jobqueue puts it at the end
+                refusals.append("; ".join(line.strip() for line in printed.splitlines() if line.strip()))
+                await ProcessInterface.start(self)
+
+    class Jobs(cluster):
+        job_cls = NotingJob
+
+        def scale_up(self, n: int) -> object:
+            return self.scale(n)
+
+        async def scale_down(self, workers: Collection[str]) -> None:
+            """End the jobs all of whose workers are to end."""
+            groups = {
+                job: {job + member for member in spec.get("group", [""])} for job, spec in self.worker_spec.items()
+            }
+            await super().scale_down([job for job, members in groups.items() if members <= set(workers)])
+
+    refusals: list[str] = []
+    Jobs.refusals = refusals
+    return Jobs
+
+
+class Queue(Protocol):
+    """What starts the workers of a run's cluster."""
+
+    def replace_ended(self) -> None:
+        """Called while there are workers: ask again for those that have ended."""
+        ...
+
+    def waiting_for(self) -> str:
+        """Return the reason for the wait, while there is no worker. Raises RunError if workers will never start."""
+        ...
+
+
+def queue_of(cluster: object) -> Queue | None:
+    """What starts the workers of a cluster, if it can be asked."""
+    if hasattr(cluster, "refusals"):
+        return JobQueue(cluster)
+    if type(cluster).__name__ == "KubeCluster":
+        return PodQueue(cluster)
+    return None
+
+
+class JobQueue:
+    """The jobs of a cluster of dask-jobqueue. Slurm is asked for states and reasons, others only for rejected jobs."""
+
+    def __init__(self, cluster: Any) -> None:  # noqa: ANN401 - dask_jobqueue is not typed, nor always installed
+        self._cluster = cluster
+        self._command = str(cluster.job_cls.submit_command)
+        self._lost: list[str] = []
+
+    def replace_ended(self) -> None:
+        self._lost.clear()
+        self._cluster.refusals.clear()  # such as for a limit on jobs; those that run are enough
+        self._replace(self._jobs()[1])
+
+    def waiting_for(self) -> str:
+        if self._cluster.refusals:
+            raise RunError(
+                f"{self._command} rejects worker jobs: {self._cluster.refusals[-1]}; correct queue, account, "
+                f"walltime, cores or memory in the profile; {KEPT}"
+            )
+        live, ended = self._jobs()
+        _require_startable(live)
+        if ended and self._lost:
+            raise RunError(f"jobs end before their workers join: {_end_of(ended[-1])}; {KEPT}")
+        self._lost += ended
+        self._replace(ended)
+        counts = Counter(f"{state} ({reason})" if reason != "None" else state for state, reason in live.values())
+        states = [f"{count:,} {which}" for which, count in counts.items()]
+        return f"its jobs: {', '.join(states) or 'none submitted yet'}"
+
+    def _jobs(self) -> tuple[dict[str, tuple[str, str]], list[str]]:
+        """State and reason of each job that has not ended, and the jobs that have."""
+        jobs = [str(job.job_id) for job in list(self._cluster.workers.values()) if job.job_id]
+        if self._command != "sbatch" or not jobs:
+            return dict.fromkeys(jobs, ("submitted", "None")), []
+        told = slurm_jobs(jobs)
+        live = {job: which for job, which in told.items() if which[0] in LIVE}
+        return live, [job for job in jobs if job not in live]
+
+    def _replace(self, ended: Collection[str]) -> None:
+        if not ended:
+            return
+        cluster, wanted = self._cluster, len(self._cluster.worker_spec)
+
+        async def forget() -> None:
+            for name in [name for name, job in cluster.workers.items() if str(job.job_id) in ended]:
+                cluster.worker_spec.pop(name, None)
+                cluster.workers.pop(name)
+
+        cluster.sync(forget)
+        cluster.scale(jobs=wanted)
+
+
+class PodQueue:
+    """The pods of a cluster of dask-kubernetes, whose operator replaces them."""
+
+    def __init__(self, cluster: Any) -> None:  # noqa: ANN401 - dask_kubernetes is not always installed
+        self._name, self._namespace = str(cluster.name), str(cluster.namespace)
+
+    def replace_ended(self) -> None:
+        """See Queue."""
+
+    def waiting_for(self) -> str:
+        import kr8s  # dask-kubernetes needs it
+
+        label = f"{CLUSTER}={self._name}"
+        try:
+            pods = list(cast("Iterable[Any]", kr8s.get("pods", namespace=self._namespace, label_selector=label)))
+        except (HTTPError, kr8s.ServerError, kr8s.APITimeoutError) as error:
+            return f"its pods are not known: {error}"
+        told = [(str(pod.name), *pod_state(pod.raw)) for pod in pods]
+        for name, reason, words in told:
+            if reason in BROKEN_PODS:
+                raise RunError(
+                    f"Kubernetes cannot start pod {name} ({reason}: {words}); correct image, command or secrets in the "
+                    f"profile; {KEPT}"
+                )
+        counts = Counter(f"{reason} ({words})" if words else reason for _, reason, words in told)
+        return f"its pods: {', '.join(f'{count:,} {which}' for which, count in counts.items()) or 'none created yet'}"
+
+
+def pod_state(pod: Mapping[str, Any]) -> tuple[str, str]:
+    """Why a pod is not ready, and the message of Kubernetes: a container's state, a condition, or its phase."""
+    status = pod.get("status", {})
+    for container in status.get("containerStatuses", []):
+        if waiting := container.get("state", {}).get("waiting"):
+            return waiting.get("reason", "Waiting"), waiting.get("message", "")
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return condition.get("reason", "Pending"), condition.get("message", "")
+    return status.get("phase", "Pending"), ""
+
+
+def _require_startable(live: Mapping[str, tuple[str, str]]) -> None:
+    hopeless = {job: reason for job, (_, reason) in live.items() if reason in CURES}
+    if live and hopeless.keys() == live.keys():
+        job, reason = next(iter(hopeless.items()))
+        raise RunError(f"Slurm will not start job {job} ({reason}); {CURES[reason]}; {KEPT}")
+
+
+def slurm_jobs(jobs: Collection[str]) -> dict[str, tuple[str, str]]:
+    """State and reason of each job: GONE if Slurm has forgotten it, as it does minutes after the end; UNKNOWN if it is silent."""
+    asked = _asked("squeue", f"--user={getpass.getuser()}", "--noheader", "--states=all", "--format=%i|%T|%r")
+    if asked.returncode:
+        return dict.fromkeys(jobs, ("UNKNOWN", " ".join(asked.stderr.split())))
+    told = {job: (state, reason) for job, state, reason in (line.split("|", 2) for line in asked.stdout.splitlines())}
+    return {job: told.get(job, ("GONE", "None")) for job in jobs}
+
+
+def _end_of(job: str) -> str:
+    """How a job ended: its state, and the last line of its output, if Slurm still knows them."""
+    known: dict[str, str] = {}
+    for word in _asked("scontrol", "show", "job", job).stdout.split():
+        key, _, value = word.partition("=")
+        known[key] = value
+    path = known.get("StdErr", "").replace("%J", job).replace("%j", job)  # some versions show the pattern
+    return f"job {job} is {known.get('JobState', 'gone')}, and its output {path} ends with: {_last_line(path)}"
+
+
+def _asked(*command: str) -> subprocess.CompletedProcess[str]:
+    """Return the output of a Slurm command. A controller that doesn't answer isn't a reason to end a run."""
+    try:
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=ANSWER_SECONDS)  # noqa: S603 - ours
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"{command[0]}: no answer for {ANSWER_SECONDS} s")
+
+
+def _last_line(path: str) -> str:
+    try:
+        lines = Path(path).read_text("utf-8", errors="replace").split("\n")
+    except OSError as error:
+        return f"({error.strerror})"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "(nothing)")
+
 
 CHECK_SECONDS = 5.0
 
 ASK_SECONDS = 30.0
-
-ANSWER_SECONDS = 30.0
-"""How long a check waits for a busy scheduler."""
 
 SILENT_SECONDS = 300.0
 """How long a scheduler may be silent: as long as its workers (`worker-ttl`)."""
@@ -108,7 +345,8 @@ class ClusterWatch:
 
     def _require_future_workers(self) -> None:
         cluster, waited = self._client.cluster, self._checked - self._staffed
-        if isinstance(cluster, LocalCluster) and not self.adaptive and not _can_restart(cluster):
+        alive = isinstance(cluster, LocalCluster) and any(each.status in ALIVE for each in cluster.workers.values())
+        if isinstance(cluster, LocalCluster) and not self.adaptive and not alive:
             raise RunError(f"all Dask workers of this run have ended; {KEPT}")
         if waited > self._patience:
             raise RunError(
@@ -139,7 +377,6 @@ class ClusterWatch:
 
     @property
     def _patience(self) -> float:
-        """Seconds to wait for a worker."""
         cluster = self._client.cluster
         if self.timeout is not None:
             return self.timeout
@@ -155,8 +392,3 @@ class ClusterWatch:
     @property
     def _address(self) -> str:
         return str(self._client.scheduler.address)
-
-
-def _can_restart(cluster: LocalCluster) -> bool:
-    """Whether any worker, or a nanny that restarts one, is alive."""
-    return any(worker.status in ALIVE for worker in cluster.workers.values())

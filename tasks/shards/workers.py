@@ -4,8 +4,10 @@ Such workers import no Prefect. There are no more processes than shards: one tak
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 from uuid import uuid4
 
@@ -15,19 +17,18 @@ from .build import Announce
 from .cluster import (
     asking_for,
     grow,
-    listen,
     local_arguments,
     local_cluster,
     local_size,
     require_scheduler,
     require_tokenmill,
-    slots,
     started,
     workers_built_with,
 )
 from .code import built_with, require_same_here, require_same_there
-from .executor import RunAll, Submitted, build_work, building_on, patiently, results_of, submitted
-from .kind import BuildShards, Needs, Stage
+from .executor import Pool, RunAll, Submitted, build_work, patiently, results_of, submitted
+from .kind import Needs, Stage
+from .plan import PlannedShard
 from .progress import say
 from .settings import ClusterSettings
 from .store import Store
@@ -35,7 +36,7 @@ from .wait import ClusterWatch
 
 
 @dataclass
-class WorkerPool:
+class WorkerPool(Pool):
     """Workers with the `resources`. An `adaptive` cluster starts them as needed; `most_workers` may be more than there are."""
 
     client: Client
@@ -44,19 +45,16 @@ class WorkerPool:
     adaptive: bool = False
     timeout: float | None = None
 
-    @property
     def slots(self) -> int:
-        """See Pool."""
-        return slots(self.client, self.most_workers)
+        threads = cast("dict[str, int]", self.client.nthreads())
+        return max(1, sum(threads.values()), self.most_workers)
 
     def listen(self, handle: Announce) -> str:
-        """See Pool."""
         topic = f"shards-{uuid4()}"  # an existing cluster may serve other runs
-        listen(self.client, topic, handle)
+        self.client.subscribe_topic(topic, lambda event: handle(event[1]))
         return topic
 
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:  # noqa: ARG002 - a name in Prefect
-        """See Pool."""
         self.require_same_code(calls)
         with asking_for(self.client, self.resources):
             return [submitted(self.client.submit(build_work, **call, pure=False)) for call in calls]
@@ -67,52 +65,35 @@ class WorkerPool:
         require_same_there(store.built_with, workers_built_with(self.client, stage.build.__module__, store.built_with))
 
     def watch(self) -> Callable[[], None]:
-        """See Pool."""
         return ClusterWatch(self.client, self.resources, self.adaptive, self.tell, self.timeout).check
 
-    def bar(self, name: str) -> Callable[[float], object]:  # noqa: ARG002 - a name in Prefect
-        """See Pool. The terminal has one."""
-        return lambda _: None
-
-    def log(self, sentence: str) -> None:
-        """See Pool. The terminal shows the same figures."""
-
     def tell(self, sentence: str) -> None:
-        """Show a sentence."""
         say(sentence)
 
 
-@contextmanager
-def local_workers(needs: Needs) -> Generator[BuildShards]:
-    """A context that builds shards on one cluster for all steps of a run; the cluster starts with the first shard to build."""
-    clients: list[Client] = []
-    with ExitStack() as stack:
-
-        def pool(shards: int) -> WorkerPool:
-            workers = local_size(shards, needs.workers)
-            if not clients:
-                clients.append(stack.enter_context(started(_cluster(workers, needs.resources))))
-            (client,) = clients
-            grow(client, workers)
-            return WorkerPool(client, needs.resources, workers)
-
-        yield building_on(pool, needs.libraries)
+FindPool = Callable[[Stage, Sequence[PlannedShard]], Pool]
 
 
 @contextmanager
-def standing_workers(address: str, needs: Needs, timeout: float | None) -> Generator[BuildShards]:
-    """A context that builds shards on a cluster that others have started; it is reached with the first shard to build."""
-    clients: list[Client] = []
+def pool_for(
+    settings: ClusterSettings, needs: Needs, start: Callable[[int], AbstractContextManager[WorkerPool]] | None = None
+) -> Generator[FindPool]:
+    """The workers of all stages of a run, which start (by default as `workers_of` does) with the first shard to build."""
+    pools: list[WorkerPool] = []
+    begin = start or partial(workers_of, settings, resources=needs.resources)
     with ExitStack() as stack:
 
-        def pool(_: int) -> WorkerPool:
-            if not clients:
-                require_scheduler(address)
-                clients.append(stack.enter_context(started(Client(address))))
-                require_tokenmill(clients[0])
-            return WorkerPool(clients[0], needs.resources, timeout=timeout)
+        def pool(_stage: Stage, pending: Sequence[PlannedShard]) -> WorkerPool:
+            workers = local_size(len(pending), needs.workers)
+            if not pools:
+                pools.append(stack.enter_context(begin(workers)))
+            (found,) = pools
+            if settings.cluster == "local":
+                grow(found.client, workers)
+                found.most_workers = workers
+            return found
 
-        yield building_on(pool, needs.libraries)
+        yield pool
 
 
 @contextmanager
@@ -126,20 +107,16 @@ def calls_on_workers(settings: ClusterSettings, module: str) -> Generator[RunAll
 
         def run_all(name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
             if calls and not pools:
-                pools.append(stack.enter_context(started(_pool(settings, len(calls)))))
-            return [result for pool in pools for result in _results(pool, module, name, function, calls)]
+                workers = local_size(len(calls), settings.workers)
+                pools.append(stack.enter_context(workers_of(settings, workers)))
+            if not calls:
+                return []
+            (pool,), planned = pools, built_with(module, ())
+            require_same_there(planned, workers_built_with(pool.client, module, planned))
+            submit = partial(pool.client.submit, _call, module, planned, function, pure=False)
+            return results_of([submitted(submit(call)) for call in calls], name, pool.watch())
 
         yield run_all
-
-
-def _results(
-    pool: WorkerPool, module: str, name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]
-) -> list[Any]:
-    client, planned = pool.client, built_with(module, ())
-    require_tokenmill(client)
-    require_same_there(planned, workers_built_with(client, module, planned))
-    futures = [submitted(client.submit(_call, module, planned, function, call, pure=False)) for call in calls]
-    return results_of(futures, name, pool.watch())
 
 
 def _call(module: str, planned: Mapping[str, str], function: Callable[..., Any], call: Mapping[str, Any]) -> object:
@@ -148,19 +125,24 @@ def _call(module: str, planned: Mapping[str, str], function: Callable[..., Any],
 
 
 @contextmanager
-def _pool(settings: ClusterSettings, calls: int) -> Generator[WorkerPool]:
-    """The workers of a `cluster` setting; Prefect's task runner reaches or starts those that aren't local."""
+def workers_of(
+    settings: ClusterSettings, workers: int, resources: Mapping[str, float] = MappingProxyType({})
+) -> Generator[WorkerPool]:
+    """The workers of a `cluster` setting, without Prefect's tasks; its task runner starts the clusters of profiles."""
     if settings.cluster == "local":
-        with _cluster(local_size(calls, settings.workers), {}) as client:
-            yield WorkerPool(client, {})
+        cluster = local_cluster(**local_arguments(workers, resources))
+        with started(cluster), started(Client(cluster)) as client:
+            yield WorkerPool(client, resources, workers)
+        return
+    if "://" in settings.cluster:
+        require_scheduler(settings.cluster)
+        with started(Client(settings.cluster)) as client:
+            require_tokenmill(client)
+            yield WorkerPool(client, resources, timeout=settings.cluster_timeout)
         return
     from .runner import task_runner  # noqa: PLC0415 - imports Prefect
 
-    with task_runner(settings.cluster, settings.workers, {}) as runner:
-        yield WorkerPool(runner.client, {}, adaptive=bool(runner.adapt_kwargs), timeout=settings.cluster_timeout)
-
-
-@contextmanager
-def _cluster(workers: int, resources: Mapping[str, float]) -> Generator[Client]:
-    with local_cluster(**local_arguments(workers, resources)) as cluster, Client(cluster) as client:
-        yield client
+    with started(task_runner(settings.cluster, settings.workers, resources)) as runner:
+        require_tokenmill(runner.client)
+        adaptive = bool(runner.adapt_kwargs)
+        yield WorkerPool(runner.client, resources, adaptive=adaptive, timeout=settings.cluster_timeout)

@@ -100,9 +100,9 @@ def files_of(parts: Iterable[Slice]) -> Iterator[SourceFile]:
     return (each.file for part in parts for each in part.members or [part])
 
 
-def places_of(part: Slice) -> dict[str, str]:
+def places_of(parts: Iterable[Slice]) -> dict[str, str]:
     """Return the known places of the files of a slice."""
-    return {file.uri: PLACES[file.uri] for file in files_of([part]) if file.uri in PLACES}
+    return {file.uri: PLACES[file.uri] for file in files_of(parts) if file.uri in PLACES}
 
 
 def field_path(name: str) -> list[str]:

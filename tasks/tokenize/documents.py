@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.holdout import parts_of
+from tokenmill.tasks.shards.plan import parts_of
 
 from .binidx import token_dtype
 from .encoders import Tokens, utf8_of

@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 from pyarrow import compute
-from tokenmill.tasks.shards.remembered import remembered
+from tokenmill.tasks.shards.store import remembered
 from tokenmill.tasks.storage import user_cache
 
 from .encoders import Encoder, RenewedEncoder, Tokens, return_freed_memory, utf8_of

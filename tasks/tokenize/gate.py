@@ -34,7 +34,7 @@ import orjson
 import pyarrow as pa
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.progress import explain_wait
-from tokenmill.tasks.shards.remembered import remembered
+from tokenmill.tasks.shards.store import remembered
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.storage import join, user_cache

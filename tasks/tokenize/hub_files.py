@@ -19,7 +19,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.shards.remembered import recalled, remembered
+from tokenmill.tasks.shards.store import recalled, remembered
 from tokenmill.tasks.sources.hub_client import (
     PASSING,
     SECONDS,

@@ -20,11 +20,12 @@ import orjson
 from tokenmill.tasks.blend.mix import Mix
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, Fim
 from tokenmill.tasks.shards.kind import LITTLE_BYTES, Kind, Needs, Planned, Release, Stage
-from tokenmill.tasks.shards.manifest import FULL_VALIDATION, SEQUENCES
+from tokenmill.tasks.shards.manifest import FULL_VALIDATION, SEQUENCES, join_published
 from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard
-from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
+from tokenmill.tasks.shards.planning import held_out, places, plan_shards, require_no
 from tokenmill.tasks.shards.publication import (
     Listed,
+    Named,
     Published,
     Weights,
     blend_json,
@@ -35,8 +36,7 @@ from tokenmill.tasks.shards.publication import (
     parts_with_tokens,
 )
 from tokenmill.tasks.shards.publish import Output, place_files, publish_bytes
-from tokenmill.tasks.shards.published import join_published
-from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.receipt import PartCount, Receipt, recipe_of
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import PREFIX, Store, read_bytes
 from tokenmill.tasks.sources.files import Record, Slice
@@ -87,21 +87,17 @@ def _recipe(
     verdict: Verdict,
     fim: FimRecipe | None,
 ) -> PretrainRecipe:
-    holdout = holdout_of(settings, split)
-    return PretrainRecipe(
+    return recipe_of(
+        PretrainRecipe,
+        settings,
         text_field=source.text_field,
         tokenizer=vocabulary.fingerprint,
         vocabulary_size=vocabulary.size,
         backend=verdict.backend,
         bos=vocabulary.bos if settings.tokenizer.add_bos else None,
         eos=vocabulary.eos if settings.tokenizer.add_eos else None,
-        special_tokens_in_text=settings.special_tokens_in_text,
-        min_doc_chars=settings.min_doc_chars,
-        max_doc_tokens=settings.max_doc_tokens,
-        holdout_valid=holdout.valid if holdout else 0.0,
-        holdout_test=holdout.test if holdout else 0.0,
-        holdout_seed=holdout.seed if holdout else None,
         fim=asdict(fim) if fim else None,
+        **held_out(settings, split),
     )
 
 
@@ -147,6 +143,7 @@ def build_pretrain_shard(
 
 
 PAIR = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
+PAIR_NAME = "data_{:05d}_{}"
 
 
 @dataclass(frozen=True)
@@ -175,20 +172,17 @@ class PairLayout:
         listed: list[Listed] = []
         training: list[Pair] = []
         documents: dict[str, int] = {}
-        numbers: Counter[str] = Counter()
-        pairs: list[tuple[str, str]] = []
-        stored = Store(store.place, PREFIX)
+        named, stored = Named(output_dir), Store(store.place, PREFIX)
         for item, part, split in parts_with_tokens(self.prefixes):
             prefix = stored.path(item.key, part)
             if linked:
-                prefix = join(output_dir, split, f"data_{numbers[split]:05d}_{item.key[:8]}")
-                pairs += [(stored.path(item.key, f"{part}{end}"), f"{prefix}{end}") for end in (".bin", ".idx")]
-            numbers[split] += 1
+                prefix = named.add(item, split, f"{prefix}.bin", split, PAIR_NAME).removesuffix(".bin")
+                named.pairs.append((stored.path(item.key, f"{part}.idx"), f"{prefix}.idx"))
             names[item.shard.place] = {split: [prefix]}
             documents[prefix] = item.receipt.parts[part].documents
             listed.append(Listed(split, item.dataset, prefix, item.receipt.parts[part].tokens))
             training += [Pair.of(item, part, prefix)] if self.mix and split == "train" else []
-        place_files(pairs)
+        place_files(named.pairs)
         blend = blend_json(listed, self.weights)
         header, files = {}, []
         if self.mix is not None:
@@ -267,10 +261,6 @@ class Pretraining(Kind[PretrainSettings, PretrainFound]):
     next_steps = "tokenmill train {0} --output-dir model launcher=megatron-lm"
 
     def plan(self, blend: Blend, settings: PretrainSettings, output_dir: str | None) -> PretrainPlan:
-        """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
-
-        Raises InputError for anything that must be fixed first.
-        """
         output_dir, store = places(blend, settings, output_dir, "pretrain")
         vocabulary = load_vocabulary(settings.tokenizer)
         gates: dict[str, Gate] = {}
@@ -302,21 +292,18 @@ class Pretraining(Kind[PretrainSettings, PretrainFound]):
         return Planned(blend, settings, output_dir, plan, PretrainFound(vocabulary, gates, verdicts), notes)
 
     def check(self, blend: Blend, settings: PretrainSettings, output_dir: str) -> None:
-        """Raises InputError for a tokenizer that is missing or cannot encode documents."""
         load_vocabulary(settings.tokenizer)
 
     def needs(self, planned: PretrainPlan) -> Needs:
-        """Engines work outside Python, so threads of this process scale; the reference doesn't, and is slow enough for workers to pay."""
+        # Engines work outside Python, so threads of this process scale; the reference doesn't, and is slow enough for workers to pay.
         workers = planned.settings.workers
         slow = any(verdict.backend == "reference" for verdict in planned.found.verdicts.values())
         return Needs(workers or cores() if slow and planned.plan.pending_bytes > LITTLE_BYTES else workers)
 
     def shape(self, source: DataSource, record: Record) -> str | None:
-        """The field of its documents."""
         return f"documents in {source.text_field!r}"
 
     def release(self, planned: PretrainPlan, finished: Sequence[Finished]) -> Release:
-        """The prefixes, and the manifest's entries for the tokenizer. Raises RunError for a prefix without a receipt."""
         found = planned.found
         tokenizer = {
             "fingerprint": found.vocabulary.fingerprint,
@@ -332,16 +319,11 @@ class Pretraining(Kind[PretrainSettings, PretrainFound]):
         return Release(layout, {**mix_header(mix), "tokenizer": tokenizer})
 
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
-        """Problems of the `.bin/.idx` pairs of a shard: format, bounds, and counts against the receipt.
-
-        Of a prefix, the problems of its index.
-        """
         if receipt.identity["kind"] == PREFIX:
             return inspect_prefix(store, receipt)
         return [problem for part in receipt.parts for problem in _pair(store, receipt, part)]
 
     def summary(self, manifest: Mapping[str, Any]) -> Sequence[str]:
-        """Lines about fill-in-the-middle."""
         return list(fim_lines(manifest))
 
 

@@ -22,7 +22,7 @@ import tiktoken.registry
 from tokenmill.tasks.errors import InputError, RunError, nearest
 from tokenmill.tasks.shards.manifest import MANIFEST
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.shards.remembered import remembered
+from tokenmill.tasks.shards.store import remembered
 from tokenmill.tasks.sources.opening import known_kind
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.strict import parse

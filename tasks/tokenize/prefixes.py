@@ -19,10 +19,9 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.build import building
-from tokenmill.tasks.shards.join import Extent, join_extents
 from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard, consecutive
 from tokenmill.tasks.shards.publication import parts_with_tokens
-from tokenmill.tasks.shards.publish import Joined, Output
+from tokenmill.tasks.shards.publish import Extent, Joined, Output, join_extents
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
 from tokenmill.tasks.shards.store import PREFIX, THREADS, Store, read_bytes, remove_file, size_of
 from tokenmill.tasks.sources.files import Slice, SourceFile

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from tokenmill.tasks.blend.models import Fim
-from tokenmill.tasks.shards.identity import ADDED
+from tokenmill.tasks.shards.receipt import ADDED
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.strict import COMMENT, Size, Strict
 

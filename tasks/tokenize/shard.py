@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 from tokenmill.tasks.shards.build import ShardBuilder, building
-from tokenmill.tasks.shards.holdout import PARTS
-from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.plan import PARTS, PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store

@@ -27,8 +27,8 @@ from rich.markup import escape
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.kit.terminal import print_table
-from tokenmill.tasks.shards.identity import difference, flat
 from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.receipt import difference, flat
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.strict import Strict, parse

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.score.nll import ranges
-from tokenmill.tasks.shards.manifest import open_manifest
+from tokenmill.tasks.shards.manifest import open_manifest, published_files, recorded_outputs
 from tokenmill.tasks.shards.publish import Joined, publish_bytes
-from tokenmill.tasks.shards.published import published_files, recorded_outputs
 from tokenmill.tasks.shards.store import size_of
 from tokenmill.tasks.storage import filesystem, is_local, join, open_binary
 from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest

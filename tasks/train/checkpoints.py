@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.shards.manifest import file_hash
 from tokenmill.tasks.shards.publish import publish_bytes, publish_folder, sweep_folders
-from tokenmill.tasks.shards.published import file_hash
 from tokenmill.tasks.strict import parse
 
 from .events import Event, TrainStep, Validated

@@ -21,8 +21,8 @@ from tokenmill.tasks.dataset.stored import StoredFileError, count_packs, pair_pr
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.pack.formats import find_template
 from tokenmill.tasks.pack.settings import SftSettings
-from tokenmill.tasks.shards.identity import difference
 from tokenmill.tasks.shards.manifest import MANIFEST
+from tokenmill.tasks.shards.receipt import difference
 from tokenmill.tasks.shards.store import THREADS, read_bytes
 from tokenmill.tasks.storage import absolute, filesystem, join
 from tokenmill.tasks.strict import parse

@@ -18,9 +18,8 @@ from tokenmill.tasks.dataset.parts import LEADING
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.kind import TRAINABLE
 from tokenmill.tasks.shards.kinds import KINDS, preparation
-from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, read_manifest
+from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, join_published, read_manifest
 from tokenmill.tasks.shards.plan import WHOLE
-from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 from tokenmill.tasks.strict import parse

@@ -24,9 +24,9 @@ import numpy as np
 import orjson
 import torch
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.identity import difference
 from tokenmill.tasks.shards.manifest import BLEND
 from tokenmill.tasks.shards.publish import open_log, publish_bytes
+from tokenmill.tasks.shards.receipt import difference
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 from torch import distributed

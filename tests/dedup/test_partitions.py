@@ -8,8 +8,8 @@ import pytest
 from tokenmill.tasks.dedup.partitions import partitioned, read_partition, tables
 from tokenmill.tasks.dedup.rounds import SignedSlices
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.receipt import shard_key
 from tokenmill.tasks.shards.store import Store
 
 PARTITIONS, BITS = 4, 800

@@ -48,7 +48,7 @@ from tokenmill.tasks.blend.models import ROW_KEYS
 from tokenmill.tasks.nightly.blends import NightlyBlend
 from tokenmill.tasks.nightly.stage import announce
 from tokenmill.tasks.shards.kinds import KINDS, preparation
-from tokenmill.tasks.shards.lock import turn_in
+from tokenmill.tasks.shards.store import turn_in
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 

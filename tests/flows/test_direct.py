@@ -5,17 +5,23 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import psutil
 import pytest
 from prefect.client.schemas.sorting import FlowRunSort
 from tokenmill.flows.cli import run
+from tokenmill.flows.direct import run_preparation
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards import executor
 from tokenmill.tasks.shards.kind import Needs, Stage
-from tokenmill.tasks.shards.workers import local_workers
+from tokenmill.tasks.shards.kinds import preparation
+from tokenmill.tasks.shards.settings import ClusterSettings
+from tokenmill.tasks.shards.store import locked
+from tokenmill.tasks.shards.workers import pool_for
 from tokenmill.tasks.tokenize.kind import PRETRAIN, worker_arguments
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
@@ -178,7 +184,8 @@ def build(planned, tmp_path, failures, error):
     arguments = worker_arguments(planned) | {"marker": str(marker), "failures": failures, "error": error}
     try:
         stage, plan = Stage("failing", failing), planned.plan
-        executor.build_here(stage, plan.pending, plan.store, arguments, rebuild=False)
+        build = executor.building_on(executor.here, ())
+        build(stage, plan.pending, plan.store, arguments, rebuild=False)
     finally:
         attempts = [len((marker / shard.key).read_text()) for shard in planned.plan.pending]
     return attempts
@@ -211,7 +218,8 @@ def test_workers_are_as_many_as_the_shards_of_the_largest_step(planned):
 
     first, *others = planned.plan.pending
     store, arguments = planned.plan.store, worker_arguments(planned)
-    with local_workers(Needs(workers=2)) as build_shards:
+    with pool_for(ClusterSettings(), Needs(workers=2)) as pool:
+        build_shards = executor.building_on(pool, ())
         build_shards(PRETRAIN.stages[0], [], store, arguments, rebuild=False)
         assert workers() == 0
         build_shards(PRETRAIN.stages[0], [first], store, arguments, rebuild=False)
@@ -219,6 +227,19 @@ def test_workers_are_as_many_as_the_shards_of_the_largest_step(planned):
         build_shards(PRETRAIN.stages[0], others, store, arguments, rebuild=False)
         assert workers() == 2
     assert workers() == 0
+
+
+def test_a_run_that_waited_reuses_the_shards_of_the_first(blend, expected, tmp_path, monkeypatch):
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    out, waits = str(tmp_path / "out"), Event()
+    monkeypatch.setattr("tokenmill.flows.direct.say", lambda sentence: waits.set() if "waiting" in sentence else None)
+    kind, found = preparation("pretrain"), load_blend(str(blend))
+    with ThreadPoolExecutor(1) as second, locked(out):
+        run = second.submit(run_preparation, kind, found, out, PretrainSettings())
+        assert waits.wait(60)
+        prepare(str(blend), out)
+    assert run.result()["pretrain"]["shards"] == {"total": 3, "built": 0, "reused": 3}
+    assert tree(out) == expected
 
 
 def test_each_phase_prints_a_line_and_finished_work_prints_none(tmp_path, capsys, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from prefect import flow, task
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterParentFlowRunId
 from prefect.runtime import flow_run
-from tokenmill.flows.output_folder import RECORD, publishing
+from tokenmill.flows.prefect_server import RECORD, publishing
 from tokenmill.tasks.seal import sealed, unsealed
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards import executor, workers
 from tokenmill.tasks.shards.kind import Needs
 from tokenmill.tasks.shards.kinds import preparation
-from tokenmill.tasks.shards.plan import shard_record
+from tokenmill.tasks.shards.settings import ClusterSettings
 
 from tests.building import plan_here
 from tests.flows.standing_clusters import scheduler, worker
@@ -85,8 +85,8 @@ def test_workers_with_other_code_are_rejected(tmp_path, planned, environment, wo
         client = stack.enter_context(Client(address))
 
         def build():
-            with workers.standing_workers(address, Needs(None, libraries=LIBRARIES), None) as build_shards:
-                preparation("filter").build(planned, build_shards)
+            with workers.pool_for(ClusterSettings(cluster=address), Needs(None)) as pool:
+                preparation("filter").build(planned, executor.building_on(pool, LIBRARIES))
 
         if words is None:
             build()
@@ -105,20 +105,15 @@ def test_late_worker_with_other_code_builds_no_shard(planned):
     with pytest.raises(
         RunError, match=r"this worker would build other data: tokenmill \S+ \(in the run 0\.0\.1\+1234abcd\)"
     ):
-        build([shard_record(shard)], "", kind.stages[0], store, kind.stages[0].arguments(planned), rebuild=False)
+        build([shard], {}, "", kind.stages[0], store, kind.stages[0].arguments(planned), rebuild=False)
     assert not built(planned)
 
 
 def test_a_receipt_records_what_built_it(planned):
     kind = preparation("filter")
-    executor.build_here(
-        kind.stages[0],
-        planned.plan.pending,
-        planned.plan.store,
-        kind.stages[0].arguments(planned),
-        rebuild=False,
-        libraries=LIBRARIES,
-    )
+    stage, plan = kind.stages[0], planned.plan
+    build = executor.building_on(executor.here, LIBRARIES)
+    build(stage, plan.pending, plan.store, stage.arguments(planned), rebuild=False)
     (receipt,) = built(planned).values()
     assert receipt.volatile["built_with"].keys() == {"tokenmill", "pyarrow"}
     assert receipt.volatile["built_with"]["pyarrow"] == pa.__version__

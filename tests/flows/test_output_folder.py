@@ -7,7 +7,7 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, LogFilter, LogFilterFlowRunId
 from prefect.logging.handlers import APILogWorker
-from tokenmill.flows.output_folder import RECORD, publishing
+from tokenmill.flows.prefect_server import RECORD, publishing
 from tokenmill.flows.pretrain import pretrain_data_prep
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.seal import sealed

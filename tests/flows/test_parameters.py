@@ -7,6 +7,7 @@ Prefect's own validation is asked, as the server asks it.
 import os
 import re
 from functools import cache
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import get_args
@@ -26,6 +27,7 @@ from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.rl.settings import RlSettings
 from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
 from tokenmill.tasks.select.settings import NormalizationSettings
+from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.settings import Holdout
 from tokenmill.tasks.strict import Size
 from tokenmill.tasks.tokenize.settings import PretrainSettings
@@ -53,6 +55,14 @@ VALUES = [
     *(None, True, -1, 0, 1, 7, 1.5, 2**32, -0.5, [], [5], [""], {"zzz": 1}),
     *("", "banana", "0", "0MB", "-5MB", "1,000MB", "64MB more", "64MB", "../a", "null"),
 ]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_file_of_a_flow_pictures_the_stages_of_its_kind(name):
+    flow = DEPLOYMENTS[KINDS[name].flow]["entrypoint"].rpartition(".")[0]
+    picture = import_module(flow).__doc__.partition("\n\n")[2]
+    stages = [stage.name for stage in preparation(name).stages]
+    assert re.findall("|".join(stages), picture) == stages
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from tokenmill.flows.score import score_candidates
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.cluster import asking_for
+from tokenmill.tasks.shards.executor import worker_number
 from tokenmill.tasks.shards.runner import task_runner
 from tokenmill.tasks.shards.stage import holding
-from tokenmill.tasks.shards.worker import worker_number
 
 from tests.flows import preparation_runs
 from tests.flows.preparation_runs import TOKENMILL, called, wait_for_receipts

@@ -109,7 +109,7 @@ def test_host_without_installation_is_named(sshd, tmp_path):
 
 
 def test_a_host_that_never_answers_is_given_up(sshd, tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenmill.tasks.shards.ssh.REACH_SECONDS", 2.0)
+    monkeypatch.setattr("tokenmill.tasks.shards.runner.REACH_SECONDS", 2.0)
     sleeper = tmp_path / "python"
     sleeper.write_text("#!/bin/sh\nsleep 3600\n")
     sleeper.chmod(0o755)

@@ -6,13 +6,18 @@ sources are those of `preparations`.
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from tokenmill.flows.direct import run_preparation
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.seal import unsealed
+from tokenmill.tasks.shards import store
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.strict import parse
 from xxhash import xxh3_128_hexdigest
 
 from tests.flaky_storage import KINDS, flaky_server, small_parts, used_here
@@ -144,6 +149,22 @@ def test_every_preparation_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_ru
     assert {path: len(each) for path, each in again.items() if path.startswith("shards/")} == {
         path: len(each) for path, each in versions.items() if path.startswith("shards/")
     }
+
+
+@pytest.mark.parametrize("stored", ["pretrain"], indirect=True)
+def test_a_run_reads_each_receipt_once(stored, server, monkeypatch):
+    monkeypatch.setattr(store, "LISTED", 1)  # as for 1,000 shards
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    kind = preparation("pretrain")
+    settings = parse(kind.settings, stored.preparation.settings, "settings")
+    for built in (True, False):
+        server.faults.clear()
+        record = run_preparation(kind, kind.read_blend(stored.preparation.blend), f"{stored.place}/out", settings)
+        assert (record["pretrain"]["shards"]["built"] > 1) == built
+        asked = server.faults.asked
+        reads = [asked[each] for each in asked if re.match(r"GET \S+/shards/pretrain/\w+/receipt.json", each)]
+        assert len(reads) == record["pretrain"]["shards"]["total"]
+        assert set(reads) == {1}
 
 
 @pytest.mark.parametrize("stored", ["pretrain"], indirect=True)

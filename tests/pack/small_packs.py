@@ -7,10 +7,9 @@ import random
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.pack.parquet import PARQUET
-from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.plan import Finished, PlannedShard
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.shards.receipt import PartCount
+from tokenmill.tasks.shards.receipt import PartCount, shard_key
 from tokenmill.tasks.sources.files import Slice, SourceFile
 
 PACK_SIZE, MULTIPLE = 64, 4

@@ -121,7 +121,7 @@ def test_equal_preparations_have_equal_pages_and_cards_but_for_the_run_itself(pu
         one, other = (date.sub(b"", (output / name).read_bytes()) for output in outputs)
         assert one == other
     before = (outputs[0] / "report.html").read_bytes()
-    page.publish_page(str(outputs[0]))
+    page.publish_page(measured(str(outputs[0])))
     assert (outputs[0] / "report.html").read_bytes() == before
 
 
@@ -291,7 +291,7 @@ def test_verify_makes_every_figure_again(published, capfd):
         assert run(["verify", str(output)]) == 1
         assert name in capfd.readouterr().err
         (output / name).write_bytes(before)
-    page.publish_cards(str(output))
+    page.publish_cards(measured(str(output)))
     assert run(["verify", str(output)]) == 0, "a summary that was asked for is kept up"
     (output / cards.SUMMARY).unlink()
 

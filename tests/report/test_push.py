@@ -17,6 +17,7 @@ from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report import push as pushing
 from tokenmill.tasks.report.cards import publish_cards
+from tokenmill.tasks.report.measured import measured
 from tokenmill.tasks.report.push import parcel_of, push, push_record, stale_names, target_of
 from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.manifest import read_manifest
@@ -487,7 +488,7 @@ def test_pushed_card_is_replaced_with_the_last_commit(hub, outputs, monkeypatch)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cards_of_a_run_are_pushed_as_it_wrote_them(hub, outputs, kind):
     output = outputs(kind)
-    places = {*publish_cards(str(output)), str(output / "README.md")}
+    places = {*publish_cards(measured(str(output))), str(output / "README.md")}
     assert len(places) == 2
     send(output)
     files = hub.datasets["org/name"].files

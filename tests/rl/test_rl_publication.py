@@ -8,11 +8,10 @@ import pytest
 import zstandard
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.rl.publication import JsonLinesLayout
-from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.plan import Finished, PlannedShard
 from tokenmill.tasks.shards.publication import publish_preparation
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.shards.receipt import PartCount
+from tokenmill.tasks.shards.receipt import PartCount, shard_key
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify

@@ -23,7 +23,7 @@ from tokenmill.tasks.select.scores import (
 )
 from tokenmill.tasks.select.settings import SelectionChoices
 from tokenmill.tasks.select.shard import require_selectable
-from tokenmill.tasks.shards.published import file_hash
+from tokenmill.tasks.shards.manifest import file_hash
 
 from tests.building import build_here
 from tests.peers.conversations import assistant, talk, user

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from tokenmill.tasks.nightly.reasons import reasons
 from tokenmill.tasks.report.plan import plan_record
 from tokenmill.tasks.report.view import view_output
-from tokenmill.tasks.shards import bundles
+from tokenmill.tasks.shards import planning
 from tokenmill.tasks.shards.build import BadRowError
-from tokenmill.tasks.shards.bundles import bundle, groups_by_content
-from tokenmill.tasks.shards.identity import shard_identity, shard_key
 from tokenmill.tasks.shards.manifest import identities
-from tokenmill.tasks.shards.plan import PlannedShard, shard_from_record, shard_record
-from tokenmill.tasks.shards.receipt import InvalidReceiptError, Receipt
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.planning import bundle, groups_by_content
+from tokenmill.tasks.shards.receipt import InvalidReceiptError, Receipt, shard_identity, shard_key
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.sources.formats import format_of, place_of
@@ -81,7 +80,7 @@ def test_bundles_are_few_bounded_and_in_order(seed):
     assert [shard for group in groups for shard in group] == shards
     totals = [sum(shard.part.size for shard in group) for group in groups if len(group) > 1]
     assert max(totals) <= SHARD_SIZE
-    assert max(map(len, groups)) <= bundles.MOST_FILES
+    assert max(map(len, groups)) <= planning.MOST_FILES
     everything = sum(shard.part.size for shard in shards)
     assert len(groups) < 8 * everything / SHARD_SIZE + 12
 
@@ -112,11 +111,6 @@ def test_file_with_a_different_recipe_keeps_its_own_shard(other):
     small = [shard_of(number) for number in range(3)]
     assert [other] in list(groups_by_content([*small[:2], other, small[2]], SHARD_SIZE))
     assert bundle([other]) == other
-
-
-def test_a_bundle_survives_the_scheduler():
-    shard = bundle([shard_of(number) for number in range(3)])
-    assert shard_from_record(json.loads(json.dumps(shard_record(shard)))) == shard
 
 
 def test_a_bundle_is_never_read_as_its_first_file(tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.shards.identity import ADDED, difference, shard_identities, shard_identity, shard_key
+from tokenmill.tasks.shards.receipt import ADDED, difference, shard_identities, shard_identity, shard_key
 from tokenmill.tasks.sources.files import Slice, SourceFile
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-(2**53), 2**53), st.text("abc.:é", max_size=6))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.s3 import LARGEST_PART, MOST_PARTS, SMALLEST_PART, Range, parts_of
-from tokenmill.tasks.shards.join import Extent, join_extents
+from tokenmill.tasks.shards.publish import Extent, join_extents
 
 from tests.flaky_storage import flaky_server, used_here
 

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.lock import locked, turn_in
+from tokenmill.tasks.shards.store import locked, turn_in
 
 HOLD = """
 import sys
-from tokenmill.tasks.shards.lock import turn_in
+from tokenmill.tasks.shards.store import turn_in
 with turn_in(sys.argv[1], print):
     print("held", flush=True)
     sys.stdin.read()

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.shards import store as store_module
-from tokenmill.tasks.shards.identity import shard_identities, shard_identity, shard_key
 from tokenmill.tasks.shards.manifest import identities, shard_entries
 from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard
-from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.receipt import Receipt, shard_identities, shard_identity, shard_key
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice, SourceFile
 

@@ -15,7 +15,6 @@ from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.plan import BYTES_PER_TOKEN, pending_reasons, plan_record, print_plan
 from tokenmill.tasks.shards import planning
-from tokenmill.tasks.shards.plan import shard_from_record, shard_record
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.kind import PRETRAIN
 from tokenmill.tasks.tokenize.settings import PretrainSettings
@@ -315,13 +314,6 @@ def test_dataset_with_empty_files_is_rejected(tmp_path, chosen, name, words):
     (tmp_path / name).touch()
     with pytest.raises(InputError, match=rf"{name}{words}"):
         planned(blend_of(tmp_path / name), tmp_path / "out", **chosen)
-
-
-def test_a_planned_shard_survives_the_journey_as_json(corpus, tmp_path, chosen):
-    for shard in planned(blend_of(corpus), tmp_path / "out", sample=15, **chosen).plan.shards:
-        travelled = shard_from_record(json.loads(json.dumps(shard_record(shard))))
-        assert travelled == shard
-        assert travelled.key == shard.key
 
 
 def tokens_in(out):

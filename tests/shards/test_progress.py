@@ -2,7 +2,7 @@ import os
 from contextlib import suppress
 from itertools import pairwise
 
-from tokenmill.tasks.shards.progress import LINE_SECONDS, UPDATE_SECONDS, ProgressBar, ProgressDisplay, Tally, say
+from tokenmill.tasks.shards.progress import LINE_SECONDS, UPDATE_SECONDS, ProgressBar, Tally, say, shown
 
 
 def done(key, **changes):
@@ -45,11 +45,11 @@ def test_a_display_outlives_its_terminal(monkeypatch):
         for name, value in {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}.items():
             monkeypatch.setenv(name, value)
         tally = Tally(shards=1, source_bytes=100)
-        with ProgressDisplay(tally) as display:
+        with shown(tally) as refresh:
             assert os.read(controlling, 1), "it shows something"
             os.close(controlling)
             tally.add(done("one"))
-            display.refresh()
+            refresh()
         say("waiting")
         outlived = True
         monkeypatch.undo()
@@ -62,11 +62,11 @@ def test_log_gets_a_line_every_half_minute(monkeypatch, capsys):
     now = [next(clock)]
     tally = Tally(shards=3, source_bytes=300)
     lines = {}
-    with ProgressDisplay(tally) as display:
+    with shown(tally) as refresh:
         for number, now[0] in enumerate(clock):
             if number == 250:
                 tally.add(done("one"))
-            display.refresh()
+            refresh()
             if line := capsys.readouterr().err:
                 lines[now[0]] = line
             if number > 500:

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards import publication
-from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.plan import Finished, PlannedShard
 from tokenmill.tasks.shards.publication import Published, check_bad_rows, publish_preparation
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.receipt import PartCount, Receipt, shard_key
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.queues import PodQueue, slurm_jobs
+from tokenmill.tasks.shards.wait import PodQueue, slurm_jobs
 
 UNSCHEDULABLE = {
     "phase": "Pending",

@@ -9,9 +9,8 @@ from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.seal import sealed, unsealed
-from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.publish import Output, publish_bytes
-from tokenmill.tasks.shards.receipt import InvalidReceiptError, PartCount, Receipt
+from tokenmill.tasks.shards.receipt import InvalidReceiptError, PartCount, Receipt, shard_key
 from tokenmill.tasks.shards.store import Store
 
 IDENTITY = {"kind": "pretrain", "format_version": 1, "recipe": {"bos": None}, "source": {"content": "xxh3_128:00"}}

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from tokenmill.tasks.seal import sealed, unsealed
-from tokenmill.tasks.shards.remembered import remembered
+from tokenmill.tasks.shards.store import remembered
 from tokenmill.tasks.tokenize import load
 from tokenmill.tasks.tokenize.encoders import ENGINES
 from tokenmill.tasks.tokenize.exact import exact_encoder

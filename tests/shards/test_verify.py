@@ -15,9 +15,8 @@ from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards import verify as verification_of_shards
 from tokenmill.tasks.shards import workers
 from tokenmill.tasks.shards.executor import run_here
-from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.receipt import Receipt, shard_key
 from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify

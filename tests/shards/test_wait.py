@@ -14,8 +14,7 @@ from distributed import Client, KilledWorker, LocalCluster
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards import executor, wait
 from tokenmill.tasks.shards.executor import submitted, wait_for
-from tokenmill.tasks.shards.queues import job_queue
-from tokenmill.tasks.shards.wait import ClusterWatch
+from tokenmill.tasks.shards.wait import ClusterWatch, job_queue
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.identity import source_of
+from tokenmill.tasks.shards.receipt import source_of
 from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.sources.forms import survey
 from tokenmill.tasks.sources.opening import SourceCorrupt

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.plan import shard_from_record, shard_record
 from tokenmill.tasks.sources import files as source_files
 from tokenmill.tasks.sources import hub_client
 from tokenmill.tasks.sources.discovery import discover, find
@@ -315,9 +314,10 @@ def test_requests_of_a_run(hub, tmp_path, monkeypatch, count):
     assert asked == [(1, count), (1, 0), (1, 0)]
 
 
-def rows_of(record):
-    """The rows of a shard, in a process that was told of nothing else."""
-    return sum(batch.consumed for batch in read_texts(shard_from_record(record).part, "text"))
+def rows_of(part, places):
+    """The rows of a slice, in a process that was told of nothing else."""
+    source_files.PLACES.update(places)
+    return sum(batch.consumed for batch in read_texts(part, "text"))
 
 
 @pytest.mark.slow
@@ -330,7 +330,8 @@ def test_worker_processes_ask_the_hub_for_nothing_but_rows(hub, tmp_path, monkey
     find_places(shard.part for shard in shards)
     hub.requests.clear()
     with ProcessPoolExecutor(4, get_context("spawn")) as workers:
-        assert sum(workers.map(rows_of, map(shard_record, shards))) == 200
+        parts = [shard.part for shard in shards]
+        assert sum(workers.map(rows_of, parts, [source_files.places_of([part]) for part in parts])) == 200
     assert {request.path.split("/")[1] for request in hub.requests} == {"lfs"}
     assert len(hub.requests) < 3 * len(shards)
 

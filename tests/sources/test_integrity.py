@@ -16,8 +16,8 @@ import zstandard
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.dedup.contamination import evaluation_records, evaluations_from, find_evaluations, load_evaluations
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.identity import shard_identity
-from tokenmill.tasks.shards.plan import PlannedShard, shard_from_record, shard_record
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.receipt import shard_identity
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources import integrity, parquet
 from tokenmill.tasks.sources.discovery import discover
@@ -101,8 +101,7 @@ def planned_shards(path, identity="content", shard_size=1 << 30, rows=None):
     (file,) = discover(DataSource(name="a", path=str(path)))
     parts = [replace(part, rows=rows) for part in cut(file, shard_size, ["text"])]
     parts = ContentIndex().identify(parts, ["text"], identity)
-    shards = [PlannedShard("a", "datasets", part, shard_identity("pretrain", 1, RECIPE, part)) for part in parts]
-    return [shard_from_record(json.loads(json.dumps(shard_record(shard)))) for shard in shards]  # as a worker gets them
+    return [PlannedShard("a", "datasets", part, shard_identity("pretrain", 1, RECIPE, part)) for part in parts]
 
 
 class Bytes:

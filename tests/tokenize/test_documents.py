@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.holdout import PARTS
+from tokenmill.tasks.shards.plan import PARTS
 from tokenmill.tasks.tokenize.documents import assemble, assign_parts, runs
 from tokenmill.tasks.tokenize.encoders import Tokens
 from tokenmill.tasks.tokenize.settings import PretrainRecipe
