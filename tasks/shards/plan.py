@@ -77,6 +77,15 @@ class Finished:
         return replace(self.shard, identity=identity, inputs=(self.receipt,))
 
 
+def proven_once(store: Store, keys: Iterable[str], seen: dict[str, Receipt | None]) -> dict[str, Receipt]:
+    """The receipts of proven shards; those in `seen` were read before, None for a missing one, and others are added."""
+    wanted = list(dict.fromkeys(keys))
+    new = [key for key in wanted if key not in seen]
+    found = store.proven(store.begun(new))
+    seen.update((key, found.get(key)) for key in new)
+    return {key: receipt for key in wanted if (receipt := seen[key])}
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """All shards of a stage, the receipts of proven ones, and by dataset (`split/name`) skipped files by kind, and the
@@ -93,10 +102,14 @@ class Plan:
     built: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, store: Store, shards: list[PlannedShard], *, rebuild: bool) -> "Plan":
+    def of(
+        cls, store: Store, shards: list[PlannedShard], *, rebuild: bool, seen: dict[str, Receipt | None] | None = None
+    ) -> "Plan":
         """Plan `shards`; with `rebuild`, ignore existing receipts."""
         keys = tuple(shard.key for shard in shards)
-        return cls(store, tuple(shards), keys, {} if rebuild else store.proven(store.begun(keys)))
+        return cls(
+            store, tuple(shards), keys, {} if rebuild else proven_once(store, keys, {} if seen is None else seen)
+        )
 
     def of_other(self, shards: list[PlannedShard], *, rebuild: bool) -> "Plan":
         """A plan of `shards` that are made of the same inputs."""

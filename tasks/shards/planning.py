@@ -28,9 +28,9 @@ from tokenmill.tasks.storage import absolute, is_local, join, user_cache
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from .manifest import BLEND, MANIFEST, published_manifest
-from .plan import Plan, PlannedShard
+from .plan import Plan, PlannedShard, proven_once
 from .publish import publish_bytes
-from .receipt import Recipe, shard_identities, source_of
+from .receipt import Receipt, Recipe, shard_identities, source_of
 from .settings import SHARES, TINY_ROWS, PreparationSettings
 from .store import Store, read_bytes, remembered, size_of
 
@@ -83,6 +83,7 @@ def plan_shards(
     index_place = join(store.place, "index.json")
     index = ContentIndex.load(read_bytes(index_place) or b"{}")
     shards: list[PlannedShard] = []
+    seen: dict[str, Receipt | None] = {}
     skipped: dict[str, Mapping[str, int]] = {}
     samples: dict[str, Sample] = {}
     warnings: list[InputWarning] = []
@@ -111,11 +112,12 @@ def plan_shards(
             recipes = recipes_of(source, split, slices)
             identities = shard_identities(store.kind, format_version, recipes, slices)
             planned = [PlannedShard(source.name, split, *each) for each in zip(slices, identities, strict=True)]
-            shards += bundled(planned, store, settings.shard_size, rebuild=settings.force) if bundles else planned
+            shards += bundled(planned, store, settings.shard_size, seen, rebuild=settings.force) if bundles else planned
     if index.changed:
         publish_bytes(index_place, index.dump())
     warnings += read_twice(read)
-    plan = replace(Plan.of(store, shards, rebuild=settings.force), skipped=skipped, samples=samples, warnings=warnings)
+    plan = Plan.of(store, shards, rebuild=settings.force, seen=seen)
+    plan = replace(plan, skipped=skipped, samples=samples, warnings=warnings)
     first = {(shard.split, shard.dataset): shard.part for shard in reversed(plan.pending)}  # built shards aren't read
     for name, source, _ in read:
         if part := first.get((name.partition("/")[0], source.name)):
@@ -205,23 +207,25 @@ MOST_FILES = 4_096
 """Each file counts as its size plus this part of `shard_size`, so that tiny files have bundles of bounded length too."""
 
 
-def bundled(shards: Sequence[PlannedShard], store: Store, shard_size: int, *, rebuild: bool) -> list[PlannedShard]:
+def bundled(
+    shards: Sequence[PlannedShard], store: Store, shard_size: int, seen: dict[str, Receipt | None], *, rebuild: bool
+) -> list[PlannedShard]:
     """The shards of a dataset with its small files bundled, in order, so that thousands of them become few shards.
 
     Boundaries depend on content, as in content-defined chunking: a hash of a file's content decides whether the file ends its bundle,
     with a probability in proportion to its size. So adding or removing a file rebuilds only the bundle that holds it, and its neighbor
     if the file ends a bundle; 2 % of the boundaries are due to the limits and move up to the next one by content. Files that the
-    store has built as separate shards remain separate. With `rebuild`, the store is ignored.
+    store has built as separate shards remain separate. With `rebuild`, the store is ignored; `seen` are receipts that were read.
     """
     groups = list(groups_by_content(shards, shard_size))
     bundles = [bundle(group) for group in groups]
     if rebuild:
         return bundles
     keys = {shard.key for shard in bundles if shard.part.members}
-    missing = keys - store.proven(store.begun(keys)).keys()
+    missing = keys - proven_once(store, keys, seen).keys()
     broken = [shard.key in missing for shard in bundles]
     files = [shard.key for group, apart in zip(groups, broken, strict=True) if apart for shard in group]
-    built = store.proven(store.begun(files)).keys()
+    built = proven_once(store, files, seen).keys()
     return [
         shard
         for group, whole, apart in zip(groups, bundles, broken, strict=True)
