@@ -1,6 +1,6 @@
 """Blends of raw text in, training-ready token shards out.
 
-From Python, a kind of preparation is a function, named as in its manifest:
+From Python, a preparation kind is a function, named as in its manifest:
 
     from tokenmill import pretrain
 
@@ -12,9 +12,20 @@ source of each. `dataframe("output/pretrain", "documents")` gives the results ba
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-__all__ = ["dataframe", "dedup", "embeddings", "filter", "harmony", "nll", "open", "pretrain", "rl", "sft"]  # pyright: ignore[reportUnsupportedDunderAll] - see __getattr__
+ELSEWHERE = {
+    "InputError": "errors.InputError",
+    "RunError": "errors.RunError",
+    "dataframe": "report.dataframe.dataframe",
+    "open": "dataset.dataset.open_dataset",
+}
+"""Names that aren't preparations, and their modules in `tokenmill.tasks`."""
+
+# fmt: off
+__all__ = ["InputError", "RunError", "dataframe", "dedup", "embeddings", "filter", "harmony", "nll", "open", "pretrain", "rl", "sft"]  # pyright: ignore[reportUnsupportedDunderAll] - see __getattr__
+# fmt: on
 
 
 def __dir__() -> list[str]:
@@ -22,17 +33,12 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """The function of a kind of preparation, or `dataframe`; what it needs is imported when it is asked for."""
+    """Return a preparation's function, or a name from `ELSEWHERE`, and import its dependencies only then."""
     if name.startswith("_"):
         raise AttributeError(name)
-    if name == "dataframe":
-        from tokenmill.tasks.report.dataframe import dataframe
-
-        return dataframe
-    if name == "open":
-        from tokenmill.tasks.dataset.dataset import open_dataset
-
-        return open_dataset
+    if name in ELSEWHERE:
+        module, _, attribute = ELSEWHERE[name].rpartition(".")
+        return getattr(import_module(f"tokenmill.tasks.{module}"), attribute)
     from tokenmill.tasks.shards.kinds import KINDS
 
     if name not in KINDS:

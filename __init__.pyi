@@ -9,8 +9,9 @@ from typing import Any, Literal, Protocol, TypedDict
 from pandas import DataFrame
 
 from tokenmill.tasks.dataset.dataset import Dataset
+from tokenmill.tasks.errors import InputError, RunError
 
-__all__ = ["dataframe", "dedup", "embeddings", "filter", "harmony", "nll", "open", "pretrain", "rl", "sft"]
+__all__ = ["InputError", "RunError", "dataframe", "dedup", "embeddings", "filter", "harmony", "nll", "open", "pretrain", "rl", "sft"]
 
 class ArrowStream(Protocol):
     """A table from pandas, polars, pyarrow, DuckDB or `datasets`."""
@@ -288,14 +289,14 @@ def pretrain(
             else no limit.
         workers: Worker processes; all cores by default.
         shard_size: Source bytes per shard, for example 256MB.
-        store: Folder or URI of the shards; preparations may share it.
+        store: Folder or URI of the shards; preparations can share it.
         holdout: Documents to hold out of a flat blend.
         change_detection: How to notice that a local file changed: by a hash of its content, or by size and
             modification time (mtime).
         on_bad_row: What to do with a row that cannot be read.
         max_bad_row_fraction: Share of a dataset's rows that may be bad.
         max_shrink_fraction: Share of a dataset's documents that may be lost since the last version.
-        allow_shrink: Names of datasets that may lose a larger share, or disappear.
+        allow_shrink: Datasets that may lose a larger share, or disappear.
         previous: Output folder of the last version; output_dir by default.
         scale: Leading share of each dataset: 1 %, 10 %, 30 % or all.
         sample: Leading rows of each dataset.
@@ -403,14 +404,14 @@ def sft(
             else no limit.
         workers: Worker processes; all cores by default.
         shard_size: Source bytes per shard, for example 256MB.
-        store: Folder or URI of the shards; preparations may share it.
+        store: Folder or URI of the shards; preparations can share it.
         holdout: Documents to hold out of a flat blend.
         change_detection: How to notice that a local file changed: by a hash of its content, or by size and
             modification time (mtime).
         on_bad_row: What to do with a row that cannot be read.
         max_bad_row_fraction: Share of a dataset's rows that may be bad.
         max_shrink_fraction: Share of a dataset's documents that may be lost since the last version.
-        allow_shrink: Names of datasets that may lose a larger share, or disappear.
+        allow_shrink: Datasets that may lose a larger share, or disappear.
         previous: Output folder of the last version; output_dir by default.
         scale: Leading share of each dataset: 1 %, 10 %, 30 % or all.
         sample: Leading rows of each dataset.
@@ -524,14 +525,14 @@ def rl(
             else no limit.
         workers: Worker processes; all cores by default.
         shard_size: Source bytes per shard, for example 256MB.
-        store: Folder or URI of the shards; preparations may share it.
+        store: Folder or URI of the shards; preparations can share it.
         holdout: Documents to hold out of a flat blend.
         change_detection: How to notice that a local file changed: by a hash of its content, or by size and
             modification time (mtime).
         on_bad_row: What to do with a row that cannot be read.
         max_bad_row_fraction: Share of a dataset's rows that may be bad.
         max_shrink_fraction: Share of a dataset's documents that may be lost since the last version.
-        allow_shrink: Names of datasets that may lose a larger share, or disappear.
+        allow_shrink: Datasets that may lose a larger share, or disappear.
         previous: Output folder of the last version; output_dir by default.
         scale: Leading share of each dataset: 1 %, 10 %, 30 % or all.
         sample: Leading rows of each dataset.
@@ -639,13 +640,13 @@ def harmony(
             else no limit.
         workers: Worker processes; all cores by default.
         shard_size: Source bytes per shard, for example 256MB.
-        store: Folder or URI of the shards; preparations may share it.
+        store: Folder or URI of the shards; preparations can share it.
         change_detection: How to notice that a local file changed: by a hash of its content, or by size and
             modification time (mtime).
         on_bad_row: What to do with a row that cannot be read.
         max_bad_row_fraction: Share of a dataset's rows that may be bad.
         max_shrink_fraction: Share of a dataset's documents that may be lost since the last version.
-        allow_shrink: Names of datasets that may lose a larger share, or disappear.
+        allow_shrink: Datasets that may lose a larger share, or disappear.
         previous: Output folder of the last version; output_dir by default.
         scale: Leading share of each dataset: 1 %, 10 %, 30 % or all.
         sample: Leading rows of each dataset.
@@ -751,13 +752,13 @@ def dedup(
             else no limit.
         workers: Worker processes; all cores by default.
         shard_size: Source bytes per shard, for example 256MB.
-        store: Folder or URI of the shards; preparations may share it.
+        store: Folder or URI of the shards; preparations can share it.
         change_detection: How to notice that a local file changed: by a hash of its content, or by size and
             modification time (mtime).
         on_bad_row: What to do with a row that cannot be read.
         max_bad_row_fraction: Share of a dataset's rows that may be bad.
         max_shrink_fraction: Share of a dataset's documents that may be lost since the last version.
-        allow_shrink: Names of datasets that may lose a larger share, or disappear.
+        allow_shrink: Datasets that may lose a larger share, or disappear.
         previous: Output folder of the last version; output_dir by default.
         scale: Leading share of each dataset: 1 %, 10 %, 30 % or all.
         sample: Leading rows of each dataset.
@@ -859,13 +860,13 @@ def filter(
             else no limit.
         workers: Worker processes; all cores by default.
         shard_size: Source bytes per shard, for example 256MB.
-        store: Folder or URI of the shards; preparations may share it.
+        store: Folder or URI of the shards; preparations can share it.
         change_detection: How to notice that a local file changed: by a hash of its content, or by size and
             modification time (mtime).
         on_bad_row: What to do with a row that cannot be read.
         max_bad_row_fraction: Share of a dataset's rows that may be bad.
         max_shrink_fraction: Share of a dataset's documents that may be lost since the last version.
-        allow_shrink: Names of datasets that may lose a larger share, or disappear.
+        allow_shrink: Datasets that may lose a larger share, or disappear.
         previous: Output folder of the last version; output_dir by default.
         scale: Leading share of each dataset: 1 %, 10 %, 30 % or all.
         sample: Leading rows of each dataset.
@@ -874,8 +875,8 @@ def filter(
         rules: Families of rules, in their order; the first rule that fails is the reason.
         gopher_repetition: Gopher's repetition rules.
         gopher_quality: Gopher's quality rules.
-        c4: Rules of C4.
-        fineweb: Rules of FineWeb.
+        c4: C4 rules.
+        fineweb: FineWeb rules.
         language: Languages to keep, after the families of rules.
         classifiers: Classifiers, after the language.
         personal: Personal data, last.
@@ -975,13 +976,13 @@ def nll(
             else no limit.
         workers: Worker processes; all cores by default.
         shard_size: Source bytes per shard, for example 16MB.
-        store: Folder or URI of the shards; preparations may share it.
+        store: Folder or URI of the shards; preparations can share it.
         change_detection: How to notice that a local file changed: by a hash of its content, or by size and
             modification time (mtime).
         on_bad_row: What to do with a row that cannot be read.
         max_bad_row_fraction: Share of a dataset's rows that may be bad.
         max_shrink_fraction: Share of a dataset's documents that may be lost since the last version.
-        allow_shrink: Names of datasets that may lose a larger share, or disappear.
+        allow_shrink: Datasets that may lose a larger share, or disappear.
         previous: Output folder of the last version; output_dir by default.
         scale: Leading share of each dataset: 1 %, 10 %, 30 % or all.
         sample: Leading rows of each dataset.
@@ -992,7 +993,7 @@ def nll(
         loss_empty_reasoning: Train on empty reasoning, where the template writes it after its generation prompt.
         loss_tool_calls: Train on tool calls.
         loss_end_of_turn: Train on the token that ends a turn.
-        model_revision: Commit, tag or branch of a hub id; pin a commit. For engine=server the revision that the
+        model_revision: Commit, tag or branch of a Hub id; pin a commit. For engine=server the revision that the
             server runs.
         server: Base URL of a vLLM or SGLang server, for engine=server; its key is read from TOKENMILL_SERVER_KEY.
         concurrency: Requests in flight per worker, for engine=server.
@@ -1096,26 +1097,26 @@ def embeddings(
             else no limit.
         workers: Worker processes; all cores by default.
         shard_size: Source bytes per shard, for example 16MB.
-        store: Folder or URI of the shards; preparations may share it.
+        store: Folder or URI of the shards; preparations can share it.
         change_detection: How to notice that a local file changed: by a hash of its content, or by size and
             modification time (mtime).
         on_bad_row: What to do with a row that cannot be read.
         max_bad_row_fraction: Share of a dataset's rows that may be bad.
         max_shrink_fraction: Share of a dataset's documents that may be lost since the last version.
-        allow_shrink: Names of datasets that may lose a larger share, or disappear.
+        allow_shrink: Datasets that may lose a larger share, or disappear.
         previous: Output folder of the last version; output_dir by default.
         scale: Leading share of each dataset: 1 %, 10 %, 30 % or all.
         sample: Leading rows of each dataset.
         force: Build every shard again, even if it has a valid receipt.
         allow_partial: Publish even if shards are missing; the manifest lists them.
-        model_revision: Commit, tag or branch of a hub id; pin a commit. For engine=server the revision that the
+        model_revision: Commit, tag or branch of a Hub id; pin a commit. For engine=server the revision that the
             server runs.
         server: Base URL of a vLLM or SGLang server, for engine=server; its key is read from TOKENMILL_SERVER_KEY.
         concurrency: Requests in flight per worker, for engine=server.
         token_budget: Padded tokens per batch, for engine=transformers.
         precision: For engine=transformers; by default bfloat16 on CUDA and float32 on a CPU.
         device: By default GPUs if there are any, else the CPU.
-        model: Hub id or folder of a model; for engine=server the name that the server lists; none for hash.
+        model: Hub id or folder of a model. For engine=server, its name in the server's list. None for hash.
         engine: Engine that computes the vectors.
         pooling: How to pool token vectors, for engine=transformers; see the model card.
         dimensions: Numbers per vector; default: all, 256 for hash.

@@ -1,6 +1,6 @@
 """The `tokenmill` command; also `python -m tokenmill`.
 
-Each worker process imports the module that started the command, so this one imports nothing before it is called.
+Each worker process imports the module that started the command, so this one imports only when it is called.
 """
 
 

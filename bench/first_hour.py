@@ -5,6 +5,9 @@
 Commands that install use the package index; all others run on a host without a network, which needs root. README's data are
 elsewhere, so files of the same names stand in for them, and the default tokenizer for the one of the Hub. Prints a line for each
 page with its seconds; a command that fails, or prints something else than its page shows, ends the hour.
+
+Slurm, Docker and Kubernetes aren't needed. The page about Slurm is followed on this machine, without `NEED_SLURM`. Its profile, and
+the commands and files of the page about containers, are only checked: options by the commands' parsers, YAML by its schema.
 """
 
 import json
@@ -19,12 +22,21 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.child import ROOT
+from tests import test_deployments_folder
 from tests.flows.terminals import Terminal, lonely_host, started
 from tests.flows.test_readme import blocks
 from tests.flows.test_tutorials import STAYS, follow
 
 PAGES = ["start.md", "tutorial-pretrain.md", "tutorial-sft.md", "tutorial-rl.md", "tutorial-nightly.md"]
 """Pages that need no more than README installs."""
+
+NEED_SLURM = ['$ sinfo --format "%P %c %m %l"\nPARTITION CPUS MEMORY TIMELIMIT\n…\n', " --cluster slurm.yaml"]
+
+CHECKS = [
+    test_deployments_folder.test_the_profile_of_the_tutorial_makes_a_job_that_ends_in_time,
+    test_deployments_folder.test_commands_of_the_tutorial_about_compose_fit_the_file,
+    test_deployments_folder.test_commands_of_the_tutorial_about_kubernetes_fit_the_manifests,
+]
 
 STAND_INS = {
     "/data/web/": "web/",
@@ -50,11 +62,14 @@ def main() -> int:
         began = report("README: install", began)
         use(readme, Terminal(host, clone, folder / "home", COLUMNS="250", PATH=path))
         began = report("README: prepare and serve", began)
-        for page in PAGES:
+        for page, without in {**dict.fromkeys(PAGES, ()), "tutorial-slurm.md": NEED_SLURM}.items():
             work = folder / page
             work.mkdir()
-            follow(page, host, work, PATH=path)
+            follow(page, host, work, without, PATH=path)
             began = report(page, began)
+        for check in CHECKS:
+            check()
+        report("Slurm and containers: checks", began)
     return 0
 
 

@@ -100,7 +100,7 @@ Choices = TypeVar("Choices", bound=Strict)
 
 
 GIVEN = "settings"
-"""The name in messages for settings that don't come from a file."""
+"""The name in messages for settings that aren't from a file."""
 
 
 def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequence[str]) -> Settings:

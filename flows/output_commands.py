@@ -34,8 +34,8 @@ def verify(
 
     The next run of a preparation rebuilds damaged shards.
     """
+    from tokenmill.tasks.kit.parts import counted
     from tokenmill.tasks.nightly.versions import remedy_for
-    from tokenmill.tasks.report.summary import counted
     from tokenmill.tasks.report.verification import print_verification, verification_record, verified
     from tokenmill.tasks.shards.settings import ClusterSettings
     from tokenmill.tasks.train.job import is_training
@@ -174,7 +174,7 @@ def diff(
 
 def push(
     folder: Annotated[str, Parameter(help="Folder that a preparation wrote.")],
-    repository: Annotated[str, Parameter(help="Dataset repository on the hub, as ORG/NAME; created if missing.")],
+    repository: Annotated[str, Parameter(help="Dataset repository on the Hub, as ORG/NAME; created if missing.")],
     *,
     public: Annotated[
         bool, Parameter(negative="", help="Create or update a public repository; without this, it must be private.")
@@ -243,12 +243,13 @@ def prune(
     dry_run: Annotated[bool, Parameter(negative="", help="Count the shards and remove nothing.")] = False,
 ) -> dict[str, Any]:
     """Remove shards that no kept output uses."""
+    from tokenmill.tasks.kit.parts import counted
     from tokenmill.tasks.nightly.prune import leftovers, prune_record
     from tokenmill.tasks.nightly.prune import prune as prune_store
 
     found = (leftovers if dry_run else prune_store)(store, keep, grace_days * 86_400)
     terminal.print(
-        f"{len(found.removable):,} shards of {decimal(found.size)} {'would be removed' if dry_run else 'removed'}; "
+        f"{counted(len(found.removable), 'shard')} of {decimal(found.size)} {'would be removed' if dry_run else 'removed'}; "
         f"{found.young:,} are too young, {found.referenced:,} are referenced"
     )
     return prune_record(found, store, keep)

@@ -34,6 +34,7 @@ from prefect.states import Completed, Crashed, Failed
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.console import never_end_by_printing
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.renamed import renamed
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.executor import exit_if_imported
@@ -185,7 +186,7 @@ def _finished(record: dict[str, Any]) -> dict[str, Any]:
     made = next(iter(record.values())) if len(record) == 1 else None
     if not isinstance(made, dict) or not {"documents", "tokens", "shards"} <= made.keys():
         return record
-    tokens = f"{made['tokens']:,} tokens" if made["tokens"] else f"{made['documents']:,} documents"
+    tokens = counted(made["tokens"], "token") if made["tokens"] else counted(made["documents"], "document")
     shards = made["shards"]["total"]
     message = f"{tokens} in {shards:,} shard{'s' * (shards != 1)} → {join(made['path'], BLEND)}"
     return cast("dict[str, Any]", Completed(message=message, data=record))

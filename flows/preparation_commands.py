@@ -41,7 +41,7 @@ BlendPath = Annotated[
 def plan(
     blend: BlendPath,
     *overrides: Annotated[str, Parameter(help="Settings as key=value; see `tokenmill KIND --help`.")],
-    kind: Annotated[str, Parameter(help=f"Kind of preparation to plan: {', '.join(WORDS)}.")] = "pretrain",
+    kind: Annotated[str, Parameter(help=f"Preparation kind to plan: {', '.join(WORDS)}.")] = "pretrain",
     output_dir: OutputDir | None = None,
     format: Format = "table",  # noqa: A002 - the name of the option
     options: CommonOptions | None = None,
@@ -63,7 +63,7 @@ def mix(
     tokens: Annotated[
         int | None, Parameter(help="Tokens to train on, instead of the blend's own.", validator=Number(gte=1))
     ] = None,
-    kind: Annotated[str, Parameter(help=f"Kind of preparation: {', '.join(WORDS)}.")] = "pretrain",
+    kind: Annotated[str, Parameter(help=f"Preparation kind: {', '.join(WORDS)}.")] = "pretrain",
     output_dir: OutputDir | None = None,
     write: Annotated[
         str | None, Parameter(help="Folder for plain Megatron blends of a prepared blend, per phase.")
@@ -218,7 +218,7 @@ def choose(
     output_dir: OutputDir,
 ) -> dict[str, Any]:
     """Choose diverse rows without near-duplicates, and explain the choice."""
-    from tokenmill.tasks.report.summary import counted
+    from tokenmill.tasks.kit.parts import counted
     from tokenmill.tasks.score.choice import ChoiceSettings, choice_record, choose_rows
 
     settings = choices_of(ChoiceSettings, overrides)
@@ -226,8 +226,8 @@ def choose(
     record = choice_record(manifest)
     totals = manifest["totals"]
     terminal.print(
-        f"{totals['documents']:,} of {totals['rows']:,} rows chosen; why: {record['choice']['path']}/report.md"
+        f"{totals['documents']:,} of {counted(totals['rows'], 'row')} chosen; why: {record['choice']['path']}/report.md"
     )
     for reason, count in totals["dropped"].items():
-        terminal.print(f"  left out {counted(count, 'row')}: {reason}")
+        terminal.print(f"  skipped {counted(count, 'row')}: {reason}")
     return record

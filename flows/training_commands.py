@@ -156,7 +156,7 @@ def benchmark(
     record: Annotated[bool, Parameter(negative="", help="Keep the figures as the baseline.")] = False,
     compare: Annotated[bool, Parameter(negative="", help="Fail if a figure is worse than the baseline's.")] = False,
     threshold: Annotated[float, Parameter(help="Relative change that counts as worse.")] = 0.05,
-    baselines: Annotated[str, Parameter(help="Folder of baselines.")] = "baselines",
+    baselines: Annotated[str, Parameter(help="Baseline folder.")] = "baselines",
 ) -> dict[str, Any]:
     """Measure training speed over some steps: tokens per second, MFU, padding, time spent waiting for data, memory."""
     from tokenmill.tasks.train import benchmark as measure

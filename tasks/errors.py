@@ -6,6 +6,8 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
+from importlib.metadata import requires
+from shlex import quote
 from typing import Any
 
 CLOSE = 0.65
@@ -26,6 +28,12 @@ class PartlyFailedError(RunError):
     def __init__(self, message: str, record: Mapping[str, Any]) -> None:
         super().__init__(message)
         self.record = record
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs an extra's packages by their own names, which every index has."""
+    asked = [line.partition(";")[0].strip() for line in requires("tokenmill") or () if f'extra == "{extra}"' in line]
+    return f"pip install {' '.join(map(quote, asked))}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

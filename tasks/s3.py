@@ -104,7 +104,7 @@ EXPIRED = frozenset({
     "400", "403", "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken", "RequestTimeTooSkewed",
     "SignatureDoesNotMatch", "TokenRefreshRequired",
 })  # fmt: skip
-"""Codes of expired or wrong credentials; answers to HEAD come without a body, so their code is the status."""
+"""Codes of expired or wrong credentials; answers to HEAD lack a body, so their code is the status."""
 
 
 class S3(S3FileSystem):

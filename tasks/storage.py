@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Literal, cast
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
-from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.errors import InputError, pip_install
 from tokenmill.tasks.seal import unsealed
 
 ChangeDetection = Literal["hash", "mtime"]
@@ -178,7 +178,7 @@ def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
         found = fsspec.url_to_fs(uri, **_options(scheme))
     except ImportError as error:
         extra = EXTRAS.get(scheme)
-        remedy = f"install it with: pip install 'tokenmill[{extra}]'" if extra else str(error)
+        remedy = f"install it with: {pip_install(extra)}" if extra else str(error)
         raise InputError(f"{uri}: reading {scheme}:// needs a package that is not installed; {remedy}") from error
     except ValueError as error:
         raise InputError(f"{uri}: {error}; check the address and the environment of its credentials") from error

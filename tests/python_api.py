@@ -6,6 +6,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import tokenmill
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 from tokenmill.flows.from_python import parameters
@@ -24,6 +25,7 @@ from typing import Any, Literal, Protocol, TypedDict
 from pandas import DataFrame
 
 from tokenmill.tasks.dataset.dataset import Dataset
+from tokenmill.tasks.errors import InputError, RunError
 
 __all__ = {names}
 
@@ -54,7 +56,7 @@ def stub() -> str:
     tables: dict[str, str] = {}
     while missing := models.keys() - tables.keys():
         tables |= {name: _table(models[name], models) for name in sorted(missing)}
-    names = ", ".join(f'"{name}"' for name in sorted([*KINDS, "open", "dataframe"]))
+    names = ", ".join(f'"{name}"' for name in tokenmill.__all__)
     return HEAD.replace("{names}", f"[{names}]") + "".join(tables[name] for name in sorted(tables)) + functions
 
 

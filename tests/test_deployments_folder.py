@@ -347,6 +347,8 @@ def test_the_profile_of_the_tutorial_makes_a_job_that_ends_in_time():
     options = worker_options(script)
     assert (options["n_workers"], options["nthreads"], options["lifetime"]) == ("2", 1, "25m")
     assert {"#SBATCH -p cpu", "#SBATCH --cpus-per-task=2", "#SBATCH -t 00:30:00"} <= {*script.splitlines()}
+    (batch,) = [line for line in lines_of("tutorial-slurm.md") if line[0] == "sbatch"]
+    check_inside(shlex.split(batch[-1]))
 
 
 def check_inside(command):

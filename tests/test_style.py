@@ -37,79 +37,31 @@ PATTERNS = {
 
 CEILINGS = {
     "docs": {
-        "a clause as a noun": 0,
-        "a negated noun": 0,
-        "nothing as an object": 0,
-        "alone, by itself": 0,
-        "a genitive for a compound": 3,
-        "that of": 0,
+        "a genitive for a compound": 1,
         "software that speaks": 4,
-        "another": 0,
-        "stands, comes, stays": 0,
-        "-ever": 0,
-        "some 20": 0,
         "a training": 1,
-        "chained genitives": 0,
-        "left out": 0,
         "British spelling": 1,
-        "data set": 0,
     },
     "docstrings": {
-        "a clause as a noun": 1,
-        "a negated noun": 3,
-        "nothing as an object": 0,
-        "alone, by itself": 2,
-        "a genitive for a compound": 47,
-        "that of": 1,
-        "software that speaks": 9,
-        "another": 0,
-        "stands, comes, stays": 5,
+        "a genitive for a compound": 7,
+        "software that speaks": 5,
         "-ever": 31,
-        "some 20": 25,
+        "some 20": 24,
         "a training": 48,
-        "chained genitives": 156,
+        "chained genitives": 151,
         "left out": 31,
         "British spelling": 2,
-        "data set": 0,
     },
     "messages": {
-        "a clause as a noun": 0,
         "a negated noun": 2,
-        "nothing as an object": 1,
         "alone, by itself": 1,
-        "a genitive for a compound": 8,
-        "that of": 0,
         "software that speaks": 1,
-        "another": 0,
-        "stands, comes, stays": 0,
-        "-ever": 0,
-        "some 20": 0,
-        "a training": 0,
         "chained genitives": 1,
-        "left out": 2,
-        "British spelling": 0,
-        "data set": 0,
+        "left out": 1,
     },
-    "tests": {
-        "a clause as a noun": 7,
-        "a negated noun": 33,
-        "nothing as an object": 14,
-        "alone, by itself": 1,
-        "a genitive for a compound": 8,
-        "that of": 4,
-        "software that speaks": 17,
-        "another": 1,
-        "stands, comes, stays": 3,
-        "-ever": 29,
-        "some 20": 0,
-        "a training": 11,
-        "chained genitives": 6,
-        "left out": 16,
-        "British spelling": 5,
-        "data set": 29,
-    },
+    "tests": {},
 }
-"""How often each pattern may occur on a surface: lower it with the change that lowers the count."""
+"""How often a pattern may occur on a surface, 0 if it isn't listed: lower it with the change that lowers the count."""
 
 
 def docs():
@@ -163,7 +115,7 @@ SURFACES = {"docs": docs, "docstrings": docstrings, "messages": messages, "tests
 def test_counts_of_patterns_only_fall(surface):
     text = "\n".join(SURFACES[surface]())
     found = {name: len(re.findall(pattern, text, re.IGNORECASE)) for name, pattern in PATTERNS.items()}
-    over = {name: count for name, count in found.items() if count > CEILINGS[surface][name]}
+    over = {name: count for name, count in found.items() if count > CEILINGS[surface].get(name, 0)}
     assert over == {}, "rewrite them as docs/style.md shows"
 
 

@@ -48,7 +48,7 @@ def load_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
         return _anchored(_parsed(blend, "blend"), str(Path.cwd()))
     place = absolute(blend)
     if HUB_ID.fullmatch(blend) and not Path(place).parent.exists():
-        raise InputError(f"{place}: no such blend file; for a dataset of the hub, write hf://{blend}")
+        raise InputError(f"{place}: no such blend file; for a dataset of the Hub, write hf://{blend}")
     return _anchored(_parsed(_read_json(place), blend), place.rpartition("/")[0])
 
 
@@ -163,7 +163,7 @@ def from_page(url: str) -> str:
     page = HUB_PAGE.fullmatch(parts.path.removesuffix(".git"))
     if page is None:
         raise InputError(
-            f"{url}: isn't the page of a dataset or of its files; write hf://org/name, and 'subset' and 'split' beside it"
+            f"{url}: isn't the page of a dataset or of its files; write hf://org/name, and 'subset' and 'split' next to it"
         )
     revision = f"@{page['revision']}" if page["revision"] else ""
     return f"hf://{page['repository']}{revision}{unquote(page['inside'] or '')}"

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 from tokenmill.tasks.errors import InputError, nearest
-from tokenmill.tasks.shards.progress import explain_wait
+from tokenmill.tasks.shards.progress import explained
 from tokenmill.tasks.shards.store import remembered
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.tokenize.encoders import Encoder
@@ -184,17 +184,24 @@ def checked_renderer(
     return Checked(renderer, refused, [] if found.controls.written.ids else [warning])
 
 
+EXPLANATION = (
+    "check chat template: rendering and masking test conversations, once for each template and tokenizer in a store"
+)
+
+
 def remembered_check(question: Sequence[Any], store: str, check: Callable[[], dict[str, str]]) -> dict[str, str]:
     """The conversations that a check rejects; read from the store if the same `question` was checked before."""
     digest = hashlib.sha256(orjson.dumps(question, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
-    return remembered(join(store, "gates", f"{digest}.json"), dict[str, str], check)
+
+    def explained_check() -> dict[str, str]:
+        with explained(EXPLANATION):
+            return check()
+
+    return remembered(join(store, "gates", f"{digest}.json"), dict[str, str], explained_check)
 
 
 def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabulary) -> dict[str, str]:
     """The rejected probes with the reason. Raises InputError unless all others are correct."""
-    explain_wait(
-        "check chat template: rendering and masking test conversations, once for each template and tokenizer in a store"
-    )
     guarded = vocabulary.guarding(frozenset(controls.ids))  # also for whole texts, so that one tokenizer is loaded
     refused: dict[str, str] = {}
     for name, probe in PROBES.items():

@@ -340,7 +340,7 @@ UNREAD = (
     "reasoning_details",
     "thinking_blocks",
 )
-"""Keys of messages that have a meaning elsewhere; `refusal` is a model's text instead of an answer."""
+"""Keys of messages that have a meaning elsewhere; in `refusal`, a model explains why it doesn't answer."""
 
 BLOCKS = {"reasoning_details": "text", "thinking_blocks": "thinking"}
 """Keys of messages with reasoning in blocks (OpenRouter's, LiteLLM's), and the key of a block's text."""

@@ -134,7 +134,7 @@ def stand_ins(conversation: Conversation) -> Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The sequences of a shape: a conversation's values, the table of texts with them, and the layouts. `absent` are the
+    """The sequences of a shape: a conversation's values, the text table with them, and the layouts. `absent` are the
     tags and control tokens that the texts of a conversation must not contain.
     """
 

@@ -433,7 +433,7 @@ def _json(text: str, symbols: Sequence[Symbol], origin: Origin | None) -> str | 
 
 
 class _Reordered(NodeTransformer):
-    """`'<' in text and ('<a>' in text or '<b>' in text)` asks the exact questions first, so that `<` is no tag.
+    """`'<' in text and ('<a>' in text or '<b>' in text)` asks the exact questions first, so that `<` isn't a tag.
 
     Only searches of one variable for constants change places; they don't have side effects and never raise.
     """

@@ -85,7 +85,7 @@ class Dataset(ShardIndex):
 
     @cached_property
     def _published(self) -> list[Part]:
-        """The row files, and the leading packs of groups that weights read only in part."""
+        """Row files, and the leading packs in groups that weights read only in part."""
         found: list[Part] = []
         for place in (join(self.path, file["path"]) for file in self.manifest["files"]):
             if LEADING.fullmatch(place):

@@ -57,7 +57,7 @@ class Location:
 class Fate:
     """The result of a preparation of `type` in the folder `path` for a source row.
 
-    `line` counts from 1 in `file`, `row` from 0 among the rows of shard `key`, which was made from the slice from `start` to `stop`
+    `line` counts from 1 in `file`, `row` from 0 in shard `key`, which was made from the slice from `start` to `stop`
     of the file, and from other files if it is a bundle. A kept row has a `document` id, a `split`, a `part` of the shard, and `places`. `reason` is why a row was dropped, or its
     tag; it is None for a dropped row if it isn't recorded; `detail` then has the remedy.
     """

@@ -207,7 +207,7 @@ def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[ShardPart
         if dataset in {None, part.dataset}:
             parts.setdefault((part.key, part.name), part)
     if not parts:
-        raise InputError("there is nothing to view, because the shards are empty; see the drops in the manifest")
+        raise InputError("the shards are empty, so rows can't be shown; see the drops in the manifest")
     return list(parts.values())
 
 

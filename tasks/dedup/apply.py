@@ -217,7 +217,7 @@ DUPLICATES = pa.array(REASONS[:2])
 
 @dataclass(frozen=True, slots=True)
 class Deduplicated:
-    """The shards after deduplication, in order; the files of dropped and kept rows, with their places in the store; and the
+    """The shards after deduplication, in order; files with dropped and kept rows, and their places in the store; and the
     facts: the number of documents by outcome, and the evaluations. `marked` is the plan that made them, if any had rows.
     """
 
@@ -228,7 +228,7 @@ class Deduplicated:
 
 
 def document_slices(normalized: Sequence[Finished], store: Store) -> list[DocumentSlice]:
-    """Return the non-empty rows of normalized shards, as documents."""
+    """Return the non-empty rows in normalized shards, as documents."""
     slices: list[DocumentSlice] = []
     for item in normalized:
         (rows,) = (output for output in item.receipt.outputs if output.path == FILE)

@@ -70,7 +70,7 @@ VERIFIED = pa.schema({"better": pa.int64(), "worse": pa.int64(), "jaccard": pa.f
 
 @dataclass(frozen=True, slots=True)
 class NearFiles:
-    """Write the files of one slice: bands, partitioned by key; shingles and units, each in one partition."""
+    """Write the files for one slice: bands, partitioned by key; shingles and units, each in one partition."""
 
     bands: PartitionedFile
     shingles: PartitionedFile
@@ -303,7 +303,7 @@ def _chunks(numbers: np.ndarray, buckets: np.ndarray, sizes: np.ndarray) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class _Links:
-    """Similar rows of buckets: `better` and `worse`, int64, with their `jaccard`, float64; and the rows (`unseen`, int64)
+    """Similar rows in buckets: `better` and `worse`, int64, with their `jaccard`, float64; and the rows (`unseen`, int64)
     that were not compared with all of their bucket.
     """
 
@@ -314,7 +314,7 @@ class _Links:
 
 
 def _compared(sets: Sets, places: np.ndarray, numbers: np.ndarray, bounds: np.ndarray, threshold: float) -> Compared:
-    """Compare the rows of several buckets, `[bounds[i], bounds[i + 1])`, the best first, with their sets at `places`."""
+    """Compare the rows in several buckets, `[bounds[i], bounds[i + 1])`, the best first, with their sets at `places`."""
     sizes = np.diff(bounds)
     small = sizes <= min(SMALL_BUCKET, COMPARED + 1)
     found = [_links_of_small(sets, places, *some, threshold) for some in _batches(bounds[:-1][small], sizes[small])]
@@ -352,7 +352,7 @@ def _links_of_small(sets: Sets, places: np.ndarray, starts: np.ndarray, sizes: n
 
 
 def _links_of_large(sets: Sets, places: np.ndarray, start: int, threshold: float) -> _Links:
-    """Compare the rows of one large bucket, which begins at row `start`."""
+    """Compare the rows in one large bucket, which begins at row `start`."""
     members = _possible(sets.of(places), threshold)
     links = np.zeros(len(members), np.int64)
     better, worse, jaccard = [NONE], [NONE], [np.empty(0)]

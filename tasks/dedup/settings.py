@@ -1,4 +1,4 @@
-"""Settings of deduplication, and their recipes.
+"""Deduplication settings, and their recipes.
 
 `DedupChoices` is part of the settings of a Harmony normalization; `DedupSettings` are for a blend of text.
 """

@@ -12,6 +12,7 @@ from typing import Any
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.dedup.apply import require_text_in_first
 from tokenmill.tasks.dedup.kind import inspect_rows, rows_layout
+from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.shards.kind import Kind, Planned, Release, Stage
 from tokenmill.tasks.shards.plan import Finished
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
@@ -95,7 +96,7 @@ class Filter(Kind[FilterSettings, FilterFound]):
 
     def summary(self, manifest: Mapping[str, Any]) -> Sequence[str]:
         return [
-            f"personal data, {name}: {found['found']:,} in {found['documents']:,} documents"
+            f"personal data, {name}: {found['found']:,} in {counted(found['documents'], 'document')}"
             for name, found in manifest.get("personal", {}).items()
         ]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tokenmill.tasks.errors import InputError, RunError, nearest
+from tokenmill.tasks.errors import InputError, RunError, nearest, pip_install
 from tokenmill.tasks.storage import absolute, is_local
 from xxhash import xxh3_128
 
@@ -81,9 +81,7 @@ def _load(path: str) -> Any:  # noqa: ANN401 - fastText has no types
     try:
         import fasttext
     except ImportError as error:
-        raise InputError(
-            "language and classifiers need fastText; pip install -c constraints.txt '.[filter]'"
-        ) from error
+        raise InputError(f"language and classifiers need fastText: {pip_install('filter')}") from error
     try:
         return fasttext.load_model(path)
     except ValueError as error:

@@ -60,7 +60,7 @@ class Decided:
 
 
 def filter_shard(shard: PlannedShard, store: Store, paths: Mapping[str, str], on_bad_row: OnBadRow) -> Receipt:
-    """Build one shard of rows that pass; `paths` are those of the models, by the hash of their content.
+    """Build one shard of rows that pass; `paths` are the model paths, by content hash.
 
     Raises BadRowError for a bad row if the policy is `fail`, RunError if the source or a model has changed since the plan.
     """

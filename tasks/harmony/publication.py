@@ -38,7 +38,7 @@ class Beside:
     """The files published next to the rows.
 
     `derived` are shards built from the rows, `folders` the target folders of their parts. `files` are files of the store with
-    their paths in the output folder, `documents` the contents of small files, `header` goes into the manifest.
+    their paths in the output folder, `documents` the contents of small files, `header` is part of the manifest.
     """
 
     derived: Sequence[Finished] = ()

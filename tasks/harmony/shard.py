@@ -48,7 +48,7 @@ CHECKED_CHARACTERS = 1000
 """Of rows with more characters, fewer are sampled for the reference, so that a sample costs the same whatever their length."""
 
 GROUP_CHARACTERS = 8 << 20
-"""A row group ends after this many characters; the records of one more batch may follow."""
+"""A row group ends after this many characters, or up to a batch later."""
 
 Row = dict[str, Any]
 Accepted = tuple[ValidText, Row]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
+from tokenmill.tasks.kit.parts import counted
 
 from .parts import Cell, Chart, Mark, number, shortened
 
@@ -168,7 +169,7 @@ def _cells(places: np.ndarray, size: float) -> list[Mark]:
                 "x": f"{4 + column * wide:.1f}", "y": f"{18 + row * wide:.1f}", "width": f"{wide:.1f}",
                 "height": f"{wide:.1f}", "opacity": f"{0.15 + 0.85 * np.log1p(counts[column, row]) / most:.2f}",
             },
-            title=f"{int(counts[column, row]):,} rows", series=0,
+            title=counted(int(counts[column, row]), "row"), series=0,
         )
         for column, row in np.argwhere(counts).tolist()
     ]  # fmt: skip

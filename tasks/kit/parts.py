@@ -24,6 +24,11 @@ def number(value: Cell) -> str:
     return f"{value:,.3g}" if isinstance(value, float) else value
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 shard`, `2 shards`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def share(part: float, whole: float) -> str:
     """A part as a percentage of a whole."""
     return f"{part / whole:.1%}" if whole else "-"

@@ -1,4 +1,4 @@
-"""Console tables if they fit, and otherwise a line for each row with the name of every value."""
+"""Console tables if they fit, and otherwise a line for each row with each value's name."""
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console

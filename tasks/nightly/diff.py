@@ -79,7 +79,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class SliceUnit:
-    """The rows in one source slice: `rows` rows of shard number `shard`, from row `first` on."""
+    """The rows in one source slice: `rows` rows in shard number `shard`, from row `first` on."""
 
     shard: int
     file: str

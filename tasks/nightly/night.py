@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.dataset.fates import FOLLOWED
+from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import published_manifest
 from tokenmill.tasks.shards.settings import PreparationSettings
@@ -164,4 +165,4 @@ def failures(outcomes: Sequence[Outcome]) -> str:
     if not failed:
         return ""
     named = "; ".join(f"{outcome.blend.name}: {outcome.error}" for outcome in failed)
-    return f"{len(failed)} of {len(outcomes)} blends failed, all others are up to date: {named}"
+    return f"{len(failed)} of {counted(len(outcomes), 'blend')} failed, all others are up to date: {named}"

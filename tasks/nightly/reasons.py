@@ -138,7 +138,7 @@ def _published_files(manifest: Mapping[str, Any]) -> Files:
 
 
 def _files(slices: Iterable[tuple[str, str, int, int, str, str]]) -> Files:
-    """Return the files of slices, given as dataset, URI, start, stop, format and content."""
+    """Return the files that contain slices, given as dataset, URI, start, stop, format and content."""
     found: defaultdict[str, dict[str, _File]] = defaultdict(dict)
     for dataset, uri, start, stop, kind, content in slices:
         file = found[dataset].setdefault(uri, _File(row_groups=FORMATS[kind].columnar))

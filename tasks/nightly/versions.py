@@ -166,7 +166,7 @@ def _version_folders(output_dir: str) -> list[str]:
 
 
 def folders_in(place: str) -> list[str]:
-    """Return the names of folders, and of links to folders, in a folder; empty if it does not exist."""
+    """Return the subfolder names, and names that link to folders, in a folder; empty if it does not exist."""
     system, path = filesystem(place)
     system.invalidate_cache()
     try:

@@ -23,6 +23,7 @@ from tokenmill.tasks.chat.programs import ProgramError
 from tokenmill.tasks.chat.sequences import SplitTurns
 from tokenmill.tasks.chat.shapes import given_of, shape_name
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.shards.kind import Kind, Planned, Release, Stage
 from tokenmill.tasks.shards.plan import WHOLE, Finished, Plan, PlannedShard
 from tokenmill.tasks.shards.planning import held_out, places, plan_shards, require_no
@@ -186,27 +187,29 @@ def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
         f"{split} {before[split]:,} and {found['packs'].get(split, {'packs': 0})['packs']:,}" for split in before
     )
     lines += [f"packs prepared, and published by sampling={manifest['settings']['sampling']}: {said}"] if said else []
-    return lines + [EXCLUDED[name].format(count) for name, count in found["left_out"].items()]
+    for name, count in found["left_out"].items():
+        noun, fate = EXCLUDED[name]
+        lines.append(f"{counted(count, noun)} {fate}")
+    return lines
 
 
 COUNTED = ("packs", "sequences", "tokens", "padding", "loss_tokens")
 """The counts of packs."""
 
 EXCLUDED = {
-    "truncated": "{:,} conversations have a sequence that is cut to the size of a pack",
-    "oversize_sequences": "{:,} sequences are longer than a pack and excluded",
-    "nothing_trained_in_pack_sequences": "{:,} sequences are excluded, because everything before their cut is masked",
-    "straddled_tokens": "{:,} tokens cross a boundary of the loss and are not trained on",
-    "flagged_messages": "{:,} messages are excluded from training by the data, in whole or in part",
+    "truncated": ("conversation", "with a sequence that is cut to the size of a pack"),
+    "oversize_sequences": ("sequence", "longer than a pack, excluded"),
+    "nothing_trained_in_pack_sequences": ("sequence", "with only masked tokens before the cut, excluded"),
+    "straddled_tokens": ("token", "across a boundary of the loss, not trained on"),
+    "flagged_messages": ("message", "excluded from training by the data, in whole or in part"),
 }
-"""The facts of shards about masked tokens, and their lines."""
+"""The facts of shards about masked tokens: the counted noun, and the rest of the line."""
 
 
 def _sentence(split: str, facts: Mapping[str, int], pack_size: int) -> str:
     full = (facts["tokens"] + facts["padding"]) / (facts["packs"] * pack_size)
     return (
-        f"{split}: {facts['packs']:,} pack{'s' * (facts['packs'] != 1)} of {facts['sequences']:,} "
-        f"sequence{'s' * (facts['sequences'] != 1)}, {full:.2%} full, "
+        f"{split}: {counted(facts['packs'], 'pack')} of {counted(facts['sequences'], 'sequence')}, {full:.2%} full, "
         f"{facts['loss_tokens'] / facts['tokens']:.1%} of the tokens trained on"
     )
 
@@ -242,7 +245,7 @@ class FineTuning(Kind[SftSettings, SftFound]):
         if settings.pad_seq_to_mult > 1 and vocabulary.eos is None:
             raise InputError(
                 f"pad_seq_to_mult={settings.pad_seq_to_mult}: sequences are padded with EOS, and {settings.tokenizer.model!r} "
-                "does not name its EOS token; set eos_token in a tokenizer_config.json beside it"
+                "does not name its EOS token; set eos_token in a tokenizer_config.json next to it"
             )
         checked = checked_format(settings, vocabulary, settings.policy, store.place)
         chats: dict[bytes, Format] = {}

@@ -10,8 +10,8 @@ such as those that a shard of 256 MB holds out, each separately and in groups:
     4096        99.997 %   99.993 %   99.6 %        99.99 %
     294,912     99.99 %    99.8 %     75 %          99.5 %
 
-Packs are their own kind of shard, `STORE/packs/<key>/`, and their key is the hash of their members and of the settings of
-packing. A different pack size reads and packs the stored sequences again, without rendering or encoding: about 30 M tokens per second
+Packs are shards in `STORE/packs/<key>/`, and their key is the hash of their members and of the packing
+settings. A different pack size reads and packs the stored sequences again, without rendering or encoding: about 30 M tokens per second
 and core, most of it for Parquet. A dataset that grows packs only its last group again. The sequences are kept.
 """
 

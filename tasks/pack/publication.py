@@ -162,7 +162,7 @@ def _numbers(held: _Held) -> dict[DataSet, list[PackedFile]]:
 
 
 def _place(output_dir: str, store: Store, folder: _Folder) -> list[Output]:
-    """Put the files of one split into its folder; return the newly written files."""
+    """Put the files for one split into its folder; return the newly written files."""
     sources = {place: store.path(file.item.key, file.output) for place, file in folder.items()}
     place_files([(sources[place], join(output_dir, place)) for place, file in folder.items() if not file.leading])
     return [

@@ -3,7 +3,7 @@
 A trainer reads every file in a folder once per epoch, so the weights of a blend are realized by the contents of the folder.
 Shares are counted in tokens. `down` doesn't repeat packs: the dataset with the fewest tokens for its weight is used whole, the
 others in part. `up` doesn't omit packs: the dataset with the most tokens for its weight is used once, the others more often. `none`
-publishes every file once. A share is made of whole files and the leading packs of one more, so it is off by at most half a
+publishes every file once. A share is made of whole files and the leading packs in one more, so it is off by at most half a
 pack: 2 % of 25 packs, 0.002 % of a hundred million tokens in packs of 4096.
 """
 
@@ -37,7 +37,7 @@ Held = Mapping[DataSet, Sequence[PackedFile]]
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A draw from one dataset: `copies` of each file, and the leading packs of file number `cut` that are closest to
+    """A draw from one dataset: `copies` of each file, and the leading packs in file number `cut` that are closest to
     `rest` tokens, if `rest` is not 0.
     """
 

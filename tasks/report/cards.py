@@ -4,7 +4,7 @@
     croissant.json         Croissant 1.1 (JSON-LD): files, columns, license, and the sources of the data
     training-summary.md    on request: the public summary of training content that the European Commission's template asks for
 
-Every number comes from the manifest and the published files, and `verify` makes the cards again and compares. Facts that only the
+Every number is computed from the manifest and the published files, and `verify` makes the cards again and compares. Facts that only the
 publisher of the data or the provider of a model knows are left blank, and marked so. A local source is named without its folder.
 Croissant names the sources of sources too, as far as their
 preparations are still here; `verify` does not need those.
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.dataset.dataset import Part, dataset_name, in_order
 from tokenmill.tasks.kit import html
-from tokenmill.tasks.kit.parts import Table
+from tokenmill.tasks.kit.parts import Table, counted
 from tokenmill.tasks.shards.kinds import KINDS
 from tokenmill.tasks.shards.manifest import BLENDS, entry_files, join_published, read_manifest
 from tokenmill.tasks.shards.publication import QUARANTINE
@@ -38,7 +38,7 @@ from xxhash import xxh3_128_hexdigest
 
 from .measured import Measured, lines_of, measured, sources_of
 from .registry import DEEPEST, publisher
-from .summary import amount, counted
+from .summary import amount
 
 CARD, CROISSANT, SUMMARY = "README.md", "croissant.json", "training-summary.md"
 

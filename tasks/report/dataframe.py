@@ -11,7 +11,7 @@ import numpy as np
 from tokenmill.tasks.dataset.dataset import open_dataset
 from tokenmill.tasks.dataset.parts import ShardPart, parts_of
 from tokenmill.tasks.dataset.stored import PADDING, Row
-from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.errors import InputError, nearest, pip_install
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -33,7 +33,7 @@ def dataframe(output_dir: str | PathLike[str], rows: Rows = "documents") -> "Dat
     try:
         from pandas import DataFrame
     except ImportError as error:
-        raise InputError("dataframe needs pandas; install it with: pip install 'tokenmill[pandas]'") from error
+        raise InputError(f"dataframe needs pandas; install it with: {pip_install('pandas')}") from error
     data = open_dataset(output_dir)
     if rows == "shards":
         return DataFrame([_shard(entry) for entry in data.entries])

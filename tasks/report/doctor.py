@@ -19,6 +19,7 @@ from typing import Any, Literal
 import psutil
 from huggingface_hub import get_token
 from rich.console import Console
+from tokenmill.tasks.errors import pip_install
 from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.storage import absolute, is_local
@@ -116,8 +117,8 @@ def _prefect(server: str | None) -> Check:
 def _hub_token() -> Check:
     needed = "tokenmill push, and private or gated datasets and tokenizers"
     if get_token():
-        return Check("hub token", "ok", "found; it was not tried", needed)
-    return Check("hub token", "optional", "none", needed, "set HF_TOKEN, or run hf auth login")
+        return Check("Hub token", "ok", "found; it was not tried", needed)
+    return Check("Hub token", "optional", "none", needed, "set HF_TOKEN, or run hf auth login")
 
 
 def _cuda() -> Check:
@@ -140,7 +141,7 @@ def _packages() -> Iterator[Check]:
         try:
             yield Check(name, "ok", version(name), needed)
         except PackageNotFoundError:
-            yield Check(name, "optional", "not installed", needed, f"pip install -c constraints.txt '.[{extra}]'")
+            yield Check(name, "optional", "not installed", needed, pip_install(extra))
 
 
 def _tokenizer(model: str) -> Check:

@@ -357,7 +357,7 @@ def _without_none(counts: Mapping[str | None, int]) -> Counter[str]:
 
 
 def _stated_in_lines(file: Part) -> dict[str, Counter[str]]:
-    """Return the same for the first rows of JSON Lines."""
+    """Return the same for the first JSON Lines rows."""
     found: dict[str, Counter[str]] = {}
     for row in map(orjson.loads, lines_of(file)):
         for name in NAMED:

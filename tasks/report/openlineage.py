@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from tokenmill.tasks.blend.models import listed_sources
-from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.errors import InputError, RunError, pip_install
 from tokenmill.tasks.storage import absolute
 
 NAMESPACE, PRODUCER = "tokenmill", "https://pypi.org/project/tokenmill"
@@ -34,7 +34,7 @@ def tell(manifest: Mapping[str, Any], output_dir: str) -> None:
         from openlineage.client import OpenLineageClient
     except ImportError as error:
         raise InputError(
-            "an OPENLINEAGE_ variable is set, but the client is not installed: pip install 'tokenmill[openlineage]', or unset it"
+            f"an OPENLINEAGE_ variable is set, but the client isn't installed: {pip_install('openlineage')}, or unset it"
         ) from error
     try:
         client = OpenLineageClient()

@@ -19,7 +19,7 @@ from tokenmill.tasks.dataset.dataset import dataset_name, in_order
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.kit import html
 from tokenmill.tasks.kit.charts import bars, columns, flow
-from tokenmill.tasks.kit.parts import Block, Cell, Code, Excerpt, Items, Table, Text, share
+from tokenmill.tasks.kit.parts import Block, Cell, Code, Excerpt, Items, Table, Text, counted, share
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.manifest import THREADS
 from tokenmill.tasks.shards.publish import Output, publish_bytes
@@ -30,7 +30,7 @@ from tokenmill.tasks.threads import in_threads
 
 from .cards import NOT_STATED, card_problems, digest, licence_rows, publish_cards, stated_rows
 from .measured import ROW, Measured, drops_by_file, measured, sources_of
-from .summary import PAGE, amount, counted, follows_weights, not_read, warnings
+from .summary import PAGE, amount, follows_weights, not_read, warnings
 
 MOST_FILES = 10
 """Files and shards in the tables of the worst."""
@@ -477,7 +477,7 @@ def leave_report(
         publish_cards(run)
     except (InputError, RunError, OSError, ValueError, LookupError, ArithmeticError) as error:  # from any data
         warn(
-            f"{join(output_dir, PAGE)}: no report was written ({type(error).__name__}: {error}); the data are published; "
+            f"{join(output_dir, PAGE)}: no report was written ({type(error).__name__}: {error}), but the data are published; "
             f"try again with: tokenmill report {output_dir}"
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
-from tokenmill.tasks.kit.parts import Cell, Table
+from tokenmill.tasks.kit.parts import Cell, Table, counted
 from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.shards.first_rows import FirstRows
 from tokenmill.tasks.shards.kind import Planned
@@ -18,7 +18,7 @@ from tokenmill.tasks.shards.manifest import identities, published_manifest
 from tokenmill.tasks.shards.plan import Finished, PlannedShard, reasons
 from tokenmill.tasks.shards.planning import held_out
 
-from .summary import counted, epochs_of, input_lines, unread_fields
+from .summary import epochs_of, input_lines, unread_fields
 
 BYTES_PER_TOKEN = 4.0
 """Bytes per token of English web text with a large vocabulary (code, other languages: 2.5 to 4); used if nothing is built."""

@@ -43,6 +43,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import DatasetInfo
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.seal import unsealed
 from tokenmill.tasks.shards.manifest import (
     BLEND,
@@ -273,7 +274,7 @@ def _checked(api: HfApi, repository: str, info: DatasetInfo, *, public: bool) ->
     if private and public:
         raise InputError(
             f"hf://{repository}: is private, and pushing does not change that; remove --public, or make it public "
-            "in its settings on the hub"
+            "in its settings on the Hub"
         )
     return Target(api, repository, private, info.sha, frozenset(each.rfilename for each in info.siblings or []))
 
@@ -364,7 +365,7 @@ def _require_complete(target: Target, parcel: Parcel, commit: str) -> None:
     found = {each.rfilename: each.size for each in info.siblings or []}
     if lost := [name for name, size in parcel.sizes.items() if found.get(name) != size]:
         raise RunError(
-            f"{target.uri}@{commit}: the hub skipped {len(lost)} files, {lost[0]} among them; remove .gitignore "
+            f"{target.uri}@{commit}: the Hub skipped {len(lost)} files, {lost[0]} among them; remove .gitignore "
             "from the repository, then push again"
         )
 
@@ -414,7 +415,7 @@ def _as_ours(
         return InputError(f"{where}: HF_HUB_OFFLINE is set; unset it to push")
     if isinstance(error, (TransportError, ConnectionError)):
         return RunError(
-            f"{where}: the hub cannot be reached ({error}); check the network and HF_ENDPOINT, then push again to continue"
+            f"{where}: the Hub cannot be reached ({error}); check the network and HF_ENDPOINT, then push again to continue"
         )
     return _refusal(where, error.response.status_code, " ".join((error.server_message or str(error)).split()))
 
@@ -426,8 +427,8 @@ def _refusal(where: str, status: int, message: str) -> InputError | RunError:
     if status in PASSING:
         return RunError(f"{where}: {PASSING[status]}: {message}")
     if status >= SERVER_ERRORS:
-        return RunError(f"{where}: the hub failed with {status}; push again to continue: {message}")
-    return RunError(f"{where}: the hub rejected the push ({status}); fix the cause, then push again: {message}")
+        return RunError(f"{where}: the Hub failed with {status}; push again to continue: {message}")
+    return RunError(f"{where}: the Hub rejected the push ({status}); fix the cause, then push again: {message}")
 
 
 def push_record(parcel: Parcel, target: Target, commit: str | None) -> dict[str, Any]:
@@ -450,7 +451,7 @@ def print_plan(parcel: Parcel, target: Target, stale: Sequence[str], console: Co
     state = f"which is {visibility}" if target.head else f"which would be created, {visibility}"
     commits = len(_batches(parcel))
     console.print(
-        f"{len(parcel.sizes):,} files, {sum(parcel.sizes.values()) / 1e6:,.1f} MB, would go to {target.uri}, {state}"
+        f"{counted(len(parcel.sizes), 'file')}, {sum(parcel.sizes.values()) / 1e6:,.1f} MB, would go to {target.uri}, {state}"
         + (f", in {commits} commits" if commits > 1 else ""),
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
@@ -459,7 +460,7 @@ def print_plan(parcel: Parcel, target: Target, stale: Sequence[str], console: Co
 def print_pushed(parcel: Parcel, target: Target, commit: str, console: Console) -> None:
     """Print the pushed files, and the repository."""
     console.print(
-        f"✓ {len(parcel.sizes):,} files, {sum(parcel.sizes.values()) / 1e6:,.1f} MB, "
+        f"✓ {counted(len(parcel.sizes), 'file')}, {sum(parcel.sizes.values()) / 1e6:,.1f} MB, "
         f"{'private' if target.private else 'public'}: {target.uri}@{commit}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip

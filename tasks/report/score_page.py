@@ -16,7 +16,7 @@ from pyarrow import compute
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit import html
 from tokenmill.tasks.kit.charts import bars, cloud, columns
-from tokenmill.tasks.kit.parts import Block, Chart, Table, Text
+from tokenmill.tasks.kit.parts import Block, Chart, Table, Text, counted
 from tokenmill.tasks.score.embed import read_embeddings
 from tokenmill.tasks.select.scores import ROW_ID, ScoreFolder, score_folder, with_scores
 from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
@@ -46,7 +46,7 @@ Sections = dict[str, Sequence[Block]]
 
 @dataclass(frozen=True, slots=True)
 class RowsFolder:
-    """A published folder of Harmony rows: its path, its row files, and the files for each pool, in order of pools."""
+    """A published folder with Harmony rows: its path, its row files, and the files for each pool, in order of pools."""
 
     place: str
     files: Sequence[str]
@@ -142,7 +142,7 @@ def _histograms(groups: Sequence[str], values: np.ndarray, owners: np.ndarray) -
     labels = [f"{edge:.3g}" for edge in edges[:-1]]
     for group in _largest(owners, MAX_HISTOGRAMS):
         own = values[owners == group]
-        title = f"{groups[group]}: {len(own):,} rows, median {np.median(own):.3f}"
+        title = f"{groups[group]}: {counted(len(own), 'row')}, median {np.median(own):.3f}"
         yield columns(title, np.histogram(own, edges)[0].tolist(), labels, "rows")
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from tokenmill.tasks.dataset.dataset import Dataset, open_dataset
 from tokenmill.tasks.dataset.fates import Location, Read
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.kit.parts import visible_line
+from tokenmill.tasks.kit.parts import counted, visible_line
 from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.train.events import TrainStep
 from tokenmill.tasks.train.history import history_of
@@ -292,7 +292,7 @@ def find_record(path: str, found: Sequence[Found]) -> dict[str, Any]:
 def describe_step(shown: ShownStep) -> str:
     """One line about a step."""
     count, found = len(shown.view.packs), shown.metrics
-    samples = f"{shown.samples:,} samples" if count == shown.samples else f"{count:,} of {shown.samples:,} samples"
+    samples = ("" if count == shown.samples else f"{count:,} of ") + counted(shown.samples, "sample")
     trained = f", loss {found.loss:.4f}, gradient norm {found.gradient_norm:.4f}" if found else ""
     return f"step {shown.step:,}: {samples}{trained}"
 

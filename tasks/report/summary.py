@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
 from tokenmill.tasks.blend.models import SPLITS, listed_sources
-from tokenmill.tasks.kit.parts import Table, table_lines
+from tokenmill.tasks.kit.parts import Table, counted, table_lines
 from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.storage import join
@@ -30,12 +30,7 @@ def next_commands(manifest: Mapping[str, Any], output_dir: str) -> list[str]:
     """The commands to run next, as a shell takes them."""
     place = quote(output_dir)
     steps = preparation(manifest["type"]).next_steps.format(place, manifest=manifest)
-    return [f"tokenmill verify {place}", *steps.split("\n")]
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 shard`, `2 shards`."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    return [f"tokenmill verify {place}", *steps.splitlines()]
 
 
 def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
@@ -143,7 +138,7 @@ def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
     """The summary as Markdown, for the Prefect UI."""
     totals, shards = manifest["totals"], manifest["volatile"]["shards"]
     lines = [
-        f"**{amount(totals)}** from {totals['rows']:,} rows, published in `{output_dir}`.",
+        f"**{amount(totals)}** from {counted(totals['rows'], 'row')}, published in `{output_dir}`.",
         "",
         f"Built {counted(shards['built'], 'shard')}, reused {shards['reused']:,}.",
         "",

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
+from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.shards.executor import RunAll
 from tokenmill.tasks.shards.kind import Kind
 from tokenmill.tasks.shards.kinds import kind_of
@@ -16,8 +17,6 @@ from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import Inspect, Verification, verify
 from tokenmill.tasks.storage import absolute
-
-from .summary import counted
 
 MOST_PROBLEMS = 50
 

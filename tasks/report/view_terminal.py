@@ -9,7 +9,7 @@ from rich.rule import Rule
 from rich.table import Table as RichTable
 from rich.text import Text
 from tokenmill.tasks.dataset.stored import PADDING
-from tokenmill.tasks.kit.parts import Table, visible, visible_line
+from tokenmill.tasks.kit.parts import Table, counted, visible, visible_line
 from tokenmill.tasks.kit.terminal import print_table
 
 from .view import Pack, Passage, SubSequence, View
@@ -66,13 +66,13 @@ def describe_pack(pack: Pack) -> str:
     sample = "" if pack.sample is None else f"sample {pack.sample + 1}, "
     place = visible_line(f"{sample}{pack.dataset}: row {pack.row + 1:,} of {pack.file}")
     if pack.fill is None:
-        return f"{place}: {pack.tokens:,} tokens"
+        return f"{place}: {counted(pack.tokens, 'token')}"
     return f"{place}: {pack.tokens:,} of {pack.pack_size:,} tokens ({pack.fill:.1%}), {pack.padding:,} of them padding"
 
 
 def describe_sequence(sequence: SubSequence) -> str:
     """One line about a sub-sequence: its source and its share of trained tokens."""
-    place = f"{sequence.tokens:,} tokens" + (f" from token {sequence.offset + 1:,} on" if sequence.offset else "")
+    place = counted(sequence.tokens, "token") + (f" from token {sequence.offset + 1:,} on" if sequence.offset else "")
     return f"{visible_line(_source(sequence))}: {place}, {sequence.trained:,} trained on"
 
 
@@ -86,4 +86,4 @@ def _source(sequence: SubSequence) -> str:
 
 def describe_padding(passage: Passage) -> str:
     """The label of padding."""
-    return f"{passage.tokens:,} tokens"
+    return counted(passage.tokens, "token")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.tasks.blend.models import listed_sources
-from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.errors import InputError, RunError, pip_install
 from tokenmill.tasks.shards.manifest import BLEND, MANIFEST
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
@@ -40,9 +40,7 @@ def log_preparation(manifest: Mapping[str, Any], output_dir: str) -> None:
         import wandb
         from wandb.errors import Error as WandbError
     except ImportError as error:
-        raise InputError(
-            f"{PROJECT} is set, but wandb is not installed: pip install 'tokenmill[wandb]', or unset it"
-        ) from error
+        raise InputError(f"{PROJECT} is set, but wandb isn't installed: {pip_install('wandb')}, or unset it") from error
     try:
         _log(wandb, manifest, output_dir)
     except (WandbError, OSError) as error:

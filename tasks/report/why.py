@@ -18,7 +18,7 @@ from tokenmill.tasks.dataset.duplicates import source_rows
 from tokenmill.tasks.dataset.fates import Fate, Location, Read, fate_of
 from tokenmill.tasks.dataset.parts import DocumentId
 from tokenmill.tasks.errors import InputError, RunError, closest
-from tokenmill.tasks.kit.parts import visible_line
+from tokenmill.tasks.kit.parts import counted, visible_line
 from tokenmill.tasks.storage import absolute
 
 Story = list[Fate]
@@ -64,7 +64,7 @@ class Follower:
         stories = list(self._stories(self._output, file, line))
         if not stories:
             rows = self._rows(self._output, file)
-            raise InputError(f"{option}: {file} has only {rows:,} rows, so line {line:,} doesn't exist")
+            raise InputError(f"{option}: {file} has only {counted(rows, 'row')}, so line {line:,} doesn't exist")
         return stories
 
     def of_document(self, document: str) -> list[Story]:
@@ -82,8 +82,8 @@ class Follower:
             row = output.source_row(shards[0], wanted.part, row) if row < documents else entry["rows"]
         if row >= entry["rows"]:
             raise InputError(
-                f"--doc: {document!r}: shard {entry['key']} doesn't have this document; it has {entry['rows']:,} rows and "
-                f"{entry['documents']} documents"
+                f"--doc: {document!r}: shard {entry['key']} doesn't have this document; it has {counted(entry['rows'], 'row')} and "
+                f"{counted(sum(entry['documents'].values()), 'document')}"
             )
         return [story for shard in shards for story in self._from_origin(output, shard, row)]
 
@@ -259,7 +259,7 @@ def describe_steps(steps: Sequence[Read]) -> str:
 
 
 def _place(place: Location) -> str:
-    tokens = "" if place.tokens is None else f", {place.tokens:,} tokens"
+    tokens = "" if place.tokens is None else f", {counted(place.tokens, 'token')}"
     number = (place.number if place.name is None else place.published_number) or 0
     if place.name is None:
         return f"in {place.unit} {number + 1:,} of the shard{tokens}, which is not published"

@@ -238,7 +238,7 @@ class _JoinedRows:
 
 
 def write_ordered(files: Sequence[RowFile], batches: BatchPlan, target: str) -> tuple[Output, dict[str, Any]]:
-    """Write the rows of training files in the order of batches; return the record of the file and the manifest's entries.
+    """Write the rows in training files in batch order; return the record of the file and the manifest's entries.
 
     Raises InputError for a budget or curriculum that the rows do not allow, RunError for a file that differs from its receipt.
     """

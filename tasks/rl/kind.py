@@ -247,7 +247,6 @@ class ReinforcementLearning(Kind[RlSettings, RlFound]):
     libraries = ("tokenmill", "orjson", "zstandard", "pyarrow", "gigatoken", "fastokens", "tokenizers")
     stages = (Stage("transform-shards", build_rl_shard, arguments=worker_arguments),)
     formats = {"rl": range(4, FORMAT_VERSION + 1)}
-    next_steps = "tokenmill train {0} --output-dir job launcher=nemo-rl start_from=MODEL"
     training_advice = "hand it to NeMo-RL with launcher=nemo-rl"
 
     def plan(self, blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPlan:

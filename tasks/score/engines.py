@@ -9,7 +9,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.errors import InputError, RunError, pip_install
 
 from .embed import HASH_DIMENSIONS, Embedder, HashEmbedder
 from .nll import Scorer
@@ -86,9 +86,7 @@ def required(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise InputError(
-            f"{package} cannot be imported ({error}); install it with: pip install 'tokenmill[score]'"
-        ) from error
+        raise InputError(f"{package} cannot be imported ({error}); install it with: {pip_install('score')}") from error
 
 
 def gpus() -> int:

@@ -20,6 +20,7 @@ from tokenmill.tasks.chat.check import text_encoder
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.shapes import given_of
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.pack.formats import Format, format_of
 from tokenmill.tasks.shards.executor import worker_number
 from tokenmill.tasks.shards.kind import Kind, Needs, Release, Stage
@@ -123,7 +124,7 @@ def _lines(name: str, found: Counter[str]) -> list[str]:
         perplexity = f"{math.exp(mean):,.2f}" if mean < math.log(1e9) else "a billion and more"
         lines.append(f"{name}: NLL {mean:.4f} per token over {tokens:,} tokens, a perplexity of {perplexity}")
     if found["truncated"]:
-        lines.append(f"{name}: {found['truncated']:,} rows were truncated")
+        lines.append(f"{name}: truncated: {counted(found['truncated'], 'row')}")
     return lines
 
 
@@ -193,7 +194,6 @@ class NllScore(Score):
     name = NLL_KIND
     settings = NllSettings
     formats = {NLL_KIND: range(1, FORMAT_VERSIONS[NLL_KIND] + 1)}
-    next_steps = "tokenmill harmony BLEND --output-dir normalized selection.scores=[{0}]"
 
 
 class EmbeddingScore(Score):

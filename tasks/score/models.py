@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from safetensors import SafetensorError
-from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.errors import InputError, RunError, pip_install
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from . import TOKEN_BUDGET
@@ -93,7 +93,7 @@ def load(auto: Any, files: ModelFiles, device: str | None, precision: Precision 
     except ImportError as error:
         raise InputError(
             f"model: {files.name!r} needs a package that is not installed here: {' '.join(str(error).split())}; install "
-            "it, or all that models are known to need: pip install 'tokenmill[score]'"
+            f"it, or all that models are known to need: {pip_install('score')}"
         ) from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise InputError(f"model: {files.name!r} cannot be loaded: {' '.join(str(error).split())}") from error

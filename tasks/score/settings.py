@@ -44,7 +44,7 @@ class ScoreSettings(PreparationSettings, frozen=True):
     model_revision: str | None = Field(
         default=None,
         min_length=1,
-        description="Commit, tag or branch of a hub id; pin a commit. For engine=server the revision that the server runs.",
+        description="Commit, tag or branch of a Hub id; pin a commit. For engine=server the revision that the server runs.",
     )
     server: str | None = Field(
         default=None,
@@ -109,7 +109,7 @@ class EmbedSettings(ScoreSettings, frozen=True):
     model: str | None = Field(
         default=None,
         min_length=1,
-        description="Hub id or folder of a model; for engine=server the name that the server lists; none for hash.",
+        description="Hub id or folder of a model. For engine=server, its name in the server's list. None for hash.",
     )
     engine: EmbedEngine = Field(default="hash", description="Engine that computes the vectors.")
     pooling: Pooling | None = Field(

@@ -32,6 +32,7 @@ from tokenmill.tasks.harmony.planning import plan_harmony, require_choices
 from tokenmill.tasks.harmony.publication import Beside, DataLayout, published_split
 from tokenmill.tasks.harmony.settings import HarmonyRecipe
 from tokenmill.tasks.harmony.shard import FILE, normalize_shard
+from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.shards.kind import BuildShards, Kind, Planned, Release, Stage, bad_row_policy, run_stage
 from tokenmill.tasks.shards.manifest import MANIFEST
 from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard
@@ -65,7 +66,7 @@ POOLS, BEHAVIOURS = "pools", "behaviours"
 
 
 def beside(selected: Sequence[Finished], deduplicated: Deduplicated, choices: SelectionChoices, store: Store) -> Beside:
-    """The shards of a selection, with their folders, reports, and the record of duplicates."""
+    """Return a selection's shards, with their folders, reports, and the duplicate record."""
     final = deduplicated.final
     pools = pools_of(choices)
     tallies = [item.receipt.facts["tally"] for item in selected if "tally" in item.receipt.facts]
@@ -159,7 +160,7 @@ def _digest(value: object) -> str:
 def _marked(tally: Mapping[str, int]) -> Iterator[str]:
     for outcome, count in tally.items():
         if outcome != "kept":
-            yield f"{outcome.replace('_', ' ')}: {count:,} rows"
+            yield f"{outcome.replace('_', ' ')}: {counted(count, 'row')}"
 
 
 def _selected(selection: Mapping[str, Any]) -> Iterator[str]:
@@ -170,7 +171,7 @@ def _selected(selection: Mapping[str, Any]) -> Iterator[str]:
         yield f"pools: {', '.join(filled[:MAX_POOLS])}{more}"
     yield f"candidates to embed: {selection['candidates']:,}"
     for place, count in selection["without_score"].items():
-        yield f"without a score of {place}: {count:,} rows"
+        yield f"without a score of {place}: {counted(count, 'row')}"
 
 
 class Normalization(Kind[NormalizationSettings, Normalized | None]):

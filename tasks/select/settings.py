@@ -1,4 +1,4 @@
-"""Settings of pools and candidates, and their recipe."""
+"""Pool and candidate settings, and their recipe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class SelectionChoices(Strict, frozen=True):
     pools: str = Field(default="bundled", description="YAML file of pools, bundled, or none.")
     scores: list[str] = Field(
         default=[],
-        description="Folders of scores and choices with columns for predicates; null for rows without a score.",
+        description="Score and choice folders with columns for predicates; null for rows without a score.",
     )
     unique: bool = Field(default=False, description="Put each row only into the first pool that matches it.")
     materialize: bool = Field(default=False, description="Write copies of each pool's rows, not a list of them.")

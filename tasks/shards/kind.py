@@ -92,7 +92,7 @@ class Stage:
 
     `build(shard, store, **arguments)` is a module-level function, because workers import it by name; `arguments` are JSON. `plan`
     lists the shards, given the finished ones of the previous stage. `in_threads`: most of its work is outside Python, so threads of
-    one process can build shards side by side. `mends`: also build pending shards that have a receipt. `read`: like `build`, for a
+    one process can build shards side by side. `repairs`: also build pending shards that have a receipt. `read`: like `build`, for a
     plan, without an engine or model.
     """
 
@@ -101,7 +101,7 @@ class Stage:
     plan: Callable[[Planned[Any, Any], Sequence[Finished]], Plan] = _given
     arguments: Callable[[Planned[Any, Any]], Mapping[str, Any]] = _none
     in_threads: bool = False
-    mends: bool = False
+    repairs: bool = False
     read: Callable[..., Receipt] | None = None
 
     def building(self, arguments: Mapping[str, Any]) -> BuildShard:
@@ -128,7 +128,7 @@ def run_stage(
     stage: Stage, plan: Plan, build_shards: BuildShards, arguments: Mapping[str, Any], *, rebuild: bool
 ) -> Plan:
     """The plan of a stage whose pending shards are built. Raises RunError as `build_shards` does, and for gaps."""
-    done = plan.after(build_shards(stage, plan.pending, plan.store, arguments, rebuild=rebuild or stage.mends))
+    done = plan.after(build_shards(stage, plan.pending, plan.store, arguments, rebuild=rebuild or stage.repairs))
     done.require_whole()
     return done
 
@@ -182,7 +182,7 @@ class Kind(ABC, Generic[Settings, Found]):
     settings: type[Settings]
     libraries: Sequence[str]
     stages: Sequence[Stage]
-    next_steps: str = "tokenmill report {0}"
+    next_steps: str = ""
     version: int = 1
     formats: Mapping[str, range] = {}
     tokens: Literal["packs", "documents"] | None = None

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from threading import Lock
+from functools import cache
+from threading import Lock, Timer
 from typing import Any
 
 from rich.console import Console, Group
@@ -19,6 +20,7 @@ from rich.text import Text
 
 UPDATE_SECONDS = 5.0
 LINE_SECONDS = 30.0
+EXPLAINED_SECONDS = 5.0
 
 
 @dataclass
@@ -116,10 +118,23 @@ def say(sentence: str) -> None:
         _write_line(sentence)
 
 
-def explain_wait(sentence: str) -> None:
-    """Print why a check takes a while, only on a terminal: in a log, a command that fails its checks prints one line."""
+@contextmanager
+def explained(sentence: str) -> Generator[None]:
+    """Explain a check that takes a while, once: at the start on a terminal, in a log only if it takes EXPLAINED_SECONDS."""
     if Console(stderr=True).is_terminal:
-        say(sentence)
+        _say_once(sentence)
+    timer = Timer(EXPLAINED_SECONDS, _say_once, [sentence])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@cache
+def _say_once(sentence: str) -> None:
+    say(sentence)
 
 
 def _write_line(line: str) -> None:

@@ -25,6 +25,7 @@ import orjson
 from tokenmill.tasks.blend.mix import Mix, solve
 from tokenmill.tasks.blend.models import SPLITS, Blend, listed_sources
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.sources.formats import first_row
 from tokenmill.tasks.storage import filesystem, is_local, join
 from xxhash import xxh3_128_hexdigest
@@ -97,7 +98,7 @@ class Layout(Protocol):
 
 @dataclass(slots=True)
 class Named:
-    """The names of shards' files in an output folder, numbered by folder in the order of the plan.
+    """Return the file names for shards in an output folder, numbered by folder in the order of the plan.
 
     `pairs` are the place of each file in the store, and its name.
     """
@@ -436,7 +437,7 @@ def check_shrinkage(
         return
     if not totals["documents"]:
         raise RunError(
-            f"{totals['rows']:,} rows gave no documents ({_dropped(totals)}), so nothing was published; check the sources, "
+            f"{counted(totals['rows'], 'row')} gave no documents ({_dropped(totals)}), so nothing was published; check the sources, "
             "fields (text_field, messages_field), filters and size limits, or set "
             f"allow_shrink={_named(listed.values())} to publish anyway{bad and f'. The first bad row: {bad}'}"
         )

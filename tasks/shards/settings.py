@@ -55,7 +55,7 @@ class PreparationSettings(ClusterSettings, frozen=True):
     """The settings that every preparation shares; the defaults suit a laptop-sized blend."""
 
     shard_size: Size = Field(default=256_000_000, description="Source bytes per shard, for example 256MB.")
-    store: Place | None = Field(default=None, description="Folder or URI of the shards; preparations may share it.")
+    store: Place | None = Field(default=None, description="Folder or URI of the shards; preparations can share it.")
     holdout: Holdout = Field(default=Holdout(), description="Documents to hold out of a flat blend.")
     change_detection: ChangeDetection = Field(
         default="hash",
@@ -68,9 +68,7 @@ class PreparationSettings(ClusterSettings, frozen=True):
     max_shrink_fraction: float = Field(
         default=0.5, ge=0, le=1, description="Share of a dataset's documents that may be lost since the last version."
     )
-    allow_shrink: list[str] = Field(
-        default=[], description="Names of datasets that may lose a larger share, or disappear."
-    )
+    allow_shrink: list[str] = Field(default=[], description="Datasets that may lose a larger share, or disappear.")
     previous: Place | None = Field(
         default=None, description="Output folder of the last version; output_dir by default."
     )

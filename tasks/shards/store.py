@@ -319,7 +319,7 @@ def locked(folder: str, tell: Tell = lambda _: None, *, shared: bool = False) ->
     """Hold the exclusive lock of a local folder, which is created if missing; or one that others hold too, if they share it.
 
     The lock is the kernel's (`flock` on the folder itself): it doesn't leave a file, and is released when its holder ends, even if killed.
-    On file systems without locks (some network mounts) runs don't wait; every file is still replaced atomically. Waits for the current holder, after calling `tell` with its description. Raises InputError if the folder cannot be created.
+    On file systems without locks (some network mounts) runs don't wait; every file is still replaced atomically. Announces the current holder, and waits for it. Raises InputError if the folder cannot be created.
     """
     descriptor = _opened(folder)
     try:

@@ -70,7 +70,7 @@ BROKEN_PODS = {
 
 
 def job_queue(cluster: type[Any]) -> type[Any]:
-    """A cluster class of dask-jobqueue that notes rejections, and scales jobs of several workers.
+    """Return a dask-jobqueue cluster class that notes rejections, and scales jobs with several workers.
 
     Otherwise Dask prints a traceback for a rejected job and waits for its workers; and if a job has several workers, it
     submits a job per worker, cancels jobs before they start, and never replaces one that has ended
@@ -114,7 +114,7 @@ class Queue(Protocol):
         ...
 
     def waiting_for(self) -> str:
-        """Return the reason for the wait, while there is no worker. Raises RunError if workers will never start."""
+        """Return the reason for the wait until the first worker starts. Raises RunError if workers will never start."""
         ...
 
 
@@ -277,7 +277,7 @@ ALIVE = {Status.undefined, Status.created, Status.init, Status.starting, Status.
 class ClusterWatch:
     """Watches the cluster of a run; an `adaptive` cluster starts and stops workers as needed.
 
-    Calls `tell` with a sentence while the run waits for a worker with the `resources`, for at most `timeout` seconds (None: as in
+    Announces that the run waits for a worker with the `resources`, for at most `timeout` seconds (None: as in
     the module docstring).
     """
 

@@ -277,9 +277,9 @@ def _nearest_there(path: Path) -> str:
         return f"did you mean {parent / close}?"
     held = f"{parent} holds {shortened(there)}" if there else f"{parent} is empty"
     if missing in HUB_HOSTS:
-        return f"for a page of the hub write https://{'/'.join([missing, *below])} ({held})"
+        return f"for a page of the Hub write https://{'/'.join([missing, *below])} ({held})"
     is_name = len(below) == 1 + (missing == "datasets") and not describe(path.name)
-    return f"for a dataset of the hub write hf://{'/'.join([missing, *below])} ({held})" if is_name else held
+    return f"for a dataset of the Hub write hf://{'/'.join([missing, *below])} ({held})" if is_name else held
 
 
 def _stored_files(source: DataSource) -> Found:

@@ -275,7 +275,7 @@ Piece = TypeVar("Piece", bound=Rows)
 
 
 def leading(pieces: Iterator[Piece], rows: int | None) -> Iterator[Piece]:
-    """Return the first `rows` rows of consecutive pieces (all for None), and stop reading there."""
+    """Return the first `rows` rows in consecutive pieces (all for None), and stop reading there."""
     if rows is None:
         yield from pieces
         return

@@ -127,7 +127,7 @@ def parse(source: DataSource) -> Reference:
         raise InputError(f"{source.path}: is a {OTHER_KINDS[kind]}, and sources are datasets; write hf://org/name")
     match = REFERENCE.fullmatch(rest if kind == "datasets" and rest else place)
     if not match:
-        raise InputError(f"{source.path}: not a dataset of the hub; write hf://org/name or hf://org/name@revision")
+        raise InputError(f"{source.path}: not a dataset of the Hub; write hf://org/name or hf://org/name@revision")
     in_path, inside = match["revision"], match["inside"]
     if in_path is None:
         return Reference(match["repository"], [(source.revision, inside)])
@@ -178,7 +178,7 @@ def _file(root: str, sibling: RepoSibling) -> SourceFile:
     kind = describe(sibling.rfilename)
     size, version = (sibling.lfs.size, sibling.lfs.sha256) if sibling.lfs else (sibling.size, sibling.blob_id)
     if kind is None or size is None:
-        raise InputError(f"{root}/{sibling.rfilename}: the hub does not report its size; check HF_ENDPOINT")
+        raise InputError(f"{root}/{sibling.rfilename}: the Hub does not report its size; check HF_ENDPOINT")
     return SourceFile(f"{root}/{sibling.rfilename}", size, *kind, version=version)
 
 
@@ -249,7 +249,7 @@ def _taken(splits: Splits, offered: list[str], source: DataSource, wanted: str |
 def _left(
     offered: list[str], splits: Splits, taken: Splits, chosen: Sequence[str], source: DataSource
 ) -> dict[tuple[str, str], list[str]]:
-    """Return the data files that `source` silently omits, by the kind of warning and their description."""
+    """Return the data files that `source` silently omits, by warning kind and description."""
     kinds: dict[str, tuple[str, str]] = {}
     if source.split is None:
         kinds.update(dict.fromkeys(offered, ("unread_subset", "files without a split or from a different subset")))

@@ -124,16 +124,16 @@ def seconds_to_wait(response: Response, usual: float) -> float:
 def failure(error: HfHubHTTPError | TransportError, where: str) -> RunError:
     """The error to raise, in a line, when the hub has failed for longer than it was asked again."""
     if not isinstance(error, HfHubHTTPError):
-        return RunError(f"{where}: the connection to the hub fails ({error}); check the network, then {AGAIN}")
+        return RunError(f"{where}: the connection to the Hub fails ({error}); check the network, then {AGAIN}")
     status, wait = error.response.status_code, seconds_to_wait(error.response, 0)
     said = f"{status}: {error.server_message or error.response.reason_phrase}".replace("\n", " ")
     if status == TOO_MANY:
         when = f" in {wait:,.0f} seconds" if wait > MAX_WAIT else ""
-        return RunError(f"{where}: the hub has had too many requests ({said}); {AGAIN}{when}")
+        return RunError(f"{where}: the Hub has had too many requests ({said}); {AGAIN}{when}")
     if status in PASSING:
-        return RunError(f"{where}: the hub failed ({said}); {AGAIN}")
+        return RunError(f"{where}: the Hub failed ({said}); {AGAIN}")
     return RunError(
-        f"{where}: the hub no longer returns it ({said}); check the dataset's page and HF_TOKEN, then {AGAIN}"
+        f"{where}: the Hub no longer returns it ({said}); check the dataset's page and HF_TOKEN, then {AGAIN}"
     )
 
 
@@ -172,7 +172,7 @@ def information(
         return response.json()
     except JSONDecodeError as error:
         raise HubUnreachableError(
-            f"{endpoint()} doesn't answer as a hub; a proxy or a login page may be in between, so check HF_ENDPOINT and the "
+            f"{endpoint()} doesn't answer as a Hub; a proxy or a login page may be in between, so check HF_ENDPOINT and the "
             "network"
         ) from error
 
@@ -254,13 +254,13 @@ def explained(error: OSError | HFValidationError, kind: Kind, where: str) -> Inp
 def _answered(error: HfHubHTTPError, kind: Kind, where: str, said: str) -> InputError | RunError:
     status = error.response.status_code
     if isinstance(error, GatedRepoError):
-        why = "access is restricted; accept the terms on its hub page, then set HF_TOKEN to a token of that account"
+        why = "access is restricted; accept the terms on its Hub page, then set HF_TOKEN to a token of that account"
     elif isinstance(error, RevisionNotFoundError):
         why = "it doesn't have a branch, tag or commit with that name; check the revision, or remove it"
     elif status in {401, 403} and "Invalid credentials" in str(error):
         why = "the Hub rejected HF_TOKEN (or the saved login); renew it, or unset it for public repositories"
     elif status in {401, 403} or isinstance(error, RepositoryNotFoundError):
-        why = f"no such {kind} on the hub, or it is private; check the spelling, or set HF_TOKEN to a token with access"
+        why = f"no such {kind} on the Hub, or it is private; check the spelling, or set HF_TOKEN to a token with access"
     elif status not in PASSING:
         why = f"{endpoint()} answered: {said}; check HF_ENDPOINT"
     else:

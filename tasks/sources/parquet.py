@@ -8,7 +8,7 @@ a batch that fails is decoded row by row. Every text type (string, large_string,
 binary that is UTF-8) becomes large_string. Records are Python objects. In Parquet every row has all fields of a struct, null if
 absent; nulls are dropped, so that a record from JSON and from Parquet is the same.
 
-With a `where`, row groups are skipped if their statistics exclude every row (`groups_to_read`); the rows of other groups are
+With a `where`, row groups are skipped if their statistics exclude every row (`groups_to_read`); rows in other groups are
 dropped by whole batches, before any becomes an object.
 
 Reasons for bad rows: null_text, invalid_utf8, unreadable_value and row_too_long.

@@ -1,7 +1,7 @@
 """Which rows of a dataset are kept: `filters` by value, and the predicate `where`.
 
 Both drop rows before anything else looks at them, so a dropped row may lack its text. Of Parquet, whole batches are judged by Arrow.
-JSON doesn't have columns: a row is judged by the types of its own values. A batch of JSON becomes an Arrow table of the fields that the
+JSON doesn't have columns: a row is judged by the types of its values. A batch of JSON becomes an Arrow table of the fields that the
 predicate names; rows whose values differ in type are judged in groups. So a row has the same fate in any batch and any format.
 
 A row of JSON whose values cannot be compared, such as a text with a number, is a bad row: `not_comparable`. Whole numbers outside 64

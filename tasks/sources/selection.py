@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fsspec.utils import glob_translate
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.kit.parts import counted
 
 from .files import InputWarning
 from .formats import METADATA, describe, is_hidden, rank_of, supported, without_ending
@@ -97,7 +98,7 @@ def data_names(names: Iterable[str], place: str) -> list[str]:
     data = [name for name in seen if _kind_skipped(name, place) is None]
     if data:
         return data
-    found = f"none of the {len(seen)} files can be read: {shortened(seen)}" if seen else "files not found"
+    found = f"none of {counted(len(seen), 'file')} can be read: {shortened(seen)}" if seen else "files not found"
     raise InputError(f"{place}: {found}; supported are {supported()}")
 
 
@@ -189,7 +190,7 @@ def _usual(split: str) -> str:
 
 
 def of_one_format(names: Sequence[str]) -> list[str]:
-    """The files of the most frequent format, as `datasets` chooses it: what lies beside it is often the same rows again."""
+    """Return the files in the most frequent format, as `datasets` chooses it: others often repeat the same rows."""
     # `metadata.csv` describes images or sounds, whose number says nothing about the format of the rows.
     described = [name for name in names if without_ending(name).rpartition("/")[2] != "metadata"]
     counts = Counter(map(ending_of, described or names))

@@ -2,7 +2,7 @@
 
 Web servers don't list files, so a source is one file. A request for its first byte gives the size and the version (ETag, or the
 time of the last change); later reads must have that version. A server without ranges sends the whole file each time, so
-a stream asks it once, and reads files of up to MAX_WHOLE_BYTES bytes in this way.
+a stream asks it once, and reads files up to MAX_WHOLE_BYTES bytes long this way.
 """
 
 import re

@@ -150,7 +150,7 @@ def return_freed_memory() -> None:
 
 
 def _private_bytes() -> int:
-    """Return this process's memory, without pages of mapped files if the system separates them."""
+    """Return this process's memory, without mapped-file pages if the system separates them."""
     memory = psutil.Process().memory_info()
     return memory.rss - getattr(memory, "shared", 0)
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyarrow import compute
 from tokenmill.tasks.blend.models import Fim
 from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.splitmix import GAMMA, splitmix64
 
 from .documents import digests_of
@@ -133,7 +134,7 @@ def _control_strings(fim: Fim, vocabulary: Vocabulary) -> Sequence[str]:
         more = f" and {len(controls) - MOST_NAMED:,} more" if len(controls) > MOST_NAMED else ""
         raise InputError(
             "fim: the tokenizer lacks prefix, middle and suffix tokens with known names; name three of its control tokens in "
-            f"fim.prefix_token, fim.middle_token and fim.suffix_token; it has {some or 'none'}{more}"
+            f"fim.prefix_token, fim.middle_token and fim.suffix_token (it has {some or 'none'}{more})"
         )
     given = {name: getattr(fim, name) for name in ("prefix_token", "middle_token", "suffix_token")}
     for name, string in given.items():
@@ -162,14 +163,14 @@ class Filled:
 class _Fragments(NamedTuple):
     """Fragments in order: document, number in it, and bounds in bytes of the batch (int64 [fragments] each).
 
-    `alone` (bool [fragments]) is True for a document without a separator.
+    `whole` (bool [fragments]) is True for a document without a separator.
     """
 
     owners: np.ndarray
     numbers: np.ndarray
     starts: np.ndarray
     stops: np.ndarray
-    alone: np.ndarray
+    whole: np.ndarray
 
     def where(self, mask: np.ndarray) -> "_Fragments":
         return _Fragments(*(column[mask] for column in self))
@@ -179,8 +180,8 @@ class _Fragments(NamedTuple):
 class FimEncoder:
     """Encodes documents, some of them rearranged.
 
-    `reserved` are control strings that text may turn into; documents that contain one remain unchanged, because their pieces could
-    not be told apart. `most` is the most tokens of a document; longer ones, which are cut, remain unchanged.
+    `reserved` are control strings that text may turn into; documents that contain one remain unchanged, because their pieces
+    would be ambiguous. `most` is the most tokens of a document; longer ones, which are cut, remain unchanged.
     """
 
     encoder: Encoder
@@ -201,7 +202,7 @@ class FimEncoder:
         fragments = self._fragments(content, bounds, np.flatnonzero(chosen))
         own, numbers = digests[fragments.owners], 1 + DRAWS * fragments.numbers
         first, layout, *cuts = (_uniform(own, numbers + draw) for draw in range(DRAWS))
-        wanted = fragments.alone | (first < (self.recipe.fragment_rate or 0))
+        wanted = fragments.whole | (first < (self.recipe.fragment_rate or 0))
         wanted &= (fragments.stops > fragments.starts) & ~self._excluded(content, fragments)
         fragments, spm = fragments.where(wanted), layout[wanted] < self.recipe.spm_rate
         edges = _edges(content, fragments, np.stack([cut[wanted] for cut in cuts], axis=1))
@@ -212,16 +213,16 @@ class FimEncoder:
     def _fragments(self, content: np.ndarray, bounds: np.ndarray, rows: np.ndarray) -> _Fragments:
         """The fragments of the documents `rows`."""
         if self.recipe.split_sample is None:
-            alone = np.ones(len(rows), np.bool_)
-            return _Fragments(rows, np.zeros(len(rows), np.int64), bounds[rows], bounds[rows + 1], alone)
+            whole = np.ones(len(rows), np.bool_)
+            return _Fragments(rows, np.zeros(len(rows), np.int64), bounds[rows], bounds[rows + 1], whole)
         separator, text = re.compile(re.escape(self.recipe.split_sample.encode())), content.tobytes()
         found: list[tuple[int, int, int, int, bool]] = []
         for row, start, stop in zip(rows.tolist(), bounds[rows].tolist(), bounds[rows + 1].tolist(), strict=True):
             spans = [match.span() for match in separator.finditer(text, start, stop)]
             starts, stops = [start, *(end for _, end in spans)], [*(begin for begin, _ in spans), stop]
             found += [(row, number, *each, not spans) for number, each in enumerate(zip(starts, stops, strict=True))]
-        owners, numbers, starts, stops, alone = np.array(found, np.int64).reshape(-1, 5).T
-        return _Fragments(owners, numbers, starts, stops, alone.astype(np.bool_))
+        owners, numbers, starts, stops, whole = np.array(found, np.int64).reshape(-1, 5).T
+        return _Fragments(owners, numbers, starts, stops, whole.astype(np.bool_))
 
     def _excluded(self, content: np.ndarray, fragments: _Fragments) -> np.ndarray:
         """Whether each fragment begins with `no_prefix`."""
@@ -310,6 +311,6 @@ def fim_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
             found.setdefault(name, Counter()).update(entry["facts"][FACT])
     for name, counts in found.items():
         yield (
-            f"{name}: {counts['documents']:,} documents rearranged to fill in the middle, "
+            f"{name}: {counted(counts['documents'], 'document')} rearranged to fill in the middle, "
             f"{counts['psm']:,} as PSM and {counts['spm']:,} as SPM"
         )

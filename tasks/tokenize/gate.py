@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 from unicodedata import normalize
@@ -33,7 +33,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.progress import explain_wait
+from tokenmill.tasks.shards.progress import explained
 from tokenmill.tasks.shards.store import remembered
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_texts
@@ -129,8 +129,8 @@ class Gate:
         place = join(self.store, "gates", f"{hashlib.sha256(orjson.dumps(key)).hexdigest()[:32]}.json")
 
         def compared() -> Comparison:
-            _announce(engine)
-            return compare(self.vocabulary, engine, self._encoded, literal=self.literal)
+            with explained(f"check tokenizer: comparing {engine} with the reference, once for each dataset in a store"):
+                return compare(self.vocabulary, engine, self._encoded, literal=self.literal)
 
         return remembered(place, Comparison, compared).difference
 
@@ -145,12 +145,6 @@ class Gate:
         documents = (itertools.islice(self.documents(part), SAMPLED_DOCUMENTS) for part in self._sampled)
         texts = [text[:SAMPLED_CHARACTERS] for text in itertools.chain.from_iterable(documents)]
         return by_reference(self.vocabulary, nasty_strings(self.vocabulary) + texts, literal=self.literal)
-
-
-@cache
-def _announce(engine: Engine) -> None:
-    """Explain once per process why the first run on a dataset takes longer."""
-    explain_wait(f"check tokenizer: comparing {engine} with the reference, once for each dataset in a store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +215,11 @@ def fastest_engine(gate: Gate, size: int) -> Engine | None:
 def _race(gate: Gate) -> dict[Engine, Speed]:
     """The speeds of the engines that support the vocabulary, on the beginning of the dataset."""
     course = [pa.array(texts, pa.large_string()) for texts in _course(gate)]
-    explain_wait("check tokenizer: measuring the speed of engines, once per machine")
     speeds: dict[Engine, Speed] = {}
-    for engine in ENGINES:
-        with suppress(ValueError):  # for a vocabulary that the engine does not support
-            speeds[engine] = _speed(gate, engine, course)
+    with explained("check tokenizer: measuring the speed of engines, once per machine"):
+        for engine in ENGINES:
+            with suppress(ValueError):  # for a vocabulary that the engine does not support
+                speeds[engine] = _speed(gate, engine, course)
     return speeds
 
 

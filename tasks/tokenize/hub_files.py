@@ -40,7 +40,7 @@ BEFORE_REVISION = frozenset({"tree", "blob", "resolve", "raw", "commit", "commit
 """The words of the hub's addresses that a revision follows."""
 
 NO_OWNERS = frozenset({"api", "blog", "collections", "docs", "learn", "models", "organizations", "papers", "posts"})
-"""First words of Hub addresses that aren't account names."""
+"""First words in Hub addresses that aren't account names."""
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FILE = re.compile(r"/?[^/]+\.(?:json|model|tiktoken|jinja|txt)(?:\.v\d+)?")
@@ -85,7 +85,7 @@ def named_model(name: str, revision: str | None, setting: str) -> HubModel:
     except HFValidationError as error:
         why = " ".join(str(error).split())
         raise InputError(
-            f"{setting}: {name!r} is neither a path that exists nor a hub id such as org/name: {why}"
+            f"{setting}: {name!r} is neither a path that exists nor a Hub id such as org/name: {why}"
         ) from error
     if model.revision and revision and model.revision != revision:
         raise InputError(
@@ -99,14 +99,14 @@ def _of_page(name: str, setting: str) -> HubModel:
     url = urlsplit(name if "://" in name else f"https://{name}")
     parts = [unquote(part) for part in url.path.strip("/").removesuffix(".git").split("/")]
     if url.hostname not in (*HOSTS, urlsplit(endpoint()).hostname):
-        raise InputError(f"{setting}: {name!r} is not a page of the hub; give org/name, or a local path")
+        raise InputError(f"{setting}: {name!r} is not a page of the Hub; give org/name, or a local path")
     _require_model(parts[0], name, setting)
     if parts[0] in NO_OWNERS:
         raise InputError(f"{setting}: {name!r} is not the page of a model; give org/name, or a local path")
     end = next((place for place in (1, 2) if parts[place : place + 1] and parts[place] in BEFORE_REVISION), 2)
     verb, rest = parts[end : end + 1], parts[end + 1 :]
     if verb and (verb[0] not in BEFORE_REVISION or not rest):
-        raise InputError(f"{setting}: {name!r} is a page beside the model's files; write {'/'.join(parts[:end])}")
+        raise InputError(f"{setting}: {name!r} is a page next to the model's files; write {'/'.join(parts[:end])}")
     length = 3 if rest[:1] == ["refs"] else 1
     return HubModel("/".join(parts[:end]), "/".join(rest[:length]) or None, "/".join(rest[length:]))
 
@@ -128,7 +128,7 @@ def _of_id(name: str, setting: str) -> HubModel:
 def _require_model(kind: str, name: str, setting: str) -> None:
     if kind in {"datasets", "spaces"}:
         raise InputError(
-            f"{setting}: {name!r} is a {kind.removesuffix('s')} of the hub; give a model, such as org/name"
+            f"{setting}: {name!r} is a {kind.removesuffix('s')} of the Hub; give a model, such as org/name"
         )
 
 
@@ -154,7 +154,7 @@ def fetched(model: HubModel, choose: Choice, setting: str) -> Path:
             return cached
         is_absent = isinstance(error, HubUnreachableError)
         raise explained(
-            error, "model", f"{where} is neither a local path nor in the hub's cache" if is_absent else where
+            error, "model", f"{where} is neither a local path nor in the Hub's cache" if is_absent else where
         ) from error
 
 

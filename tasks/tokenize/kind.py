@@ -254,7 +254,7 @@ class Pretraining(Kind[PretrainSettings, PretrainFound]):
             in_threads=True,
             read=read_pretrain_shard,
         ),
-        Stage("join-prefixes", build_prefix, plan_join, in_threads=True, mends=True),
+        Stage("join-prefixes", build_prefix, plan_join, in_threads=True, repairs=True),
     )
     formats = {"pretrain": range(2, FORMAT_VERSION + 1), PREFIX: range(1, PREFIX_VERSION + 1)}
     tokens = "documents"

@@ -102,7 +102,7 @@ def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
             token = name.removeprefix("add_")
             raise InputError(
                 f"tokenizer.{name}: {settings.model!r} does not name its {token.upper()} token; "
-                f"set {token}_token in a tokenizer_config.json beside it, or set tokenizer.{name}=false"
+                f"set {token}_token in a tokenizer_config.json next to it, or set tokenizer.{name}=false"
             )
     return vocabulary
 
@@ -291,7 +291,7 @@ def _from_other_json(path: Path, content: bytes) -> Vocabulary:
         raise InputError(f"tokenizer.model: {path} {error}{_code_of(config)}") from error
     raise InputError(
         f"tokenizer.model: {path} is not a tokenizer.json with a model and a vocab, nor a tekken.json, nor a vocab.json with "
-        "merges.txt beside it"
+        "merges.txt next to it"
     )
 
 
@@ -389,7 +389,7 @@ def load_commit(folder: Path, inside: str) -> Vocabulary:
 def _hub_names(inside: str, names: Sequence[str]) -> list[str]:
     """The names in a repository that a tokenizer is made of: `inside`, a file or a folder ("": the root), and those beside it.
 
-    With a tokenizer.json, files of other formats are omitted: they are large, and not read.
+    With a tokenizer.json, files in other formats are omitted: they are large, and not read.
     """
     folder = inside.rpartition("/")[0] if inside in names else inside
     prefix = f"{folder}/" if folder else ""

@@ -5,7 +5,7 @@ Megatron repeats each prefix until it fills whole samples, and drops its last pa
 order in a time that grows with prefixes x samples. So the shards of a dataset in a split are published as one prefix, or as several of about
 `prefix_size` bytes of `.bin`, in plan order.
 
-A prefix is its own kind of shard, `STORE/prefix/<key>/`, and its key is the hash of its members: blends that share a dataset
+A prefix is a shard in `STORE/prefix/<key>/`, and its key is the hash of its members: blends that share a dataset
 share its prefixes, and a dataset that grows rewrites only the last one. The `.bin` is joined by the storage, the `.idx`
 computed from the members' hashes, one at a time. Then the members' own `.bin` files are removed: their bytes are in the prefix,
 which every later run finds through its receipt (see `shards.store`). A shard that is built again, after damage, has its own

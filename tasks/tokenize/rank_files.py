@@ -144,7 +144,7 @@ def tiktoken_file(content: bytes, config: Mapping[str, Any]) -> RankFile | None:
     if pattern is None and len(known) != 1:
         raise ValueError(
             f"holds {len(ranks):,} tiktoken ranks of no known family ({', '.join(FAMILIES)}); set pat_str, the expression by which "
-            "its model cuts text, and added_tokens_decoder, its control tokens, in a tokenizer_config.json beside it"
+            "its model cuts text, and added_tokens_decoder, its control tokens, in a tokenizer_config.json next to it"
         )
     family = known[0] if len(known) == 1 else Family("", lambda _: (), None, "", None, ())
     first = 1 + max(ranks.values())

@@ -1,4 +1,4 @@
-"""The settings of tokenizers and of the pretraining preparation, and the recipe of its shards."""
+"""Settings for tokenizers and the pretraining preparation, and the recipe of its shards."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class TokenizerSource(Strict, frozen=True):
         description="Hub id, folder, tokenizer.json, SentencePiece .model, or the name of a tiktoken encoding.",
     )
     revision: str | None = Field(
-        default=None, min_length=1, description="Commit, tag or branch of a hub id; pin a commit."
+        default=None, min_length=1, description="Commit, tag or branch of a Hub id; pin a commit."
     )
     trust_remote_code: SkipJsonSchema[bool] = Field(
         default=False, description="Code from a repository is never run; must be false."

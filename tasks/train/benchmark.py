@@ -206,7 +206,7 @@ class BenchmarkComparison(Strict, frozen=True):
 
     @property
     def regressed(self) -> list[str]:
-        """Return the names of metrics worse by the threshold or more."""
+        """Name metrics that are worse by the threshold or more."""
         return [change.name for change in self.changes if change.regressed]
 
 

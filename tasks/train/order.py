@@ -29,7 +29,7 @@ import numpy as np
 from rich.console import Console
 from tokenmill.tasks.blend.mix import rounded
 from tokenmill.tasks.blend.models import Split
-from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.errors import InputError, pip_install
 from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.seal import sealed
@@ -118,7 +118,7 @@ def publish_order(path: str, order: Order) -> None:
 
 
 def read_order(path: str) -> Order | None:
-    """Return the order in the folder of data, None without one. Raises InputError when it is damaged."""
+    """Return the order in the data folder, None without one. Raises InputError when it is damaged."""
     place = join(path, ORDER)
     document = read_sealed(place, "run tokenmill order again")
     known = {name: value for name, value in (document or {}).items() if name not in ("type", "volatile")}
@@ -126,7 +126,7 @@ def read_order(path: str) -> Order | None:
 
 
 def required_order(path: str) -> Order:
-    """Return the order in the folder of data. Raises InputError without one."""
+    """Return the order in the data folder. Raises InputError without one."""
     order = read_order(path)
     if order is None:
         raise InputError(f"{join(path, ORDER)}: no order here; plan one with: tokenmill order {path}")
@@ -201,9 +201,7 @@ def fetch_indices(place: str, folder: str) -> None:
 def require_packages(what: str, names: Sequence[str], otherwise: str = "") -> None:
     """Raises InputError for packages of the extra `train` that aren't installed here."""
     if missing := [name for name in names if find_spec(name) is None]:
-        raise InputError(
-            f"{what}: {' and '.join(missing)} must be installed: pip install 'tokenmill[train]'{otherwise}"
-        )
+        raise InputError(f"{what}: {' and '.join(missing)} must be installed: {pip_install('train')}{otherwise}")
 
 
 def checked_data(path: str, settings: OrderSettings) -> TrainData:

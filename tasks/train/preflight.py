@@ -1,7 +1,7 @@
 """Plan a training run and check it before any process starts: a mistake found here costs a second, not a reservation.
 
 Each check raises InputError with the problem, the value, the location, and the remedy. Checks don't write files or load torch, and
-read at most some packs of token files. Only the training machine can check whether the model fits into its memory.
+read at most a few packs from token files. Only the training machine can check whether the model fits into its memory.
 
 Initial weights of a different shape would fail only on the reserved machines. Weights trained with a different tokenizer would
 not fail at all, although every id would mean a different string. So the tokenizer must be identical, and every field of
@@ -365,7 +365,7 @@ def _tokenizer_and_config(start: str) -> tuple[str, dict[str, Any]]:
     except InputError as error:
         raise InputError(
             f"start_from={start}: its tokenizer can't be compared with the data's tokenizer: {error}; put the model's "
-            "tokenizer.json beside its config.json"
+            "tokenizer.json next to its config.json"
         ) from error
     place = folder / "config.json"
     try:

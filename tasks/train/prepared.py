@@ -38,7 +38,7 @@ NOT_FOUND_HERE = (
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A name in blend.json and the manifest's record of it.
+    """A name in blend.json, and its record in the manifest.
 
     `path` is the prefix of a .bin/.idx pair, or a Parquet file; `key` is its shard, `part` the part of that shard. `documents` and
     `tokens` are None for packs, and `packs`, the number of rows, is None for pairs. `held` are the tokens of a .bin of which a
@@ -108,7 +108,7 @@ def prepared_manifest(path: str) -> dict[str, Any]:
     if manifest is None:
         blend_alone = read_bytes(join(path, BLEND)) is not None
         raise InputError(
-            f"{path}: {f'{BLEND} has no {MANIFEST} beside it' if blend_alone else f'no {MANIFEST} here'}; "
+            f"{path}: {f'{BLEND} has no {MANIFEST} next to it' if blend_alone else f'no {MANIFEST} here'}; "
             "train on the --output-dir of tokenmill pretrain or tokenmill sft"
         )
     kind = manifest["type"]

@@ -3,10 +3,12 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.shards.progress import say
 
 from .events import Event, Started, TrainStep, Validated
@@ -74,9 +76,10 @@ def print_training(record: Mapping[str, Any], console: Console) -> None:
         console.print(f"written to {record['path']}; run:\n{record['command']}", markup=False)
         return
     console.print(
-        f"{record['steps']:,} steps, {record['tokens']:,} tokens: loss {record['first_loss']:.4f} ─► "
-        f"{record['final_loss']:.4f}\nmodel: {record['model']}\nnext:  tokenmill evaluate {record['path']}",
+        f"{counted(record['steps'], 'step')}, {record['tokens']:,} tokens: loss {record['first_loss']:.4f} ─► "
+        f"{record['final_loss']:.4f}\nmodel: {record['model']}\nnext:  tokenmill evaluate {quote(record['path'])}",
         markup=False,
+        soft_wrap=True,
     )
 
 

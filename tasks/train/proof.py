@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.storage import absolute, is_local, join
 
 from .history import history_of
@@ -187,7 +188,7 @@ def prove(path: str) -> Proof:
     steps = steps or dict(recorded_reads(path, job.settings.global_batch))
     if not steps:
         raise InputError(
-            f"{path}: no steps here yet; train first; other trainers record them with tokenmill.tasks.train.recorder"
+            f"{path}: no steps here yet; train first (other trainers record them with tokenmill.tasks.train.recorder)"
         )
     last, packed = max(steps), job.data.kind == "sft"
     order = None if packed else read_order(path)
@@ -284,7 +285,9 @@ def print_proof(proof: Proof, path: str, console: Console) -> None:
     if proof.problem:
         raise RunError(f"{path}: {proof.problem} (compared with {proof.plan})")
     console.print(
-        f"✓ {proof.steps:,} steps read exactly the samples planned in {proof.plan}", highlight=False, soft_wrap=True
+        f"✓ {counted(proof.steps, 'step')} read exactly the samples planned in {proof.plan}",
+        highlight=False,
+        soft_wrap=True,
     )
     if proof.skipped:
         skipped = ", ".join(f"{step:,}" for step in proof.skipped)

@@ -176,7 +176,7 @@ def train(training: Training, done: int) -> None:
 
 
 def _step(training: Training, step: int, batches: Sequence[TrainBatch]) -> tuple[Losses, float]:
-    """Update the weights, unless the step (or every label in it) is skipped, in which case there is no loss."""
+    """Update the weights, unless the step (or every label in it) is skipped; then there isn't a loss."""
     settings = training.settings
     if training.skipped is not None:
         labels = training.world.reduced([sum(int(batch.loss_mask.sum()) for batch in batches)], "sum")

@@ -266,7 +266,7 @@ def test_byte_order_mark_is_accepted(write):
         ("my-blned.json", "/my-blned.json: no such blend file; did you mean 'my-blend.json'?"),
         ("nowhere/blend.json", "/nowhere/blend.json: no such blend file"),
         ("memory://nowhere/blend.json", "memory://nowhere/blend.json: no such blend file"),
-        ("org/name.v1", "/org/name.v1: no such blend file; for a dataset of the hub, write hf://org/name.v1"),
+        ("org/name.v1", "/org/name.v1: no such blend file; for a dataset of the Hub, write hf://org/name.v1"),
         ("org/name.json", "/org/name.json: no such blend file"),
         ("folder/name", "/folder/name: no such blend file"),
     ],
@@ -343,7 +343,7 @@ def tables_of(blend):
         ("org/name/raw/refs/pr/3/a.jsonl", "org/name@refs/pr/3/a.jsonl"),
     ],
 )
-def test_addresses_of_pages_of_the_hub(monkeypatch, page, path):
+def test_hub_page_addresses(monkeypatch, page, path):
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror:80")
     for host in ("https://huggingface.co", "http://hf.co", "http://mirror:80"):
         (only,) = load_blend({"datasets": [{"name": "a", "path": f"{host}/datasets/{page}"}]}).datasets

@@ -1,9 +1,10 @@
-"""The blends in blends/: every one loads, and those of Nemotron 3 carry the published datasets and weights."""
+"""The blends in blends/ and in pages: every one is prepared, and those of Nemotron 3 carry the published datasets and weights."""
 
 import gzip
 import json
 import re
 from collections import Counter
+from functools import reduce
 from pathlib import Path
 
 import pyarrow as pa
@@ -142,7 +143,7 @@ def test_counts_and_sums_are_the_published_ones(name, data_sets, total):
     assert sum(weights(name).values()) == pytest.approx(total, abs=1e-9)
 
 
-def test_nano_takes_every_data_set_at_the_same_weight():
+def test_nano_takes_every_dataset_at_the_same_weight():
     found = weights("nano3-pretrain")
     assert set(found.values()) == {1.0}
     assert Counter(repository for repository, _ in found) == {MATH: 3, CC2: 6, CC21: 8, SPECIALIZED: 6}
@@ -189,7 +190,7 @@ def test_ultra_phases_match_the_single_phase_blends():
         assert drawn == pytest.approx(alone, rel=1e-3)
 
 
-def test_lightning_takes_nanos_data_sets():
+def test_lightning_takes_nanos_datasets():
     for name in ("pretrain", "pretrain-small", "sft"):
         assert blend(f"lightning35-{name}") == blend(f"nano3-{name}")
     tiny = {("nvidia/Nemotron-Science-v1", "MCQ"): 1.0, (CHAT, "chat_if"): 1.0}
@@ -315,10 +316,17 @@ def test_rows_for_training_weigh_the_same_and_are_named_apart(path):
 # Every blend is prepared as its comment says, with rows of a stand-in for the Hub.
 
 ROWS = {
-    "pretrain": {"text": "The ferry leaves at noon."},
+    "pretrain": {"text": "The ferry leaves at noon.", "language": "en"},
     "sft": {"messages": [{"role": "user", "content": "When?"}, {"role": "assistant", "content": "At noon."}], "used_in": ["nano_v3"]},
-    "rl": {"responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]}, "agent_ref": {"name": "math"}},
+    "rl": {"responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]}, "agent_ref": {"name": "math"}, "expected_answer": "2"},
 }  # fmt: skip
+OWN_ROWS = {
+    "best": {"text": "The ferry leaves at noon. " * 40},
+    "fineweb-edu": {"text": "The ferry leaves at noon. " * 9, "language": "en", "int_score": 4},
+    "qa": {"ask": "When?", "reply": "At noon.", "rules": "Be brief.", "turns": [], "metadata": {"tools": []}},
+    "chat": {"data": {"chat": ROWS["sft"]["messages"]}, "metadata": {"tools": []}},
+}
+"""Rows of datasets in pages that name fields."""
 CHAT_MARKERS = ("<s>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 COUNT = 120
 """Rows of each dataset: more than a holdout of 100 for validation."""
@@ -329,14 +337,21 @@ def kind_of(path):
     return next((kind for name, kind in names.items() if name in path.stem.split("-")), "pretrain")
 
 
+def lines_for(source, kind, place):
+    """Rows of a dataset in JSON Lines, with the fields that it names."""
+    row = OWN_ROWS.get(source.name, ROWS[kind])
+    if source.text_field != "text":
+        row = reduce(lambda value, name: {name: value}, reversed(source.text_field.split(".")), row["text"])
+    return "".join(json.dumps({**row, "id": f"{place} {number}"}) + "\n" for number in range(COUNT))
+
+
 def publish_rows(hub, sources, kind):
     """The repositories of Hub datasets, with the file of each subset, split or path."""
     files = {}
     for source in sources:
         organization, name, *inside = source.path.removeprefix("hf://").split("/")
         place = "/".join(inside) or f"{source.subset or 'data'}/{source.split or 'train'}.jsonl"
-        rows = "".join(json.dumps({**ROWS[kind], "id": f"{place} {number}"}) + "\n" for number in range(COUNT))
-        files.setdefault(f"{organization}/{name}", {})[place] = rows
+        files.setdefault(f"{organization}/{name}", {})[place] = lines_for(source, kind, place)
     for repository, content in files.items():
         hub.dataset(repository, content)
     for table in {each.path: each for tables in KEY_SETS.values() for each in tables.values()}.values():
@@ -364,3 +379,37 @@ def test_prepared_as_in_its_comment(path, hub, tmp_path):
     assert totals["datasets"].keys() == {f"datasets/{source.name}" for source in sources}
     assert all(counts["documents"] for counts in totals["datasets"].values())
     assert totals["dropped"].keys() <= {"used_in", "filtered"}
+
+
+PAGES = {
+    "README.md": "pretrain",
+    "docs/blend.md": "pretrain",
+    "docs/budgets.md": "pretrain",
+    "docs/data-formats.md": "sft",
+    "docs/fim.md": "pretrain",
+    "docs/pretrain.md": "pretrain",
+    "docs/rl.md": "rl",
+    "docs/sources.md": "pretrain",
+}
+"""Pages with a blend, or a dataset of one, and its kind. `tests/flows/test_tutorials.py` follows those that save theirs."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_blends_in_pages_are_prepared(page, hub, tmp_path):
+    blocks = re.findall(r"^```json\n(.*?)^```$", (BLENDS.parent / page).read_text(), re.MULTILINE | re.DOTALL)
+    (written,) = (json.loads(block) for block in blocks if '"path"' in block)
+    blend, kind = written if "datasets" in written else {"datasets": [written]}, PAGES[page]
+    if "tokens" in blend:
+        blend["tokens"] = 50_000
+    sources = load_blend(blend).training()
+    publish_rows(hub, [source for source in sources if source.path.startswith("hf://")], kind)
+    for source, entry in zip(sources, blend["datasets"], strict=True):
+        if "://" not in source.path or source.path.startswith("s3://"):
+            entry["path"] = str(tmp_path / f"{source.name}.jsonl")
+            Path(entry["path"]).write_text(lines_for(source, kind, ""))
+    controls = (*CHAT_MARKERS, "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+    model = str(byte_level_bpe(tmp_path / "model", special=controls))
+    tokenizer = {"tokenizer": {"model": model}} if kind == "pretrain" else {}
+    _, manifest = prepare_here(kind, blend, tmp_path / "out", **tokenizer)
+    assert all(counts["documents"] for counts in manifest["totals"]["datasets"].values())

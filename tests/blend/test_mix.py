@@ -85,7 +85,7 @@ def test_zero_weight_data_only_in_named_phases():
     assert [drawn(mix, 0), drawn(mix, 1)] == [{"web": 60}, {"best": 40}]
 
 
-def test_a_ramp_is_a_staircase_between_its_neighbours():
+def test_a_ramp_is_a_staircase_between_its_neighbors():
     phases = [
         {"name": "first", "tokens": 100, "mix": {"a": 1}}, {"name": "between", "tokens": 300, "ramp": 3},
         {"name": "last", "tokens": 100, "mix": {"b": 1}},

@@ -115,7 +115,7 @@ def test_tokens_occur_where_they_are_substrings(drawn):
 
 
 @given(tokens_and_text())
-def test_broken_text_has_no_control_token_and_can_be_restored(drawn):
+def test_broken_text_lacks_control_tokens_and_can_be_restored(drawn):
     tokens, text = drawn
     controls = Controls({token: number for number, token in enumerate(tokens)})
     (message,) = escape_controls(talk(answer(text)), controls, "\ufdd0").messages

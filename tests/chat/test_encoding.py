@@ -239,7 +239,7 @@ def test_a_piece_without_tokens_begins_no_run():
     assert (found.role_starts.tolist(), found.roles.tolist()) == ([0, 1], [SYSTEM, ASSISTANT])
 
 
-def test_a_text_is_encoded_once_however_often_it_occurs(small):
+def test_repeated_text_is_encoded_once(small):
     batch, listening = Batch(), Listening(small)
     for _ in range(3):
         again = text(" again", ASSISTANT, trained=True, breaks=True)

@@ -207,7 +207,7 @@ def test_text_of_other_messages_is_not_learned(marked, other):
     assert marked(source, [user("q"), says("yes")]) != "messages_mixed", "its own words may stand there twice"
 
 
-def test_blank_content_may_be_left_out(marked):
+def test_blank_content_may_be_excluded(marked):
     source = PLAIN.replace("(m.content or '')", "(m.content | upper)")
     assert marked(source, [user("q"), says(" "), user("q"), says("\n")]).count("«") == 2
     assert marked(source, [user("q"), says("a")]) == "content_left_out"

@@ -142,7 +142,7 @@ def test_flags_on_changed_characters_are_rejected(learned):
     assert learned(Q, {**A, "train": False}, Q2, B, source=CHANGES)[0][0] == SECOND
 
 
-def test_flags_and_policies_both_leave_out(learned):
+def test_flags_and_policies_both_skip(learned):
     policy = LossPolicy(end_of_turn=False)
     assert learned(Q, A, Q2, {**B, **detail((0, 3, True))}, policy=policy)[0][0] == "two.four"
     assert learned(Q, A, Q2, {**B, "weight": 0}, policy=LossPolicy("last_turn")).reason == "nothing_trained"
@@ -180,6 +180,6 @@ def test_a_flag_that_cannot_be_followed_rejects_the_row(learned, message, words)
     assert words in found.detail
 
 
-def test_flags_of_others_that_only_leave_out_change_nothing(learned):
+def test_flags_by_others_that_only_exclude_are_ignored(learned):
     quiet = {"weight": 0, "train": False, "step_loss_mask": 0}
     assert learned({**Q, **quiet}, A, {**Q2, "step_loss_mask": 1, "weight": 1}, B) == [(BOTH, PLAIN)]

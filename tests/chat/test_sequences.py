@@ -229,7 +229,7 @@ def test_a_turn_that_cannot_be_rendered_rejects_the_whole(renderer):
 
 
 @pytest.mark.parametrize("source", ["nano3", QWEN, STRIPS], ids=["nano3", "qwen", "strips"])
-def test_rendering_costs_a_fixed_number_of_renderings_of_each_message(renderer, source, monkeypatch):
+def test_each_message_is_rendered_a_fixed_number_of_times(renderer, source, monkeypatch):
     rendered = []
     render = ChatTemplate.render
 

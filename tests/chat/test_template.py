@@ -129,7 +129,7 @@ CARRIED = {
 
 
 @pytest.mark.parametrize(("expression", "kept"), CARRIED.values(), ids=CARRIED)
-def test_words_are_known_whatever_a_template_does_with_them(expression, kept):
+def test_words_are_known_in_every_template_operation(expression, kept):
     source = f"{{% for m in messages %}}<a>{{% if m.role == 'assistant' %}}{expression}{{% endif %}}</a>{{% endfor %}}"
     found = render(source, user(" a b "), assistant(" a b "), user(" a b "))
     assert "".join(text for _, text in said(found)) == kept

@@ -184,7 +184,7 @@ def test_ends_of_turns_and_calls_by_index(rows_of, name, messages, expected):
     assert trained(rows, row) == ([expected] if isinstance(expected, str) else expected)
 
 
-def test_calls_of_which_one_is_left_out(rows_of):
+def test_calls_of_which_one_is_excluded(rows_of):
     two = {**CALL, "tool_calls": [*CALL["tool_calls"], {"function": {"name": "g", "arguments": {}}}]}
     assert written(rows_of("gptoss")[0], {"messages": [U1, two], "tools": [F]}) == "tool_calls_left_out"
 

@@ -58,7 +58,7 @@ def found(table):
     return {(row["number"], row["evaluation"], row["row"]): (row["runs"], row["words"]) for row in rows}
 
 
-def test_a_question_is_found_however_it_is_written():
+def test_question_is_found_in_any_spelling():
     copies = [
         QUESTION,
         QUESTION.upper(),
@@ -113,7 +113,7 @@ def rewrapped(generator, language, text):
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("words", [3, pytest.param(60, marks=pytest.mark.slow)])
-def test_a_question_is_found_in_every_script_however_its_lines_are_broken(language, words):
+def test_question_is_found_in_every_script_with_any_line_breaks(language, words):
     generator = random.Random(language)
     exam = [written(generator, language, generator.randint(words, words + 10)) for _ in range(30)]
     long = [row for row in exam if looked_for(row)]

@@ -126,7 +126,7 @@ def test_partitions_change_no_decision(tmp_path, monkeypatch):
     ("source_bytes", "partitions"),
     [(0, 1), (128_000_000, 1), (128_000_001, 2), (300_000_000, 4), (10**13, MAX_PARTITIONS)],
 )
-def test_partitions_are_a_power_of_two_of_128_megabytes(source_bytes, partitions):
+def test_partitions_are_128_megabytes_by_a_power_of_two(source_bytes, partitions):
     assert partitions_for(source_bytes) == partitions
 
 
@@ -167,7 +167,7 @@ def test_duplicate_file_is_dropped_once(tmp_path):
     assert {name for name in outcomes(found, twice) if not name.startswith("again/")} == {*outcomes(alone, once)}
 
 
-def test_a_data_set_that_grew_signs_only_what_grew(tmp_path):
+def test_a_dataset_that_grew_signs_only_what_grew(tmp_path):
     texts, _, _ = planted(0)
     before = slices_of(tmp_path, 15_000, a=texts[:90], b=texts[90:])
     decisions_about(before, tmp_path)

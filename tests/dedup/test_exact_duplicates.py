@@ -87,7 +87,7 @@ def test_every_partition_gets_its_share(tmp_path):
 
 
 @pytest.mark.parametrize("waiting", [1, 100_000, 1 << 40])
-def test_rows_meet_however_many_wait_to_be_cut(tmp_path, monkeypatch, waiting):
+def test_rows_meet_at_any_cut_size(tmp_path, monkeypatch, waiting):
     monkeypatch.setattr("tokenmill.tasks.dedup.partitions.WAITING_BYTES", waiting)
     texts = [f"document {number % 3000}" for number in range(6000)]
     with partitioned(str(tmp_path / "keys.arrow"), KEYED, 4) as file:

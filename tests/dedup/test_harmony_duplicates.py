@@ -160,7 +160,7 @@ def test_mode_off_keeps_normalized_rows(normalized):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["tag", pytest.param("drop", marks=pytest.mark.slow)])
-def test_rows_are_marked_alike_in_however_many_groups_they_lie(normalized, monkeypatch, tmp_path, mode):
+def test_rows_are_marked_alike_in_any_number_of_groups(normalized, monkeypatch, tmp_path, mode):
     monkeypatch.setattr("tokenmill.tasks.sources.json_lines.BLOCK_BYTES", 2_000)
     monkeypatch.setattr("tokenmill.tasks.harmony.shard.GROUP_CHARACTERS", 1)
     blend = planted(tmp_path / "in")

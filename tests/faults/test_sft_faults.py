@@ -72,7 +72,7 @@ def before():
     return descriptors()
 
 
-def test_preparation_closes_files_and_leaves_no_foreign_ones(preparation, before):
+def test_preparation_closes_and_removes_its_files(preparation, before):
     preparation.clear()
     preparation.run()
     assert descriptors() == before
@@ -97,7 +97,7 @@ def test_failed_preparation_closes_files(preparation, before):
 
 
 @pytest.mark.parametrize(("where", "name"), [(SequenceWriter, "append"), (PackWriter, "_table")])
-def test_kills_while_storing_or_packing_leave_no_files(preparation, monkeypatch, where, name):
+def test_kills_while_storing_or_packing_remove_partial_files(preparation, monkeypatch, where, name):
     preparation.clear()
     called = getattr(where, name)
 
@@ -113,7 +113,7 @@ def test_kills_while_storing_or_packing_leave_no_files(preparation, monkeypatch,
     assert_mended(preparation, preparation.whole, "sequences")
 
 
-def test_full_disk_leaves_no_receipt(preparation):
+def test_full_disk_does_not_write_a_receipt(preparation):
     """No file may grow beyond 4 kB."""
     preparation.clear()
 

@@ -1,11 +1,14 @@
 """Whole preparations of filters: rows that stay keep their bytes, drops are counted by rule, and workers change nothing."""
 
 import json
+import re
 from pathlib import Path
 
+import fasttext
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.flows.options import config_settings
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.report.why import why_row
@@ -16,6 +19,7 @@ from tests.preparing import blend_of
 from tests.preparing_rl import write_rows
 
 GOOD = "This is the first sentence of a text that people have written with care. " * 5
+OTHER = "Das ist the wheel of that mill, und es is to be with the and have steine. " * 5
 SHORT = {"gopher_quality": {"min_doc_words": 20, "max_avg_word_length": None}, "rules": ["gopher_quality"]}
 
 
@@ -98,3 +102,16 @@ def test_impossible_settings_are_rejected(tmp_path, chosen, words):
     path = write_rows(tmp_path / "a.jsonl", [{"text": GOOD}])
     with pytest.raises(InputError, match=words):
         plan_here("filter", blend_of(path), tmp_path / "out", **chosen)
+
+
+@pytest.mark.slow
+def test_the_example_of_models_in_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```yaml\n(.*?)```", (Path(__file__).parents[2] / "docs/filter.md").read_text(), re.DOTALL)
+    for name, label in (("lid.176.bin", "en"), ("quality.bin", "high")):
+        Path("lines.txt").write_text(f"__label__{label} {GOOD}\n__label__other {OTHER}\n" * 50)
+        fasttext.train_supervised("lines.txt", lr=1.0, epoch=50, thread=1, verbose=0).save_model(name)
+    Path("filter.yaml").write_text(example)
+    path = write_rows(Path("a.jsonl"), [{"text": GOOD}, {"text": OTHER}])
+    _, manifest = prepare_here("filter", blend_of(path), "out", **SHORT, **config_settings(Path("filter.yaml")))
+    assert manifest["totals"]["dropped"] == {"language": 1}

@@ -17,6 +17,7 @@ from uuid import UUID
 import psutil
 import pytest
 import yaml
+from jinja2 import Template
 from prefect.cli.deploy._models import ConcurrencyLimitSpec, DeploymentConfig, PrefectYamlModel, WorkPoolConfig
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
@@ -41,15 +42,13 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.importtools import from_qualified_name
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import BaseModel
+from tokenmill.flows.deploying import write_project
 from tokenmill.flows.deployment_names import setup_environment
-from tokenmill.flows.direct import run_preparation
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import ROW_KEYS
 from tokenmill.tasks.nightly.blends import NightlyBlend
 from tokenmill.tasks.nightly.stage import announce
-from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.store import turn_in
-from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.flows.cloning import REPOSITORY, clone_into
@@ -255,7 +254,7 @@ def messages_of(server, run):
 
 
 @pytest.mark.slow
-def test_runs_wait_for_whoever_works_in_their_folder_and_for_nobody_else(deployed, clone, prefect_server):
+def test_runs_wait_only_for_others_in_their_folder(deployed, clone, prefect_server):
     """One that is canceled meanwhile ends without a traceback at the worker."""
     taken, free = (str(clone.with_name(name)) for name in ("taken", "free"))
     log = clone.with_name("worker.log")
@@ -278,7 +277,7 @@ def test_runs_wait_for_whoever_works_in_their_folder_and_for_nobody_else(deploye
 
 
 @pytest.mark.slow
-def test_cancelled_run_leaves_no_process_and_is_resumed(deployed, prefect_server, tmp_path):
+def test_cancelled_run_ends_its_processes_and_is_resumed(deployed, prefect_server, tmp_path):
     """No engine supports WordPiece, so the reference takes long enough to be cancelled while it encodes."""
     source = write_lines(tmp_path / "some.jsonl", [f"{'some words about data ' * 2_000}{row}" for row in range(400)])
     chosen = {
@@ -566,15 +565,22 @@ def deployments():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pretrain", "sft", "rl", "harmony", "dedup", "filter"])
-def test_default_parameters_of_preparations_succeed(kind, monkeypatch, tmp_path):
-    monkeypatch.chdir(REPOSITORY)
-    (declared,) = (each["parameters"] for each in deployments() if each["name"] == KINDS[kind].flow)
-    chosen = {name: value for name, value in declared.items() if name not in {"blend", "output_dir"}}
-    settings = parse(preparation(kind).settings, chosen, "settings")
-    blend = preparation(kind).read_blend(declared["blend"])
-    (record,) = run_preparation(preparation(kind), blend, str(tmp_path), settings).values()
-    assert record["documents"] > 0
+@pytest.mark.timeout(900)  # on busy cores
+def test_default_parameters_of_deployments_and_automations_succeed(prefect_api, monkeypatch, tmp_path):
+    """One after the other, because some read the output of others. `test_train_flow.py` runs the pipeline."""
+    monkeypatch.chdir(tmp_path)
+    write_project(tmp_path)
+    flows = {each["name"]: load_flow_from_entrypoint(each["entrypoint"]) for each in deployments()}
+    for each in deployments():
+        if each["name"] != "pipeline":
+            flows[each["name"]](**each["parameters"])
+    night = json.loads(Path("output/nightly/pretrain/tiny/latest.json").read_bytes())["pretrain"]
+    event = {"payload": night, "resource": {"name": "pretrain/tiny"}}
+    for each in deployments():
+        for trigger in each.get("triggers", []):
+            chosen = {name: Template(text).render(event=event) for name, text in trigger["parameters"].items()}
+            flows[each["name"]](**each["parameters"] | chosen)
+    assert Path("output/models/pretrain/tiny", night["version"], "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("deployment", deployments(), ids=lambda deployment: deployment["name"])

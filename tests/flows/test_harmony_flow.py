@@ -92,7 +92,7 @@ def test_a_run_that_is_killed_at_a_later_step_is_finished_by_the_next(prefect_se
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_behaviours_that_have_collapsed_are_published_and_the_command_fails(prefect_api, tmp_path):
+def test_behaviors_that_have_collapsed_are_published_and_the_command_fails(prefect_api, tmp_path):
     rows = [talk(f"What is {number} times {number}?", f"It is {number**2}.") for number in range(300)]
     write_rows(tmp_path / "train.jsonl", rows)
     (tmp_path / "blend.json").write_text(

@@ -98,7 +98,7 @@ def test_workers_with_other_code_are_rejected(tmp_path, planned, environment, wo
             assert len(client.scheduler_info()["workers"]) == 1
 
 
-def test_late_worker_with_other_code_builds_no_shard(planned):
+def test_late_worker_with_other_code_does_not_build(planned):
     kind, (shard,) = preparation("filter"), planned.plan.pending
     store = replace(planned.plan.store, built_with={"tokenmill": "0.0.1+1234abcd"})
     build = executor.build_work

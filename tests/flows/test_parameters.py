@@ -204,7 +204,7 @@ def test_server_explains_the_error(chosen, sentence):
         {"split": "train"},
     ],
 )
-def test_keys_of_a_file_of_rows_are_parameters_of_its_flow(tmp_path, monkeypatch, keys):
+def test_row_file_keys_are_flow_parameters(tmp_path, monkeypatch, keys):
     monkeypatch.setattr("tokenmill.flows.preparation.prepare", lambda _, blend, *__: {"entry": blend.training()[0]})
     flow = preparation_flow("sft")
     defaults = {name: parameter.default for name, parameter in signature(flow.fn).parameters.items()}

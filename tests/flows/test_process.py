@@ -223,7 +223,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(blend, environment, in_prefect, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "how"), [("directly", signal.SIGTERM), ("in Prefect", signal.SIGKILL)])
-def test_signal_without_terminal_leaves_no_process(way, how, blend, environment, in_prefect, tmp_path):
+def test_signal_without_terminal_ends_every_process(way, how, blend, environment, in_prefect, tmp_path):
     out, mark = tmp_path / "out", uuid.uuid4().hex
     command, options = [TOKENMILL, *arguments(blend, out)], in_prefect if way == "in Prefect" else []
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
@@ -428,7 +428,7 @@ def test_ctrl_c_prints_only_the_next_step(how):
     )
 
 
-def test_late_ctrl_c_has_no_effect():
+def test_late_ctrl_c_is_ignored():
     """Python itself makes Ctrl-C deadly again while it frees its objects."""
     program = """
 import os, signal, tokenmill.flows.process as process

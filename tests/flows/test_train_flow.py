@@ -19,18 +19,20 @@ from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import StateType
+from tokenmill.flows.options import config_settings
 from tokenmill.flows.pipeline import pipeline
 from tokenmill.flows.train import evaluate_model, train_model
 from tokenmill.tasks.artifact import artifact_key
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import unsealed
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.storage import filesystem
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.train import stage
 from tokenmill.tasks.train.events import TrainStep
 from tokenmill.tasks.train.history import History
 from tokenmill.tasks.train.job import Job, TrainData
-from tokenmill.tasks.train.pipeline_settings import load_settings
+from tokenmill.tasks.train.pipeline_settings import CONFIGS, blend_place, load_settings
 from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
 from tokenmill.tasks.train.watch import logged
 
@@ -214,7 +216,7 @@ def test_server_gets_first_lines_and_the_log_all(tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.slow
-def test_killed_command_leaves_no_trainer(texts, undisturbed, prefect_server, prefect_api, tmp_path):
+def test_killed_command_ends_its_trainer(texts, undisturbed, prefect_server, prefect_api, tmp_path):
     out = tmp_path / "model"
     arguments = ["train", texts, *words(checkpoint_every=2), "--output-dir", str(out)]
     killed = subprocess.Popen([TOKENMILL, *arguments], env=prefect_server.environment, stderr=subprocess.DEVNULL)
@@ -237,7 +239,7 @@ def trainers_of(out):
 
 
 @pytest.mark.slow
-def test_a_training_that_failed_shows_the_last_lines_of_its_log_and_where_it_is(texts, prefect_api, tmp_path):
+def test_training_that_failed_shows_the_last_lines_of_its_log_and_where_it_is(texts, prefect_api, tmp_path):
     out = tmp_path / "model"
     chosen = words(optimizer={"learning_rate": 1e30, "minimum_learning_rate": 1e30}, retries=0)
     failed = called("train", texts, *chosen, "--output-dir", out)
@@ -281,7 +283,7 @@ def test_input_error_is_not_retried(prefect_api, texts, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_needs_a_training_that_ended(prefect_api, texts, tmp_path):
+def test_an_evaluation_needs_a_training_run_that_ended(prefect_api, texts, tmp_path):
     with pytest.raises(InputError, match="no finished training here"):
         evaluate_model(str(tmp_path), str(tmp_path / "results"), EvaluateSettings())
 
@@ -320,8 +322,19 @@ def test_the_whole_pipeline_from_blends_to_evaluated_models_offline(prefect_api,
     assert {source["type"]: source["path"] for source in begun}["model"] == str(out / "pretrain/model")
 
 
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_bundled_configurations_are_settings(path):
+    """`tiny` and `pipeline-tiny` run above and in the demo; the others need a GPU."""
+    if not path.stem.startswith("pipeline"):
+        assert parse(TrainSettings, config_settings(path), path.stem).steps
+        return
+    settings = load_settings(path.stem)
+    for kind in ("pretrain", "sft", "rl"):
+        assert preparation(kind).read_blend(blend_place(getattr(settings, kind).blend)).training()
+
+
 @pytest.mark.slow
-def test_pipeline_that_cannot_train_prepares_no_data(prefect_api):
+def test_pipeline_that_cannot_train_does_not_prepare(prefect_api):
     with pytest.raises(InputError, match="output_dir=memory://pipeline"):
         pipeline("memory://pipeline")
     assert not filesystem("memory://pipeline")[0].exists("/pipeline")
@@ -329,7 +342,7 @@ def test_pipeline_that_cannot_train_prepares_no_data(prefect_api):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["pretrain", "sft", "rl"])
-def test_pipeline_with_missing_blends_prepares_no_data(prefect_api, tmp_path, stage):
+def test_pipeline_with_missing_blends_does_not_prepare(prefect_api, tmp_path, stage):
     settings = load_settings("pipeline-tiny")
     changed = getattr(settings, stage).model_copy(update={"blend": str(tmp_path / "nowhere.json")})
     with pytest.raises(InputError, match=r"nowhere\.json: no such blend file"):

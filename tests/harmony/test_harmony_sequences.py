@@ -73,7 +73,7 @@ def sequences(messages, policy=FULL, splits=True, **options):
 @pytest.mark.slow
 @given(st.lists(any_messages(), min_size=1, max_size=4))
 @max_examples(60)
-def test_ids_are_the_reference_s_for_whatever_can_be_written(messages):
+def test_ids_match_the_reference_for_any_text(messages):
     ids = list(chain(*(encode([[each]], FULL).ids.tolist() for each in messages)))
     assert ids == encoding().encode(render(messages), allowed_special="all")
     assert encode([messages], FULL).ids.tolist() == ids

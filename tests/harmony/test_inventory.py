@@ -74,7 +74,7 @@ def test_lengths_are_counted_between_powers_of_two(lengths):
         assert count == sum(low <= length < 2 * low or length == low for length in known)
 
 
-def test_a_value_counts_wherever_it_is_not_null():
+def test_every_non_null_value_counts():
     table = rows(id=["x", None, ""], meta_correctness=[0.0, 1.0, None], source_used_in=[[], None, ["a"]])
     table = pa.concat_tables([table, table])
     found = coverage_of(table)

@@ -164,7 +164,7 @@ def test_a_conversation_is_read_back_and_is_the_references(messages):
 
 @given(st.lists(any_messages(), min_size=1, max_size=4))
 @max_examples(120)
-def test_whatever_can_be_written_is_read_back_and_read_alike(messages):
+def test_every_written_value_is_read_back_alike(messages):
     text = render(messages)
     assert [message.message for message in parse(text)] == messages
     assert cross_check(text, messages) is None

@@ -103,7 +103,7 @@ def found(messages, **settings):
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_valid_conversation_has_no_fault(name):
+def test_valid_conversation_lacks_faults(name):
     assert found(GOOD[name]) == []
     assert faults(GOOD[name]) == []
 

@@ -154,7 +154,7 @@ def no_shards(step, pending, store, arguments, *, rebuild):
     return []
 
 
-def test_second_run_builds_no_shard_at_any_time(prepared, monkeypatch):
+def test_second_run_reuses_every_shard_at_any_time(prepared, monkeypatch):
     prepared.run()
     real, real_ns = time.time, time.time_ns
     for days in (0, 1, -1):
@@ -202,7 +202,7 @@ def test_planning_does_not_publish(prepared):
     assert not list(prepared.out.rglob("receipt.json"))
 
 
-def test_source_changed_after_planning_leaves_no_receipt(prepared):
+def test_source_changed_after_planning_is_not_receipted(prepared):
     """Nothing of its slices; the next run finds it as it was."""
     planned = prepared.plan()
     source = next(Path(shard.part.file.uri) for shard in planned.plan.shards if shard.part.file.uri.endswith(".jsonl"))

@@ -92,7 +92,7 @@ def test_version_equals_a_fresh_preparation(nights, tmp_path):
     assert tree(one) == tree(other)
 
 
-def test_unchanged_night_reads_no_data_and_writes_no_files(nights, monkeypatch):
+def test_unchanged_night_does_not_read_data_or_write_files(nights, monkeypatch):
     nights.compare(FIRST)  # the data was put back, which is looked into once
     for module in (parquet, slices):
         monkeypatch.setattr(module, "open_source", refuse)

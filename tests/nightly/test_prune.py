@@ -155,7 +155,7 @@ def test_unreadable_or_foreign_output_stops_pruning(nights, tmp_path):
 
 
 @pytest.mark.slow
-def test_interrupted_removal_leaves_no_receipt_without_files(nights, monkeypatch):
+def test_interrupted_removal_deletes_receipts_before_files(nights, monkeypatch):
     """Shards of which nothing is held out are files called `all`, which stand before `receipt.json`, those of others after."""
     nights.settings("web", holdout={"valid": 0, "test": 0}, max_shrink_fraction=1.0)
     nights.run(THIRD)

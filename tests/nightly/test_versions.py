@@ -99,7 +99,7 @@ def test_incomplete_versions_are_ignored_and_removed_later(tmp_path):
     assert (tmp_path / DAYS[3]).exists(), "it may be on its way"
 
 
-def test_interrupted_removal_leaves_no_half_version(tmp_path, monkeypatch):
+def test_interrupted_removal_deletes_whole_versions(tmp_path, monkeypatch):
     folder = published(tmp_path, *DAYS)
     lead(folder, DAYS[-1])
 

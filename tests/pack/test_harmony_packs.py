@@ -291,7 +291,7 @@ FLAGGED = [
 
 
 @pytest.mark.parametrize("normalized", [False, True], ids=["chat", "normalized text"])
-def test_messages_that_the_data_leaves_out_are_not_trained_on(tmp_path, normalized):
+def test_messages_that_the_data_skips_are_not_trained_on(tmp_path, normalized):
     source = write_rows(tmp_path / "chat.jsonl", FLAGGED)
     blend = blend_of(source)
     if normalized:
@@ -351,7 +351,7 @@ def test_new_template_version_rebuilds_all(chats, monkeypatch):
     }
 
 
-def test_worker_with_different_version_packs_no_shard(chats, tmp_path, monkeypatch):
+def test_worker_with_different_version_does_not_pack(chats, tmp_path, monkeypatch):
     planned = plan(blend_of(chats / "chat.jsonl"), tmp_path / "out")
     monkeypatch.setattr("tokenmill.tasks.harmony.training.TEMPLATE_VERSION", "next")
     with pytest.raises(RunError, match="harmony:next on this worker"):

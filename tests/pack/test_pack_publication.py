@@ -108,7 +108,7 @@ def problems(out):
     return verify(str(out), lambda store, receipt: []).problems
 
 
-def test_a_folder_holds_every_file_once_under_a_number_its_data_set_and_its_key(tmp_path, built):
+def test_a_folder_holds_every_file_once_under_a_number_its_dataset_and_its_key(tmp_path, built):
     store, finished = built
     manifest = publish(tmp_path, store, finished)
     names = [Path(path).name for path in folder(tmp_path)]
@@ -121,7 +121,7 @@ def test_a_folder_holds_every_file_once_under_a_number_its_data_set_and_its_key(
     assert problems(tmp_path) == []
 
 
-def test_blend_json_lists_the_folder_in_order_with_each_data_sets_weight_shared_by_tokens(tmp_path, built):
+def test_blend_json_lists_the_folder_in_order_with_each_datasets_weight_shared_by_tokens(tmp_path, built):
     store, finished = built
     publish(tmp_path, store, finished)
     entries, tokens = listed(tmp_path), tokens_by_dataset(tmp_path)
@@ -131,7 +131,7 @@ def test_blend_json_lists_the_folder_in_order_with_each_data_sets_weight_shared_
         assert weight == pytest.approx(WEIGHTS["datasets", name] * tokens_in(path) / tokens[name])
 
 
-def test_the_order_mixes_data_sets_and_every_seed_has_its_own(tmp_path, built):
+def test_the_order_mixes_datasets_and_every_seed_has_its_own(tmp_path, built):
     store, finished = built
     orders = []
     for seed in range(40):

@@ -138,7 +138,7 @@ def test_a_group_of_more_members_than_files_may_be_open_is_packed(tmp_path, sour
     assert packs_in(tmp_path / "out")
 
 
-def test_data_sets_and_splits_share_no_pack(tmp_path, chosen):
+def test_datasets_and_splits_share_no_pack(tmp_path, chosen):
     paths = [write_rows(tmp_path / f"{name}.jsonl", ROWS[first::2]) for first, name in enumerate("ab")]
     prepare(blend_of(*paths), tmp_path / "out", **chosen | {"holdout": {"valid": 0.3, "test": 0}})
     for split in ("train", "valid"):
@@ -191,7 +191,7 @@ def groups(monkeypatch, tokens):
 
 
 @pytest.mark.slow
-def test_a_large_data_set_is_packed_in_groups_and_one_that_grows_packs_only_the_last_again(
+def test_a_large_dataset_is_packed_in_groups_and_one_that_grows_packs_only_the_last_again(
     tmp_path, source, chosen, monkeypatch
 ):
     groups(monkeypatch, 6_000)

@@ -73,7 +73,7 @@ def test_only_ratios_of_weights_count_and_not_the_order_of_files(blend, seed, sh
 A, B = ("datasets", "a"), ("datasets", "b")
 
 
-def test_two_data_sets_by_hand():
+def test_two_datasets_by_hand():
     """a holds 300 tokens and shall have three times the tokens of b, which holds 400."""
     held = {A: [PackedFile("a", 300)], B: [PackedFile("b", 400)]}
     weights = {A: 0.75, B: 0.25}
@@ -113,6 +113,6 @@ def test_a_share_that_misses_by_more_than_a_fiftieth_is_warned_of(realised, warn
     assert all("'math'" in sentence and "50.00%" in sentence and f"{realised:.2%}" in sentence for sentence in found)
 
 
-def test_a_data_set_with_a_weight_but_without_packs_is_warned_of():
+def test_a_dataset_with_a_weight_but_without_packs_is_warned_of():
     (sentence,) = warnings("valid", {}, ["code"])
     assert sentence.startswith("valid: dataset 'code' doesn't have packs")

@@ -619,7 +619,7 @@ def test_long_sequences_are_cut_where_that_is_asked_for_and_their_masks_with_the
         assert found[number].mask == mask + (0,) * (len(found[number].ids) - len(ids))
     cut = [record for record in rows if len(whole(tokenizer, record)[0]) > most]
     assert manifest["totals"]["truncated"] == len(cut) >= 10
-    assert f"{len(cut)} conversations have a sequence that is cut to the size of a pack" in packing_lines(manifest)
+    assert f"{len(cut)} conversations with a sequence that is cut to the size of a pack" in packing_lines(manifest)
     assert manifest["totals"]["dropped"] == {}
 
 
@@ -737,7 +737,7 @@ def splits(held_out):
     return held_out(HELD_OUT, again)
 
 
-def test_shares_hold_and_equal_conversations_stay_together_in_splits(held_out, splits):
+def test_shares_and_equal_conversations_in_splits(held_out, splits):
     for split, share in {**SHARES, "train": 0.85}.items():
         deviation = (share * (1 - share) * len(HELD_OUT)) ** 0.5
         assert abs(len(splits[split]) - share * len(HELD_OUT)) < 5 * deviation
@@ -774,7 +774,7 @@ def test_a_split_of_the_blend_is_taken_as_it_is(tmp_path, chosen, tokenizer):
 # What a shard refuses to vouch for.
 
 
-def test_worker_with_different_template_packs_no_shard(tmp_path, chosen):
+def test_worker_with_different_template_does_not_pack(tmp_path, chosen):
     planned = plan(blend_of(write_rows(tmp_path / "some.jsonl", [marked(1)])), tmp_path / "out", **chosen)
     [shard], store, arguments = planned.plan.pending, planned.plan.store, SFT.stages[0].arguments(planned)
     other = TokenizerSource(model=str(chat_vocabulary(tmp_path / "other", size=501))).model_dump()
@@ -795,7 +795,7 @@ def test_an_id_that_the_vocabulary_does_not_have_stops_the_shard(tmp_path, chose
     assert not list((tmp_path / "out").rglob("receipt.json"))
 
 
-def test_messages_that_the_data_leaves_out_are_counted_and_not_trained_on(tmp_path, chosen, tokenizer):
+def test_messages_that_the_data_skips_are_counted_and_not_trained_on(tmp_path, chosen, tokenizer):
     flags = [
         {"weight": 0},
         {"train": False},

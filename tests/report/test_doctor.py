@@ -57,16 +57,16 @@ def test_gpus_are_listed_by_the_driver(tmp_path, monkeypatch):
 def test_a_token_is_found_and_never_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    assert states(tmp_path)["hub token"].state == "ok"
+    assert states(tmp_path)["Hub token"].state == "ok"
     shown = called("doctor", tmp_path)
     assert shown.returncode == 0
-    assert "hub token" in shown.stdout
+    assert "Hub token" in shown.stdout
     assert "hf_secret" not in shown.stdout + shown.stderr
 
 
 def test_each_check_that_is_not_ok_has_a_remedy_in_every_format(tmp_path):
     checks = json.loads(called("doctor", tmp_path, "--format", "json").stdout)["doctor"]["checks"]
-    assert {"Python", "Prefect server", "Dask", "disk", "hub token", "CUDA"} <= {check["name"] for check in checks}
+    assert {"Python", "Prefect server", "Dask", "disk", "Hub token", "CUDA"} <= {check["name"] for check in checks}
     assert all(bool(check["remedy"]) == (check["state"] != "ok") for check in checks)
     table = called("doctor", tmp_path).stdout
     assert all(check["name"] in table and check["remedy"] in table for check in checks)

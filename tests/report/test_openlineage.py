@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_written_is_a_warning(prepared, tmp_path, monkeypa
 
 def test_missing_openlineage_client_names_the_remedy(prepared, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "openlineage.client", None)
-    with pytest.raises(InputError, match=r"pip install 'tokenmill\[openlineage\]'"):
+    with pytest.raises(InputError, match=r"pip install 'openlineage-python>="):
         tell(*prepared[:2])
 
 

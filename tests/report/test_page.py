@@ -398,7 +398,7 @@ def test_a_report_that_fails_is_a_warning_with_the_remedy(tmp_path, monkeypatch)
     assert not (tmp_path / "out/report.html").exists()
 
 
-def test_many_data_sets_are_shown_in_part_and_all_counted():
+def test_many_datasets_are_shown_in_part_and_all_counted():
     links = {(f"d{number}", "train"): number + 1 for number in range(400)}
     drawn = flow("flow", links, ())
     counts = [int(count.replace(",", "")) for count in re.findall(r"to train: ([\d,]+)", drawn.description)[:16]]

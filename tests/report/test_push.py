@@ -303,7 +303,7 @@ def test_new_repository_visibility_is_checked(hub, outputs, asked, made):
     assert list(hub.datasets["org/name"].files) == [".gitattributes"]
 
 
-def test_second_push_makes_no_commit(hub, outputs):
+def test_second_push_does_not_commit(hub, outputs):
     first = send(outputs("rl"))
     received, commits = hub.received, len(hub.datasets["org/name"].commits)
     assert send(outputs("rl")) == first
@@ -348,7 +348,7 @@ def test_next_version_replaces_only_the_last_push(hub, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"{}", b"[1]", b"no json", b'{"files": [{"path": "LICENSE"}], "volatile": {}}'])
-def test_foreign_manifest_removes_no_file(hub, outputs, content):
+def test_foreign_manifest_does_not_remove_files(hub, outputs, content):
     hub.create("org/name", files={"manifest.json": content, "LICENSE": b"y"})
     send(outputs("rl"))
     assert "LICENSE" in hub.datasets["org/name"].files

@@ -42,7 +42,7 @@ def test_versions_count_up_and_the_newest_is_the_latest(root):
     assert located("art://corpus:v2/blend.json") == absolute("art://corpus:v2/blend.json") == "/b/blend.json"
 
 
-def test_unchanged_content_makes_no_new_version():
+def test_unchanged_content_keeps_its_version():
     assert register("corpus", artifact("/a", tokens=1)).version == "v1"
     assert register("corpus", artifact("/a", tokens=1)).version == "v1"
     assert register("corpus", artifact("/a", tokens=2)).version == "v2"

@@ -164,7 +164,7 @@ def test_scores_without_rows_are_plotted(published, capfd):
     assert "hard 16" in report(capfd, folder / "out", "--scores", folder / "out")[1]
 
 
-def test_data_sets_and_folders_keep_their_names_and_their_rows(tmp_path, capfd):
+def test_datasets_and_folders_keep_their_names_and_their_rows(tmp_path, capfd):
     names = [("z", "train"), ("a<i>", "train"), ("z", "valid"), ("m\x1b", "train")]
     counts = {"z/train": 5, "a<i>/train": 9, "z/valid": 2, "m\x1b/train": 7}
     rows = [

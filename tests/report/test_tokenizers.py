@@ -65,7 +65,7 @@ def tokens(folder, texts):
     return sum(len(each.ids) for each in tokenizer.encode_batch(texts, add_special_tokens=False))
 
 
-def test_the_first_rows_of_each_data_set_are_encoded_with_each_tokenizer(samples, models):
+def test_the_first_rows_of_each_dataset_are_encoded_with_each_tokenizer(samples, models):
     expected = {"english": ENGLISH, "german": GERMAN, "more": ENGLISH[:1], "code": CODE[:10]}
     assert [sample.name for sample in samples] == list(expected)
     for sample, texts in zip(samples, expected.values(), strict=True):
@@ -76,7 +76,7 @@ def test_the_first_rows_of_each_data_set_are_encoded_with_each_tokenizer(samples
     assert {counts.controls for counts in samples[0].tokens.values()} == {1}
 
 
-def test_data_sets_that_state_the_same_languages_are_added_up(samples):
+def test_datasets_that_state_the_same_languages_are_added_up(samples):
     found = {sample.name: sample for sample in by_language(samples)}
     assert list(found) == ["en", "de", "not stated"]
     english = [sample for sample in samples if sample.languages == "en"]

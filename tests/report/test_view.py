@@ -250,7 +250,7 @@ def test_a_seed_chooses_rows_over_all_shards(many):
     assert chosen == [texts(view_output(many, seed=seed, rows=2)) for seed in range(40)]
 
 
-def test_one_data_set_can_be_asked_for(many):
+def test_one_dataset_can_be_asked_for(many):
     assert texts(view_output(many, dataset="tools", rows=99)) == ALL_TEXTS[8:]
     (sequence,) = sequences(view_output(many, dataset="tools-again"))
     assert sequence.file == "/data/again.jsonl"
@@ -326,7 +326,7 @@ def test_unviewable_output_is_explained(tmp_path, chat, vocabulary):
     with pytest.raises(InputError, match="type 'rl'; view shows pretrain and sft"):
         view_output(out)
     write_manifest(out, [], vocabulary)
-    with pytest.raises(InputError, match="nothing to view"):
+    with pytest.raises(InputError, match="the shards are empty"):
         view_output(out)
 
 
@@ -482,7 +482,7 @@ def unsafe_in(text):
 
 
 @given(st.text(st.characters(categories=None)))
-def test_visible_text_has_no_active_characters(text):
+def test_visible_text_lacks_active_characters(text):
     shown = visible(text)
     assert unsafe_in(shown) == []
     assert shown.count("\n") == shown.count("↵\n") == text.count("\n")

@@ -66,7 +66,7 @@ def artifacts(logged):
 
 
 @pytest.mark.slow
-def test_data_sets_tokenizer_and_output_are_artifacts(logged):
+def test_datasets_tokenizer_and_output_are_artifacts(logged):
     folder, _, _ = logged
     found = artifacts(logged)
     counts = {kind: len(each) for kind, each in found.items() if not kind.startswith("run")}
@@ -123,5 +123,5 @@ def test_a_uri_becomes_a_name_that_is_allowed(uri, name):
 
 def test_missing_wandb_names_the_remedy(logged, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(InputError, match=r"pip install 'tokenmill\[wandb\]'"):
+    with pytest.raises(InputError, match=r"pip install 'wandb>="):
         log_preparation(logged[1], str(Path("/out")))

@@ -49,7 +49,7 @@ def counting(vocabulary):
 
 
 @pytest.mark.parametrize("most", [1, 40, 97, 10_000])
-def test_exactly_the_rows_with_more_tokens_are_left_out(tmp_path, counting, count, most):
+def test_exactly_the_rows_with_more_tokens_are_excluded(tmp_path, counting, count, most):
     lengths = [count(row["input"], row["output"]) for row in QUESTIONS]
     path = write_rows(tmp_path / "some.jsonl", QUESTIONS)
     _, manifest = prepare(

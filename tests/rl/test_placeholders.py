@@ -396,7 +396,7 @@ def unmasked(given, dapo=(), skywork=()):
     return found
 
 
-def test_a_masked_question_is_put_wherever_it_was():
+def test_masked_question_returns_to_its_position():
     """The row and what becomes of it are those of upstream's own test of this."""
     given = masked(DAPO, mode="canonical", lead="Work carefully:\n", trail="\nPut the result in a box.")
     given |= {"question": "masked", "expected_answer": "masked"}

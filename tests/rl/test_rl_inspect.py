@@ -47,7 +47,7 @@ def problems(folder, content, documents, compression="none"):
     [(b'{"a": 1}\n{}\n', 2), (b' {"a": "\\u2028 \xe2\x80\xa8"}\r\n', 1), (b'{"a": "' + b"x" * 3_000_000 + b'"}\n' + b"{}\n" * 9, 10)],
     ids=["two", "blanks", "a row longer than a block"],
 )  # fmt: skip
-def test_object_rows_have_no_problems(tmp_path, compression, content, documents):
+def test_object_rows_lack_problems(tmp_path, compression, content, documents):
     assert problems(tmp_path, PACK[compression](content), documents, compression) == []
 
 

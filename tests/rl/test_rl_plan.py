@@ -184,7 +184,7 @@ def test_changed_table_rebuilds_only_its_rows(tmp_path, resolving):
     assert manifest["mode"] == "resolve"
 
 
-def test_touched_moved_or_extended_table_rebuilds_no_shard(tmp_path, resolving):
+def test_touched_moved_or_extended_table_does_not_rebuild(tmp_path, resolving):
     os.utime(tmp_path / "table.parquet")
     assert pending(plan(resolving, tmp_path / "out")) == []
     table(tmp_path / "table.parquet", note="some column more")

@@ -247,7 +247,7 @@ NO_JSON = {
 
 
 @pytest.mark.parametrize("what", NO_JSON)
-def test_what_json_has_not_does_no_harm_where_it_is_left_out(tmp_path, what):
+def test_what_json_has_not_does_no_harm_where_it_is_excluded(tmp_path, what):
     path = parquet(tmp_path / "some.parquet", pa.table({"id": range(40), **NO_JSON[what]}))
     chosen = {"holdout": {"valid": 0.4, "test": 0.3}}
     found = prepared(transformed(path, {"select": ["id"]}), tmp_path / "out", **chosen)

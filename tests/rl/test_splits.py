@@ -59,7 +59,7 @@ def test_the_last_rows_are_held_out_across_slices_and_files(tmp_path, shard_size
 
 
 @pytest.mark.parametrize("shard_size", [400, 10**9])
-def test_each_data_set_gives_its_last_rows_whatever_shares_are_asked_for(tmp_path, shard_size):
+def test_each_dataset_gives_its_last_rows_for_any_shares(tmp_path, shard_size):
     one, other = write_rows(tmp_path / "one.jsonl", rows(50)), write_rows(tmp_path / "other.jsonl", rows(20, 100))
     chosen = {"val_holdout": 3, "holdout": {"valid": 0.3, "test": 0.3}, "shard_size": shard_size}
     found = prepared(blend_of(one, other), tmp_path / "out", **chosen)
@@ -72,7 +72,7 @@ def test_each_data_set_gives_its_last_rows_whatever_shares_are_asked_for(tmp_pat
 
 @pytest.mark.parametrize("count", [5, 6, 1000])
 @pytest.mark.parametrize("shard_size", [20, 10**9])
-def test_a_data_set_with_no_more_rows_than_that_keeps_all_for_training(tmp_path, count, shard_size):
+def test_a_dataset_with_no_more_rows_than_that_keeps_all_for_training(tmp_path, count, shard_size):
     small, large = write_rows(tmp_path / "small.jsonl", rows(5)), write_rows(tmp_path / "large.jsonl", rows(1001, 10))
     found = prepared(blend_of(small), tmp_path / "out", val_holdout=count, shard_size=shard_size)
     assert found == {"train": [*range(5)], "val": [], "test": []}
@@ -96,7 +96,7 @@ def test_rows_are_counted_in_file_order(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["jsonl.gz", "json", "parquet"])
-def test_last_rows_of_any_format_are_held_out(tmp_path, kind):
+def test_last_rows_in_any_format_are_held_out(tmp_path, kind):
     path, many = tmp_path / "in" / f"a.{kind}", rows(90)
     path.parent.mkdir()
     if kind == "parquet":
@@ -109,7 +109,7 @@ def test_last_rows_of_any_format_are_held_out(tmp_path, kind):
     assert found == split_at([*range(100)], 37)
 
 
-def test_a_data_set_that_grows_costs_its_tail(tmp_path):
+def test_a_dataset_that_grows_costs_its_tail(tmp_path):
     """Rows that were held out before are training data now, so their shards change; those before them do not."""
     path = write_rows(tmp_path / "a.jsonl", rows(100))
     chosen = {"val_holdout": 10, "shard_size": 400}
@@ -184,7 +184,7 @@ def test_splits_of_the_source_are_taken_by_any_of_their_names(tmp_path, names, s
     assert set(manifest["source_splits"]) == ({split} if split else {*taken})
 
 
-def test_each_data_set_has_the_splits_that_it_has(tmp_path):
+def test_each_dataset_has_the_splits_that_it_has(tmp_path):
     one = folder(tmp_path / "one", "train.jsonl", "test.jsonl")["datasets"]
     write_rows(tmp_path / "other" / "some.jsonl", rows(10, 100))
     both = {"datasets": [*one, *blend_of(tmp_path / "other")["datasets"]]}

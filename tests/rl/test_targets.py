@@ -326,7 +326,7 @@ def nearly_good(draw, target):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", READERS)
-def test_whatever_passes_is_read(target):
+def test_every_accepted_value_is_read(target):
     passed = []
 
     @given(nearly_good(target))

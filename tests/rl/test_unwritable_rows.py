@@ -41,7 +41,7 @@ def test_questions_with_different_long_integers_are_distinct(tmp_path):
 
 
 @pytest.mark.parametrize("shape", ["[", '{"a":'], ids=["arrays", "objects"])
-def test_a_deep_row_with_a_long_integer_is_set_aside_unless_its_depth_is_left_out(tmp_path, shape):
+def test_a_deep_row_with_a_long_integer_is_set_aside_unless_its_depth_is_excluded(tmp_path, shape):
     depth = 1000
     deep = f"{shape * depth}1{(']' if shape == '[' else '}') * depth}"
     row = f'{{"a":{deep},"b":1234567890123456789,"c":1}}'.encode()

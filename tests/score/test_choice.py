@@ -61,7 +61,7 @@ def chosen(out, **choices):
 
 @given(st.integers(0, 10_000), st.integers(1, 120), st.sampled_from([None, 1, 4]), st.sampled_from([0.6, 0.95, 1.1]))
 @max_examples(15)
-def test_every_row_is_chosen_or_left_out_for_a_reason(tmp_path_factory, seed, rows, quota, threshold):
+def test_every_row_is_chosen_or_excluded_for_a_reason(tmp_path_factory, seed, rows, quota, threshold):
     folder = tmp_path_factory.mktemp("choice")
     vectors, _ = around(np.random.default_rng(seed), [50, 30, 12], 8, spread=0.7)
     place = publish(folder / "in", vectors)
@@ -209,7 +209,7 @@ def test_singular_for_one_row_and_one_cluster(tmp_path, capsys):
     place = publish(tmp_path / "in", around(np.random.default_rng(9), [2], spread=1.0)[0], parts=1)
     assert run(["choose", place, "rows=1", "--output-dir", str(tmp_path / "out")]) == 0
     assert "1 row was asked for. The rows form 1 cluster, and" in (tmp_path / "out/report.md").read_text()
-    assert "left out 1 row: quota" in capsys.readouterr().err
+    assert "skipped 1 row: quota" in capsys.readouterr().err
 
 
 def test_unusable_folders_are_rejected(tmp_path, capsys):

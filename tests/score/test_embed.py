@@ -264,6 +264,6 @@ def test_only_vectors_of_length_one_are_stored(vector, fault):
         assert len(as_stored(vectors)) == 2
 
 
-def test_zero_vector_has_no_direction():
+def test_zero_vector_lacks_a_direction():
     with pytest.raises(NonFiniteError, match="row 1: the embedding is nan"):
         as_stored(unit_vectors(np.array([[1.0, 0], [0, 0]]), 2))

@@ -62,7 +62,7 @@ def test_the_report_counts_what_there_is():
     }
 
 
-def test_missing_results_have_no_keysets():
+def test_missing_results_lack_keysets():
     facts = collapse(survey([unanswered(), with_tool("[]"), with_tool("text"), with_tool("{}")]), Limits()).facts
     assert (facts["share_with_keysets"], facts["distinct_keysets"], facts["keysets"]) == (0.0, 0, {})
     assert facts["authors"] == {"functions.f": 3}

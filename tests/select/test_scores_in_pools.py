@@ -256,7 +256,7 @@ def test_misspelt_column_suggests_the_nearest(blend, tmp_path):
     require_selectable(SelectionChoices(require="nll_mean < 1", scores=[place]))
 
 
-def test_columns_that_cannot_be_compared_are_left_out(tmp_path):
+def test_columns_that_cannot_be_compared_are_excluded(tmp_path):
     kept = {
         "tiny": pa.array([1], pa.int8()), "half": pa.array([0.5], pa.float16()), "no": pa.array([False]),
         "name": pa.array(["x"]).dictionary_encode(), "big": pa.array([1], pa.uint64()), "list": pa.array([[1]]),

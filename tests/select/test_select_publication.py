@@ -148,7 +148,7 @@ ALIKE = rows_of_messages(1000)
         ({"view": "prompt", "min_tool_call_fraction": 0.5}, "0.000% of rows call a tool, below the limit of 50.000%"),
     ],
 )
-def test_behaviours_that_have_collapsed_are_published_and_then_fail(tmp_path, choices, collapsed):
+def test_behaviors_that_have_collapsed_are_published_and_then_fail(tmp_path, choices, collapsed):
     rows = [
         *ALIKE[:999],
         rows_of_messages(1)[0]

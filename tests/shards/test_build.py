@@ -146,7 +146,7 @@ def test_every_row_is_kept_or_dropped_with_a_reason(shard, store):
     ]
 
 
-def test_rows_that_a_filter_leaves_out_are_drops_and_are_not_judged(shard, store):
+def test_rows_that_a_filter_skips_are_drops_and_are_not_judged(shard, store):
     receipt = build_numbers(shard, store, chosen={"lang": ["de"]})
     assert receipt.drops == {"blank_line": 1, "malformed_json": 1, "filtered": 3, "not_positive": 1}
     assert receipt.documents == 1
@@ -175,7 +175,7 @@ def test_a_bad_row_ends_the_shard_where_the_policy_is_to_fail(shard, store):
     assert not Path(store.place).exists() or not list(Path(store.folder(shard.key)).iterdir())
 
 
-def test_unaccounted_row_leaves_no_receipt(shard, store):
+def test_unaccounted_row_prevents_a_receipt(shard, store):
     def build_wrongly():
         with building(shard, store, "quarantine") as builder:
             for _ in builder.records(["n"], positive):

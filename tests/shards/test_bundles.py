@@ -226,7 +226,7 @@ def test_the_first_bad_row_of_a_bundle_is_named(tmp_path, model):
     ]
 
 
-def test_packs_of_bundles_name_file_and_line(tmp_path):
+def test_packs_from_bundles_name_file_and_line(tmp_path):
     expected = set()
     for number in range(20):
         chats = [

@@ -55,7 +55,7 @@ def test_content_that_is_read_more_than_once(folder, sources, reads):
     ]
 
 
-def test_total_epochs_are_shown_wherever_people_look(folder):
+def test_total_epochs_are_shown_on_every_surface(folder):
     # The 40 rows of the blend are read once: 1/4 of them from a, 3/4 from its copy, which is 20 rows long, as a is.
     out = folder / "out"
     blend = {

@@ -33,7 +33,7 @@ def key_of(recipe=Recipe(), part=PART, kind="pretrain", version=1):
     return shard_key(shard_identity(kind, version, recipe, part))
 
 
-def test_a_key_is_128_bits_of_the_sha256_of_the_canonical_json():
+def test_key_is_128_bits_of_the_canonical_json_hash():
     canonical = {
         "format_version": 1,
         "kind": "pretrain",
@@ -70,7 +70,7 @@ def test_a_field_added_later_is_part_of_the_key_only_where_it_is_used():
         key_of(part=replace(PART, file=replace(FILE, compression="gzip"))),
     ],
 )
-def test_whatever_can_change_a_byte_changes_the_key(other):
+def test_every_byte_changing_option_changes_the_key(other):
     assert other != key_of()
 
 

@@ -141,7 +141,7 @@ def test_nights_do_not_publish_among_their_blends(data, tmp_path, capsys):
     assert f"contains the output folder {tmp_path}/blends/out" in capsys.readouterr().err
 
 
-def test_a_home_folder_is_where_it_is_wherever_it_is_named(data, tmp_path, monkeypatch):
+def test_home_folder_is_resolved_in_every_setting(data, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     tokenizer = {"model": str(byte_level_bpe(tmp_path, 400))}

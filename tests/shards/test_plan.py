@@ -340,7 +340,7 @@ def test_a_sample_prepares_exactly_the_leading_rows(tmp_path, chosen, name, samp
     assert tokens_in(tmp_path / "out") == tokens_in(tmp_path / "expected")
 
 
-def test_a_sample_is_taken_of_each_data_set(corpus, tmp_path, chosen):
+def test_a_sample_is_taken_of_each_dataset(corpus, tmp_path, chosen):
     blend = blend_of(corpus / "a.jsonl", corpus / "b.jsonl")
     _, manifest = prepare(blend, tmp_path / "out", sample=25, **chosen)
     assert {name: books["rows"] for name, books in manifest["totals"]["datasets"].items()} == {

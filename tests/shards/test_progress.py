@@ -1,7 +1,9 @@
 import os
+import threading
 from contextlib import suppress
 from itertools import pairwise
 
+from tokenmill.tasks.shards import progress
 from tokenmill.tasks.shards.progress import LINE_SECONDS, UPDATE_SECONDS, ProgressBar, Tally, say, shown
 
 
@@ -75,3 +77,16 @@ def test_log_gets_a_line_every_half_minute(monkeypatch, capsys):
     assert len(lines) == 502 // LINE_SECONDS
     assert all(line.count("\n") == 1 for line in lines.values())
     assert all(("0%  0/3 shards" if when < 1251 else "33%  1/3 shards") in line for when, line in lines.items())
+
+
+def test_a_log_explains_long_waits_once(monkeypatch, capsys):
+    with progress.explained("check mill: once"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "EXPLAINED_SECONDS", 0)
+    for _ in range(2):
+        with progress.explained("check mill: once"):
+            for timer in threading.enumerate():
+                if isinstance(timer, threading.Timer):
+                    timer.join()
+    assert capsys.readouterr().err == "tokenmill: check mill: once\n"

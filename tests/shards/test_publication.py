@@ -112,7 +112,7 @@ datasets = st.lists(st.tuples(st.lists(tokens, max_size=5), st.floats(1e-6, 1e6)
 
 
 @given(datasets)
-def test_the_shards_of_a_data_set_share_its_weight_in_proportion_to_their_tokens(datasets):
+def test_the_shards_of_a_dataset_share_its_weight_in_proportion_to_their_tokens(datasets):
     shards = {
         f"set{place}": [finished(f"set{place}", number, parts) for number, parts in enumerate(built)]
         for place, (built, _) in enumerate(datasets)
@@ -139,7 +139,7 @@ def test_the_shards_of_a_data_set_share_its_weight_in_proportion_to_their_tokens
         assert (entries is None) == (not expected)
 
 
-def test_a_data_set_of_weight_zero_is_prepared_and_left_out(tmp_path, chosen):
+def test_a_dataset_of_weight_zero_is_prepared_and_excluded(tmp_path, chosen):
     paths = [write_lines(tmp_path / f"{name}.jsonl", rows) for name, rows in (("a", TEXTS[:50]), ("b", TEXTS[50:]))]
     _, manifest = prepare(blend_of(*paths, b=0), tmp_path / "out", holdout=NO_HOLDOUT, **chosen)
     listed = {str(Path(prefix).relative_to(tmp_path / "out")) for prefix in read_blend(tmp_path / "out")["train"][1::2]}
@@ -350,7 +350,7 @@ def damaged(tmp_path):
 
 
 @pytest.mark.parametrize("shard_size", [200, 2000, 10**6])
-def test_bad_rows_are_published_with_file_and_line_wherever_the_file_is_cut(tmp_path, chosen, damaged, shard_size):
+def test_bad_rows_are_published_with_file_and_line_for_any_cut(tmp_path, chosen, damaged, shard_size):
     path, lines = damaged
     prepare(blend_of(path), tmp_path / "out", **chosen | {"shard_size": shard_size})
     assert [(file, line) for file, line, _ in quarantined(tmp_path / "out")] == [(str(path), line) for line in lines]
@@ -411,7 +411,7 @@ def with_bad_rows(rows_in, bad):
         (100_000, 2, False, "malformed_json 1, null_text 1), 0 are allowed"),
     ],
 )
-def test_a_data_set_may_have_ten_bad_rows_or_a_thousandth_or_none(tmp_path, rows, bad, tolerate, refused):
+def test_a_dataset_may_have_ten_bad_rows_or_a_thousandth_or_none(tmp_path, rows, bad, tolerate, refused):
     words = re.escape(f"'a': {bad:,} of {rows:,} rows are bad ({refused}")
     with pytest.raises(RunError, match=words) if refused else nullcontext():
         check_bad_rows([with_bad_rows(rows, bad)], Store(str(tmp_path), "pretrain"), 0.001, tolerate=tolerate)

@@ -113,7 +113,7 @@ def test_a_kubernetes_that_does_not_answer_does_not_end_the_run(pods):
     assert queue().waiting_for().startswith("its pods are not known: ")
 
 
-def test_silent_slurm_gives_no_job_states(tmp_path, monkeypatch):
+def test_silent_slurm_gives_empty_job_states(tmp_path, monkeypatch):
     squeue = tmp_path / "squeue"
     squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1\n")
     squeue.chmod(0o755)

@@ -100,7 +100,7 @@ def test_removed_dataset_and_empty_split_are_not_losses(prepare, tmp_path):
     assert splits["valid"] is None
 
 
-def test_one_of_several_data_sets_may_be_empty_from_the_beginning(prepare, tmp_path):
+def test_one_of_several_datasets_may_be_empty_from_the_beginning(prepare, tmp_path):
     write(tmp_path / "code.jsonl", 5)
     (tmp_path / "web.jsonl").write_text("\n")
     prepare(blend(tmp_path), tmp_path / "out")

@@ -52,7 +52,7 @@ def check(out):
     return verify(str(out), PRETRAIN.inspect)
 
 
-def test_intact_preparation_has_no_problems(prepared):
+def test_intact_preparation_lacks_problems(prepared):
     out, again, _ = prepared
     plan = again()
     verification = check(out)
@@ -225,7 +225,7 @@ def test_lost_workers_and_workers_of_other_code_withdraw_nothing(damaged, monkey
     assert proofs(out) == before
 
 
-def test_late_worker_with_other_code_checks_no_shard():
+def test_late_worker_with_other_code_does_not_check():
     with pytest.raises(RunError, match=r"this worker would build other data: tokenmill \S+ \(in the run 0\.0\.1\)"):
         workers._call(__name__, {"tokenmill": "0.0.1"}, print, {})  # noqa: SLF001 - what a worker is sent
 

@@ -218,7 +218,7 @@ HIDDEN_NAMES = "_SUCCESS.jsonl _temporary/0/a.jsonl x/_delta_log/0.jsonl .x.json
 HIDDEN = HIDDEN_NAMES.split()
 
 
-def test_hidden_names_are_those_of_pyarrow(tmp_path, memory):
+def test_hidden_names_match_pyarrow(tmp_path, memory):
     put(tmp_path, "a.jsonl", "x/b_.jsonl", "x_/c.jsonl", *HIDDEN)
     memory.pipe({f"/corpus/{path.relative_to(tmp_path)}": LINE for path in tmp_path.rglob("*.jsonl")})
     judge = [os.path.relpath(path, tmp_path) for path in dataset.dataset(tmp_path, format="json").files]
@@ -308,7 +308,7 @@ COMPONENT = st.text(alphabet="ab-_.", min_size=1, max_size=4).filter(lambda part
 
 
 @given(st.lists(COMPONENT, min_size=1, max_size=4), COMPONENT)
-def test_a_subset_is_one_of_the_components_whatever_they_look_like(components, subset):
+def test_subset_is_one_of_any_components(components, subset):
     assert in_subset("/".join(components) + ".jsonl", subset) == (subset in components)
 
 
@@ -325,14 +325,14 @@ def test_a_subset_is_one_of_the_components_whatever_they_look_like(components, s
     ],
 )
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
-def test_an_array_is_told_from_lines_by_its_first_byte(tmp_path, content, expected, ending):
+def test_array_is_recognized_by_its_first_byte(tmp_path, content, expected, ending):
     stored = pa.compress(content, {".gz": "gzip", ".zst": "zstd"}[ending], asbytes=True) if ending else content
     put(tmp_path, f"x.json{ending}", f"y.jsonl{ending}", content=stored)
     array, lines = discover(source(tmp_path))
     assert (array.format, lines.format) == (expected, "jsonl")
 
 
-def test_a_json_file_that_is_not_compressed_as_its_name_says_is_named(tmp_path):
+def test_json_file_with_wrong_compression_suffix_is_named(tmp_path):
     put(tmp_path, "x.json.gz", content=json.dumps(["plain"]).encode())
     with pytest.raises(RunError, match=r"x\.json\.gz"):
         discover(source(tmp_path))
@@ -377,7 +377,7 @@ def test_files_like_data_that_cannot_be_read_are_warned_about(tmp_path, name):
     assert list(find(source(tmp_path / "in/*.jsonl")).warnings) == []
 
 
-def test_a_link_to_nowhere_that_is_not_read_has_no_bytes(tmp_path):
+def test_unread_dangling_link_counts_as_0_bytes(tmp_path):
     put(tmp_path, "a.jsonl", "b.avro")
     (tmp_path / "c.avro").symlink_to("gone")
     (warning,) = find(source(tmp_path)).warnings
@@ -411,7 +411,7 @@ def azure():
 
 
 @pytest.mark.usefixtures("azure")
-def test_files_of_azure_keep_their_account():
+def test_azure_files_keep_their_account():
     folder = "abfss://corpus@account.dfs.core.windows.net/data"
     Accounts(account="a").pipe({"/corpus/data/a.jsonl": LINE, "/corpus/data/_x/b.jsonl": LINE})
     for place in (folder, f"{folder}/*.jsonl", f"{folder}/a.jsonl"):

@@ -109,7 +109,7 @@ def test_text_that_is_not_json(text):
 
 @pytest.mark.parametrize("levels", [100, 254, 255, 300, 1000])
 @pytest.mark.parametrize("number", ["1.5", "1", f"{2**70}"])
-def test_a_number_is_exact_or_an_error_however_deep_it_is(number, levels):
+def test_number_is_exact_or_an_error_at_any_depth(number, levels):
     deep = "[" * levels + number + "]" * levels
     if levels <= 254:
         assert compact(loads(deep)).decode() == deep

@@ -115,7 +115,7 @@ def test_texts_of_every_format_and_compression(tmp_path, ending, suffix):
         as_arrow(pa.array(TEXTS, pa.string_view())), as_arrow(pa.array(TEXTS, pa.large_binary())),
     ],
 )  # fmt: skip
-def test_arrow_files_of_any_writer(tmp_path, content):
+def test_arrow_files_by_any_writer(tmp_path, content):
     for ending in ("arrow", "feather", "ipc"):
         (tmp_path / f"a.{ending}").write_bytes(content)
     assert texts_of(tmp_path) == TEXTS * 3
@@ -177,7 +177,7 @@ FIELD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"
     st.sampled_from([0, 1]),
     st.booleans(),
 )
-def test_csv_rows_are_those_of_the_csv_module(tmp_path_factory, rows, end, quoting, tabs):
+def test_csv_rows_match_the_csv_module(tmp_path_factory, rows, end, quoting, tabs):
     path = tmp_path_factory.mktemp("csv") / ("a.tsv" if tabs else "a.csv")
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator=end, quoting=quoting, delimiter="\t" if tabs else ",")
@@ -185,7 +185,7 @@ def test_csv_rows_are_those_of_the_csv_module(tmp_path_factory, rows, end, quoti
     assert texts_of(path) == [text for _, text in rows]
 
 
-def test_csv_rows_are_those_of_pyarrow_also_across_blocks(tmp_path, monkeypatch):
+def test_csv_rows_match_pyarrow_across_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(opening, "BLOCK_BYTES", 64)
     path = tmp_path / "a.csv"
     path.write_bytes(b"\xef\xbb\xbf" + as_csv([f'{number}, "{number}"\n' * number for number in range(40)]))
@@ -206,7 +206,7 @@ def test_csv_rows_are_those_of_pyarrow_also_across_blocks(tmp_path, monkeypatch)
         (b"", [], []),
     ],
 )
-def test_rows_of_csv_that_cannot_be_read(tmp_path, content, texts, bad):
+def test_unreadable_csv_rows(tmp_path, content, texts, bad):
     (tmp_path / "a.csv").write_bytes(content)
     assert (texts_of(tmp_path), bad_of(tmp_path)) == (texts, bad)
 
@@ -307,7 +307,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".txt"])
 @pytest.mark.parametrize("kind", OTHERS)
-def test_text_that_is_something_else_is_refused_by_name(tmp_path, kind, ending):
+def test_file_with_a_wrong_suffix_is_rejected_by_name(tmp_path, kind, ending):
     content, remedy = OTHERS[kind]
     (tmp_path / f"a{ending}").write_bytes(content)
     with pytest.raises(InputError, match=f"a{ending}: holds {kind.strip()}, not .*{remedy.format(ending)}"):
@@ -341,7 +341,7 @@ def test_text_that_is_something_else_is_refused_by_name(tmp_path, kind, ending):
         ("a.parquet", encrypted(plaintext_footer=True), "encrypted columns; write it again without encryption"),
     ],
 )
-def test_files_of_which_no_row_could_be_read(tmp_path, name, content, said):
+def test_files_without_readable_rows(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(gzip.compress(content) if name == "a.jsonl.gz" else content)
     with pytest.raises(InputError, match=f"{name}: holds {said}"):
         texts_of(tmp_path / name)

@@ -165,7 +165,7 @@ def test_zstd_is_read_up_to_the_longest_window_that_its_tools_make(tmp_path, win
     assert read(stored(tmp_path / "a", content, compression="zstd")) == ({0: "a", 1: "b"}, {}, 0)
 
 
-def test_a_window_that_no_tool_makes_is_refused_with_what_it_needs(tmp_path):
+def test_unusual_window_is_rejected_with_its_requirements(tmp_path):
     part = stored(tmp_path / "a.jsonl.zst", frame(b"{}", 32), compression="zstd")
     with pytest.raises(InputError, match=r"a\.jsonl\.zst: has a zstd window of more than 2,147,483,648 .*--long=31"):
         read(part)
@@ -210,7 +210,7 @@ def test_gzip_content_that_fails_its_checksum_is_corrupt(tmp_path):
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
-def test_what_a_store_fails_to_deliver_is_not_called_corrupt(tmp_path, compression):
+def test_failed_downloads_are_not_reported_as_corruption(tmp_path, compression):
     for place, error in {tmp_path / "gone": FileNotFoundError, tmp_path: IsADirectoryError}.items():
         with pytest.raises(error):
             list(read_texts(Slice(SourceFile(str(place), 10, "jsonl", compression), 0, 10), "text"))
@@ -254,7 +254,7 @@ def test_a_file_in_an_object_store_reads_as_the_local_one_does(tmp_path, bucket,
     assert read(uploaded(part, bucket)) == read(uploaded(part, "memory://test-read")) == read(part)
 
 
-def test_slices_of_a_large_object_read_as_those_of_the_local_file(tmp_path, bucket):
+def test_slices_of_a_large_object_match_the_local_file(tmp_path, bucket):
     rows = [{"text": f"{number} " + "é" * (number % 5000)} for number in range(3000)]
     content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
     local = stored(tmp_path / "large.jsonl", content)

@@ -40,7 +40,7 @@ def plan(tmp_path):
         ("sft", "documents", "tokenmill pretrain or tokenmill dedup"),
     ],
 )
-def test_rows_of_another_form_are_told_their_command(plan, kind, form, command):
+def test_rows_in_a_different_form_name_their_command(plan, kind, form, command):
     with pytest.raises(InputError, match=f"rows.jsonl holds {form}, without a .*; prepare it with {command}"):
         plan(kind, ROWS[form], ROWS[form])
 
@@ -123,7 +123,7 @@ def test_a_json_file_is_rows_or_a_blend(tmp_path, content, rows):
     assert is_rows(str(tmp_path / "a.json")) is rows
 
 
-def test_a_json_file_that_is_not_there_is_no_file_of_rows(tmp_path):
+def test_missing_json_file_is_not_a_row_file(tmp_path):
     assert not is_rows(str(tmp_path / "a.json"))
     assert is_rows(str(tmp_path / "*.json"))
 

@@ -84,7 +84,7 @@ def test_files_carry_the_commit_their_size_and_the_checksums_of_git(publish, tmp
     assert (small.format, small.compression) == ("jsonl", "gzip")
 
 
-def test_a_moved_branch_changes_the_commit_but_no_checksum_of_a_file_that_stayed(publish):
+def test_moved_branch_keeps_checksums_of_unchanged_files(publish):
     first = publish("data/a.jsonl")
     before = discover(source())
     second = publish("data/b.jsonl")
@@ -104,13 +104,13 @@ def test_a_revision_pins_the_files_of_its_commit(publish, spell):
     assert found(**spell("main")) == ["data/a.jsonl", "data/b.jsonl", "data/c.jsonl"]
 
 
-def test_two_different_revisions_are_refused(publish):
+def test_two_different_revisions_are_rejected(publish):
     publish("data/a.jsonl")
     assert found("hf://org/name@main", revision="main") == ["data/a.jsonl"]
     assert "'other'" in refusal("hf://org/name@main", revision="other")
 
 
-def test_what_the_card_does_not_declare_is_refused_with_what_it_does(publish):
+def test_undeclared_subset_is_rejected_with_the_declared_ones(publish):
     splits = "[{split: train, path: a.jsonl}, {split: test, path: b.jsonl}]"
     card = (
         f"configs:\n- {{config_name: default, data_files: {splits}}}\n- {{config_name: extra, data_files: raw/*.csv}}"
@@ -208,7 +208,7 @@ def test_one_of_two_formats_is_read_and_the_other_counted(publish):
 
 @pytest.mark.parametrize("revision", ["v1.0", "feature/x", "feature/x/y", "refs/pr/7", "refs/convert/parquet"])
 @pytest.mark.parametrize("inside", ["", "/data/a.jsonl", "/data", "/data/*.jsonl", "/"])
-def test_branches_and_what_is_inside_them(publish, revision, inside):
+def test_branches_and_their_content(publish, revision, inside):
     publish("data/main.jsonl")
     publish("data/a.jsonl", branch=revision)
     names = ["data/a.jsonl"] if "a.jsonl" in inside else ["data/a.jsonl", "data/main.jsonl"]
@@ -232,7 +232,7 @@ def test_a_file_folder_or_glob_inside_a_repository_can_be_named(publish):
     assert "'a/x.jsonl'" in refusal("hf://org/name/a/w.jsonl")
 
 
-def test_a_repository_without_data_says_what_it_holds(publish):
+def test_repository_without_data_is_rejected_with_its_files(publish):
     publish("data/rows.orc", "data/rows.avro")
     assert "'data/rows.orc'" in refusal()
     assert ".parquet" in refusal()
@@ -277,7 +277,7 @@ def test_a_file_is_asked_for_once_and_then_read_where_it_is_stored(hub, stored):
 
 
 @pytest.mark.parametrize("does", [403, 503, "cut"])
-def test_a_store_that_refuses_or_fails_for_a_while(hub, stored, does):
+def test_store_that_fails_temporarily(hub, stored, does):
     file, content = stored
     with open_source(file, cache="none") as stream:
         assert stream.read(10) == content[:10]
@@ -346,13 +346,13 @@ def test_a_gated_repository_needs_a_token_that_was_let_in(hub, publish, monkeypa
         assert stream.read() == ROWS
 
 
-def test_an_unknown_repository_revision_or_name_is_refused_with_the_remedy(hub, publish, monkeypatch):
+def test_unknown_repository_revision_or_name_is_rejected_with_a_remedy(hub, publish, monkeypatch):
     publish("data/x.jsonl")
     hub.model("org/model", {"config.json": "{}"})
     assert "hf://org/model: it is a model, and a dataset is needed" in refusal("hf://org/model")
-    assert "hf://org/nmae: no such dataset on the hub" in refusal("hf://org/nmae")
+    assert "hf://org/nmae: no such dataset on the Hub" in refusal("hf://org/nmae")
     monkeypatch.setenv("HF_TOKEN", "hf_member")
-    assert "hf://org/nmae: no such dataset on the hub" in refusal("hf://org/nmae")
+    assert "hf://org/nmae: no such dataset on the Hub" in refusal("hf://org/nmae")
     monkeypatch.setenv("HF_TOKEN", EXPIRED)
     assert "rejected HF_TOKEN" in refusal()
     monkeypatch.delenv("HF_TOKEN")
@@ -372,7 +372,7 @@ def test_an_unknown_repository_revision_or_name_is_refused_with_the_remedy(hub, 
         (503, {"Retry-After": "2"}, [2, 2, 2, 2]),
     ],
 )
-def test_a_hub_that_fails_is_asked_again_when_it_says(hub, publish, status, headers, waits):
+def test_failed_hub_request_is_retried_at_the_requested_time(hub, publish, status, headers, waits):
     publish("data/x.jsonl")
     hub.fault("/api/datasets/*", status, times=len(waits) or 1, headers=headers)
     if waits:
@@ -382,5 +382,5 @@ def test_a_hub_that_fails_is_asked_again_when_it_says(hub, publish, status, head
     with pytest.raises(RunError) as failed:
         discover(source())
     assert re.fullmatch(
-        r"hf://org/name: the hub [^\n]*; run the same command again( in 301 seconds)?", str(failed.value)
+        r"hf://org/name: the Hub [^\n]*; run the same command again( in 301 seconds)?", str(failed.value)
     )

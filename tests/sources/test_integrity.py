@@ -136,7 +136,7 @@ def source(tmp_path, kind, contents):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_is_left_alone_is_built_whole(tmp_path, contents, kind):
+def test_untouched_file_is_built_whole(tmp_path, contents, kind):
     shards = planned_shards(source(tmp_path, kind, contents), shard_size=1 << 20)
     receipts = [build(shard, tmp_path / "store") for shard in shards]
     assert sum(receipt.documents for receipt in receipts) == ROWS
@@ -145,7 +145,7 @@ def test_a_file_that_is_left_alone_is_built_whole(tmp_path, contents, kind):
 
 @pytest.mark.parametrize("swap", SWAPS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_is_swapped_between_plan_and_build_is_refused(tmp_path, contents, kind, swap):
+def test_file_swapped_between_plan_and_build_is_rejected(tmp_path, contents, kind, swap):
     path = source(tmp_path, kind, contents)
     shards, before = planned_shards(path, shard_size=1 << 20), times(path)
     swap(path, contents[kind][1])
@@ -156,9 +156,7 @@ def test_a_file_that_is_swapped_between_plan_and_build_is_refused(tmp_path, cont
 
 @pytest.mark.parametrize("swap", [overwrite, write_through_a_map])
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
-def test_a_file_that_is_swapped_while_it_is_read_is_refused_even_if_it_is_swapped_back(
-    tmp_path, contents, kind, swap, monkeypatch
-):
+def test_file_swapped_while_read_is_rejected_even_if_swapped_back(tmp_path, contents, kind, swap, monkeypatch):
     monkeypatch.setattr(parquet, "BUFFER_BYTES", 1 << 12)  # so that not all is in memory before the swap
     path = source(tmp_path, kind, contents)
     (shard,) = planned_shards(path)
@@ -190,7 +188,7 @@ def test_a_map_that_writes_without_a_trace_in_the_times_is_noticed(tmp_path, con
             build(shard, tmp_path / "store")
 
 
-def test_a_new_link_or_mode_is_no_change_of_the_rows(tmp_path, contents):
+def test_new_link_or_mode_does_not_change_rows(tmp_path, contents):
     path = source(tmp_path, "jsonl", contents)
     (shard,) = planned_shards(path)
     path.chmod(0o600)

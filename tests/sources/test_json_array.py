@@ -61,7 +61,7 @@ def test_elements_match_json_loads_at_any_block_size(array, block_bytes):
 
 @max_examples(300)
 @given(st.text(st.sampled_from('[]{},"\\ a'), max_size=40).map(lambda text: b"[" + text.encode()), st.integers(1, 9))
-def test_whatever_follows_the_bracket_reads_the_same_at_any_block_size(data, block_bytes):
+def test_text_after_the_bracket_reads_the_same_at_any_block_size(data, block_bytes):
     rows = split_or_broken(data, block_bytes)
     assert rows == split_or_broken(data, len(data))
     try:
@@ -122,7 +122,7 @@ def test_an_array_cut_anywhere_is_broken():
             split_all(data[:cut], 5)
 
 
-def test_a_broken_array_fails_the_run_with_file_and_remedy_however_few_rows_it_seems_to_lose(tmp_path):
+def test_broken_array_fails_the_run_with_file_and_remedy(tmp_path):
     rows = json.dumps([{"text": f"text {number}"} for number in range(50)])
     (tmp_path / "a.json").write_text(rows + rows)
     with pytest.raises(SourceCorrupt, match=r"a\.json: continues after .* as one array or as JSON Lines"):

@@ -186,7 +186,7 @@ def test_batches_of_ordinary_files_are_those_that_pyarrow_makes_of_as_many_rows(
 
 
 @pytest.mark.parametrize(("rows", "most"), [(1, 1000), (3, 200), (64, 1), (64, 5000)])
-def test_rows_are_the_same_however_they_are_decoded(tmp_path, monkeypatch, rows, most):
+def test_rows_are_the_same_with_each_decoder(tmp_path, monkeypatch, rows, most):
     monkeypatch.setattr(parquet_batches, "PIECE_ROWS", rows)
     monkeypatch.setattr(parquet_batches, "MAX_BATCH_BYTES", most)
     part = stored(tmp_path / "x.parquet", ORDINARY, row_group_size=400)

@@ -107,7 +107,7 @@ def test_spellings_are_kept_also_beside_a_row_that_is_bad(tmp_path, spoilt):
     assert raws(part) == {number: row for number, row in enumerate(rows) if number != spoilt}
 
 
-def test_parquet_records_have_no_bytes(tmp_path):
+def test_parquet_records_lack_bytes(tmp_path):
     assert all(len(batch.raw) == 0 for batch in read_records(every_kind(tmp_path)["parquet"], ["text"]))
 
 

@@ -290,7 +290,7 @@ def test_a_file_modified_just_now_is_not_remembered(tmp_path, age):
     assert not index.changed
 
 
-def test_a_file_that_was_young_when_its_reading_began_is_not_remembered_however_long_it_took(tmp_path, monkeypatch):
+def test_file_changed_shortly_before_reading_is_not_remembered(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl", b"some row\n")
     clock = [LONG_AGO + 10**9]
 

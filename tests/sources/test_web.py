@@ -168,7 +168,7 @@ ODD = {
     "s3:///rows.jsonl": "doesn't name a bucket",
     "gs://": "doesn't name a bucket",
     "hf:org/name": "write hf://org/name",
-    "hf://": "not a dataset of the hub",
+    "hf://": "not a dataset of the Hub",
     "file:/rows.jsonl": "write file:///rows.jsonl",
     "FILE:///rows.jsonl": r"did you mean file://\?",
     "file://host/rows.jsonl": "has the whole path; write file:///folder/file",

@@ -194,7 +194,7 @@ def test_a_slice_of_which_no_row_group_is_read_still_has_rows(tmp_path):
         ("false", []), ("true or x == 99", [0, 1, 2, 3]), ("x == y", [0, 1, 2, 3]), ("length(s) > 99", [0, 1, 2, 3]),
     ],
 )  # fmt: skip
-def test_statistics_leave_out_only_row_groups_without_a_row_to_keep(tmp_path, where, groups):
+def test_statistics_skip_only_row_groups_without_a_row_to_keep(tmp_path, where, groups):
     """Row group 1 holds NaN, which statistics do not show, 2 also nulls, and 3 nothing else."""
     nan = float("nan")
     types = {"x": pa.float64(), "y": pa.float64(), "s": pa.string(), "b": pa.bool_()}
@@ -281,7 +281,7 @@ def test_the_first_rows_of_a_slice_are_counted_before_the_filter(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string()), pa.dictionary(pa.int8(), pa.string()), pa.binary()], ids=str)  # fmt: skip
-def test_text_is_compared_however_parquet_keeps_it(tmp_path, kind):
+def test_text_is_compared_in_any_parquet_type(tmp_path, kind):
     words = ["en", "it's", "日本", None, "", "en, de"]
     given_rows = [{"text": f"{number}", "s": word} for number, word in enumerate(words)]
     path = write_parquet(tmp_path / "a.parquet", given_rows, {"text": pa.string(), "s": kind}, row_group_size=2)

@@ -89,7 +89,7 @@ def test_an_id_outside_the_vocabulary_is_named(documents, place, stray):
 
 
 @given(texts=st.lists(st.text(max_size=8), max_size=30), skip=st.integers(0, 5), seed=st.integers(0, 2**64 - 1))
-def test_the_part_of_a_text_does_not_depend_on_its_neighbours(texts, skip, seed):
+def test_the_part_of_a_text_does_not_depend_on_its_neighbors(texts, skip, seed):
     chosen = recipe(holdout_valid=0.3, holdout_test=0.3, holdout_seed=seed)
     column = pa.array(texts, pa.large_string())
     together = assign_parts(column, chosen).tolist()

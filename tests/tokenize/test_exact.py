@@ -70,7 +70,7 @@ def everything():
 
 @pytest.mark.slow
 @BY_NAME
-def test_ids_are_the_references_where_neighbours_merge(name, known):
+def test_ids_are_the_references_where_neighbors_merge(name, known):
     texts = column([context.replace("{c}", each) for each in newest() for context in CONTEXTS])
     encoder = exact_encoder(known, "gigatoken", literal=True)
     expected = known.reference(True).encode(texts)
@@ -203,7 +203,7 @@ def test_a_sweep_is_remembered_and_a_damaged_memory_is_made_again(known, monkeyp
 
 
 @pytest.mark.slow
-def test_documents_with_such_characters_go_to_the_reference_and_their_data_set_does_not(known, folder, tmp_path):
+def test_documents_with_such_characters_go_to_the_reference_and_their_dataset_does_not(known, folder, tmp_path):
     """Wherever they stand: the gate looks at the beginning, the middle and the end."""
     texts = [f"plain text number {number} 中文" for number in range(60)]
     odd = {0: "\U0001e6c0's", 1: "!\U0001e6c0\n\n", 30: "  \U0001e6c0 x", 59: "\u0663\U00011de034"}

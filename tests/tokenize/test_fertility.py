@@ -122,7 +122,7 @@ def test_texts_are_counted_as_python_counts_them(texts):
 
 
 @pytest.mark.slow
-def test_counts_of_parts_of_a_batch_add_up():
+def test_counts_in_parts_of_a_batch_add_up():
     """Also of a slice of an Arrow array, whose buffers hold more than its texts."""
     whole = column(TEXTS)
     assert count_texts(whole[:7]) + count_texts(whole[7:]) == count_texts(whole)

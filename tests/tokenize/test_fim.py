@@ -318,7 +318,7 @@ def output(small, sources, tmp_path_factory):
     return folder, manifest
 
 
-def test_only_the_data_set_that_asks_for_it_is_rearranged(output, small, sources, tmp_path):
+def test_only_the_dataset_that_asks_for_it_is_rearranged(output, small, sources, tmp_path):
     folder, manifest = output
     chosen = {"tokenizer": {"model": str(small)}, "holdout": {"valid": 0.1, "test": 0.1}}
     _, plain = prepare(blend_of(*sources), tmp_path, **chosen)

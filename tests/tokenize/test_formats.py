@@ -267,7 +267,7 @@ REFUSED = {
     "dropout": ({"tokenizer.json": {"model": {"type": "BPE", "dropout": 0.1, "vocab": {"a": 0}, "merges": []}}}, "", "has BPE dropout (0.1), so no two runs give the same ids; set model.dropout to null"),
     "no model": ({"tokenizer.model": b"no model at all"}, "tokenizer.model", "nor a SentencePiece or tiktoken model"),
     "text": ({"tokenizer.txt": b"words"}, "tokenizer.txt", "nor a SentencePiece or tiktoken model"),
-    "vocab.json alone": ({"vocab.json": {"a": 0}}, "vocab.json", "nor a vocab.json with merges.txt beside it"),
+    "vocab.json alone": ({"vocab.json": {"a": 0}}, "vocab.json", "nor a vocab.json with merges.txt next to it"),
     "an empty folder": ({}, "", "it holds nothing"),
     "no tokenizer": ({"notes.md": b"x"}, "", "it holds notes.md"),
     "a tokenizer.json after a byte order mark": ({"tokenizer.json": b"\xef\xbb\xbf{}"}, "tokenizer.json", "byte order mark (BOM) is not supported"),

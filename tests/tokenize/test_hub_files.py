@@ -101,12 +101,12 @@ OTHERS = {
     "file or folder not found: '~/models/name'": ["~/models/name"],
     "file or folder not found: 'a/b/c'": ["a/b/c"],
     "file or folder not found": [r"C:\models\name"],
-    "neither a path that exists nor a hub id": ["org/na me", "org/na--me", "", "hf://", "https://huggingface.co/"],
-    "is a dataset of the hub; give a model": ["hf://datasets/org/name", "https://huggingface.co/datasets/org/name/tree/main"],
-    "is a space of the hub; give a model": ["https://huggingface.co/spaces/org/name"],
+    "neither a path that exists nor a Hub id": ["org/na me", "org/na--me", "", "hf://", "https://huggingface.co/"],
+    "is a dataset of the Hub; give a model": ["hf://datasets/org/name", "https://huggingface.co/datasets/org/name/tree/main"],
+    "is a space of the Hub; give a model": ["https://huggingface.co/spaces/org/name"],
     "write org/name": ["https://huggingface.co/org/name/discussions/3"],
     "is not the page of a model; give org/name": ["https://huggingface.co/collections/org/name-123"],
-    "is not a page of the hub": ["https://github.com/org/name", "s3://bucket/tokenizer.json"],
+    "is not a page of the Hub": ["https://github.com/org/name", "s3://bucket/tokenizer.json"],
 }  # fmt: skip
 """Sentences for names that mean none."""
 
@@ -193,8 +193,8 @@ def login_is_below_a_file(hub, monkeypatch):
 
 
 UNREACHABLE = r"http://\S+ can't be reached.*; check the network, or name a mirror in HF_ENDPOINT"
-GATED = "access is restricted; accept the terms on its hub page, then set HF_TOKEN to a token of that account"
-MISSING = "no such model on the hub, or it is private; check the spelling, or set HF_TOKEN to a token with access"
+GATED = "access is restricted; accept the terms on its Hub page, then set HF_TOKEN to a token of that account"
+MISSING = "no such model on the Hub, or it is private; check the spelling, or set HF_TOKEN to a token with access"
 
 CONDITIONS = {
     "all is well": ("org/open", None, None),
@@ -212,16 +212,16 @@ CONDITIONS = {
     "an adapter": ("org/adapter", None, "it has adapter_config.json; name the model that it was made from$"),
     "busy once": ("org/open", faulty("/api/*", 429, headers={"Retry-After": "7"}), None),
     "busy at a file": ("org/open", faulty("*/resolve/*", 503, times=2), None),
-    "busy for ever": ("org/open", faulty("/api/*", 503, times=99), r"the hub failed \(.*503.*\); run the same command again$"),
-    "limited for ever": ("org/open", faulty("/api/*", 429, times=99), r"the hub has had too many requests \(429: [^)]*\); run the same command again$"),
+    "busy for ever": ("org/open", faulty("/api/*", 503, times=99), r"the Hub failed \(.*503.*\); run the same command again$"),
+    "limited for ever": ("org/open", faulty("/api/*", 429, times=99), r"the Hub has had too many requests \(429: [^)]*\); run the same command again$"),
     "limited at a file, for a day": ("org/open", faulty("*/resolve/*", 429, times=99, headers={"Retry-After": "86400"}),
-                                     r"the hub has had too many requests \(429: [^)]*\); run the same command again in 86,400 seconds$"),
+                                     r"the Hub has had too many requests \(429: [^)]*\); run the same command again in 86,400 seconds$"),
     "limited at a file, for a minute": ("org/open", faulty("*/resolve/*", 429, headers={"Retry-After": "60"}), None),
     "a cut download": ("org/open", faulty("/lfs/*", "cut", method="GET", times=2), None),
     "unreachable": ("org/open", without_endpoint, UNREACHABLE),
     "a dead proxy": ("org/open", through_proxy, r"can't be reached through the proxy http://127.0.0.1:9"),
     "offline": ("org/open", offline, "HF_HUB_OFFLINE is set; unset it"),
-    "a login page": ("org/open", faulty("/api/*", "login page"), "doesn't answer as a hub; a proxy or a login page"),
+    "a login page": ("org/open", faulty("/api/*", "login page"), "doesn't answer as a Hub; a proxy or a login page"),
     "the cache is a file": ("org/open", home_is_a_file, r"/hub\S* cannot be written .*; free space there, or set HF_HOME"),
     "HF_HOME is a file": ("org/open", login_is_below_a_file, r"/token cannot be .*; free space there, or set HF_HOME"),
 }  # fmt: skip

@@ -63,9 +63,7 @@ def megatron_documents(prefix):
 
 
 @pytest.mark.parametrize("prefix_size", [1, 300, 1000, 10**9])
-def test_megatron_reads_the_documents_of_all_shards_in_order_whatever_the_size_of_prefixes(
-    tmp_path, chosen, prefix_size
-):
+def test_megatron_reads_documents_in_order_for_any_prefix_size(tmp_path, chosen, prefix_size):
     chosen |= each_alone(9)
     place = folder_of(tmp_path / "in", 7, 9)
     _, manifest = prepare(blend(place), tmp_path / "out", prefix_size=prefix_size, **chosen)
@@ -164,7 +162,7 @@ FAST = {4, 12, 16, 19, 24, 25, 26, 27, 28, 31}
 @pytest.mark.parametrize(
     "moment", [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in range(50)]
 )
-def test_kill_during_a_join_loses_no_data(tmp_path, chosen, monkeypatch, moment):
+def test_kill_during_a_join_keeps_all_data(tmp_path, chosen, monkeypatch, moment):
     """Every removal, rename, sync and kernel copy of the join may be the last thing that a process does."""
     chosen |= each_alone(9)
     place = folder_of(tmp_path / "in", 3, 9)

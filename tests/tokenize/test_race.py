@@ -51,7 +51,7 @@ def test_rejected_engine_does_not_win(name, winner, gate, monkeypatch):
     assert race.fastest_engine(gate, 100) == other
 
 
-def test_an_engine_that_loads_slowly_wins_only_large_data_sets(winner, gate, monkeypatch):
+def test_an_engine_that_loads_slowly_wins_only_large_datasets(winner, gate, monkeypatch):
     winner("neither")
     speeds = {"gigatoken": race.Speed(1, 0.02), "fastokens": race.Speed(3, 0.01)}
     monkeypatch.setattr(race, "_speed", lambda _gate, engine, _course: speeds[engine])

@@ -159,7 +159,7 @@ def test_rows_longer_than_a_block_are_read_or_counted(small, tokenizer, tmp_path
 
 @pytest.mark.parametrize("shard_size", [25, 10**9])
 @pytest.mark.parametrize("name", MAKERS)
-def test_slice_with_bad_row_leaves_no_receipt(small, tmp_path, name, shard_size):
+def test_slice_with_bad_row_is_not_receipted(small, tmp_path, name, shard_size):
     given = MAKERS[name](tmp_path, name)
     line, reason = given.bad[0]
     with pytest.raises(BadRowError, match=rf"^{given.path}:{line}: {reason}: .*on_bad_row=quarantine"):
@@ -180,7 +180,7 @@ def test_clean_data_passes_under_both_policies_alike(small, tmp_path):
     assert not (tmp_path / "quarantine/quarantine").exists()
 
 
-def test_normal_drops_have_no_limit(small, tmp_path):
+def test_normal_drops_are_unlimited(small, tmp_path):
     source = write_lines(tmp_path / "some.jsonl", [b"", "", "x", "long enough"] * 50)
     chosen = {"tokenizer": {"model": str(small)}, "min_doc_chars": 2, "on_bad_row": "fail"}
     _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
@@ -254,7 +254,7 @@ def test_only_requested_splits_are_held_out(held_out):
     assert splits["test"].total() + splits["train"].total() == 2_000
 
 
-def test_blend_with_splits_has_no_holdout(small, tokenizer, tmp_path):
+def test_blend_with_splits_lacks_holdout(small, tokenizer, tmp_path):
     train = write_lines(tmp_path / "train.jsonl", DOCUMENTS[:300])
     valid = write_lines(tmp_path / "valid.jsonl", DOCUMENTS[300:400])
     blend = {"train": blend_of(train)["datasets"], "valid": blend_of(valid)["datasets"]}

@@ -186,7 +186,7 @@ def test_unnamed_end_is_rejected_only_when_needed(small, tmp_path, end):
 
 def test_an_unknown_encoding_is_answered_with_the_nearest(hub):
     message = refusal("o200k_harmonie")
-    assert "no such model on the hub" in message
+    assert "no such model on the Hub" in message
     assert "did you mean 'o200k_harmony'?" in message
 
 

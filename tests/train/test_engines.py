@@ -143,7 +143,7 @@ def test_exported_model_matches_the_trained_one(folder, name):
     assert torch.allclose(said, torch.tensor(found(folder, name)["logits"]), rtol=0, atol=EXACT)
 
 
-def test_every_row_of_a_global_batch_is_read_once_whatever_the_shape():
+def test_every_row_of_a_global_batch_is_read_once_in_any_shape():
     for replicas, micro_batch, accumulated in [(1, 1, 8), (2, 2, 2), (4, 2, 1), (8, 1, 1), (2, 1, 4)]:
         for step in range(3):
             shapes = [BatchShape(replica, replicas, micro_batch, accumulated) for replica in range(replicas)]

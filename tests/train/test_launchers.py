@@ -111,7 +111,7 @@ def test_a_program_that_is_not_installed_is_named_before_anything_starts(
         assert not out.exists()
 
 
-def test_local_launchers_need_no_program(monkeypatch, tmp_path):
+def test_local_launchers_do_not_need_a_program(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     for launcher in ("local", "megatron-lm", "megatron-bridge", "nemo-rl"):
         require_program(launcher)
@@ -513,7 +513,7 @@ def test_launcher_limits_are_rejected(cluster, monkeypatch, made, variables, rea
         launch_of(made, 8)
 
 
-def test_object_store_data_needs_no_claim(cluster):
+def test_object_store_data_does_not_need_a_claim(cluster):
     assert launch_of(job(launcher="kubernetes", path=STORED, start_from="org/model"), 8).runs
 
 

@@ -54,6 +54,6 @@ def test_silent_failure_is_reported(tmp_path):
         log_and_fail(place, [], RunError("killed"))
 
 
-def test_input_error_needs_no_log(tmp_path):
+def test_input_error_does_not_need_a_log(tmp_path):
     with pytest.raises(InputError, match=r"^steps: too many$"):
         log_and_fail(tmp_path / "training.log", ["a line"], InputError("steps: too many"))

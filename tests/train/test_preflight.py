@@ -433,7 +433,7 @@ def test_an_embedding_of_more_rows_than_are_trained_may_be_asked_for(job, model)
 
 NO_START = {
     "another tokenizer": (lambda folder: byte_level_bpe(folder, size=499), "prepare the data with the model's tokenizer"),
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "put the model's tokenizer.json beside its config.json"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "put the model's tokenizer.json next to its config.json"),
     "no config.json": (lambda folder: (folder / "config.json").unlink(), "doesn't contain config.json"),
     "no object": (lambda folder: (folder / "config.json").write_bytes(b"["), "is not a JSON object"),
 }  # fmt: skip
@@ -469,7 +469,7 @@ def finished(chosen, folder):
     return folder
 
 
-def test_an_earlier_training_of_the_same_model_may_begin(job, tmp_path):
+def test_earlier_training_run_of_the_same_model_may_begin(job, tmp_path):
     other = job(model={"layers": 2, "rope_base": 5e5})
     told = refusal(job(start_from=str(finished(other, tmp_path / "other"))))
     assert "not the model of the settings: model.layers is 2, not 4; model.rope_base is 500000.0, not 10000.0" in told
@@ -658,7 +658,7 @@ def test_nothing_that_computes_is_imported():
 
 def test_a_machine_that_is_to_train_has_what_trains(job, monkeypatch):
     monkeypatch.setattr("tokenmill.tasks.train.order.find_spec", lambda name: None if name == "megatron" else name)
-    assert "megatron must be installed: pip install 'tokenmill[train]'" in refusal(job())
+    assert "megatron must be installed: pip install torch==" in refusal(job())
     check(job(launcher="megatron-lm", processes=1))
 
 

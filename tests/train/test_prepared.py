@@ -60,7 +60,7 @@ def test_texts_are_the_pairs_of_blend_json_with_their_weights_and_tokens(of_text
     assert names == ([] if split == "test" else ["a", "b"])
 
 
-def test_several_prefixes_of_a_data_set_are_one_source(tmp_path, vocabulary, store):
+def test_several_prefixes_of_a_dataset_are_one_source(tmp_path, vocabulary, store):
     train = prepared_data(texts(tmp_path, vocabulary, store=store, prefix_size=1)[0]).of("train")
     assert len(train[0].files) > 1
     assert [sum(source.weights) for source in train] == pytest.approx([3, 1])
@@ -121,7 +121,7 @@ def test_sources_keep_the_order_of_blend_json(of_packs):
     assert [source.dataset for source in prepared_data(out).of("train")] == order
 
 
-def test_the_same_content_is_the_same_wherever_and_whenever_it_was_made(tmp_path, vocabulary, of_texts, of_packs):
+def test_same_content_is_equal_at_any_place_and_time(tmp_path, vocabulary, of_texts, of_packs):
     for kind, (out, manifest) in ((texts, of_texts), (packs, of_packs)):
         again, other = kind(tmp_path / kind.__name__, vocabulary, out="elsewhere")
         assert other["volatile"] != manifest["volatile"]
@@ -230,7 +230,7 @@ def rewrite(name, old, new):
 
 REFUSED = {
     "an empty folder": (shutil.rmtree, "no manifest.json here; train on the --output-dir of tokenmill pretrain"),
-    "a blend made by hand": (lambda out: (out / "manifest.json").unlink(), "blend.json has no manifest.json beside it; train on the --output-dir"),
+    "a blend made by hand": (lambda out: (out / "manifest.json").unlink(), "blend.json has no manifest.json next to it; train on the --output-dir"),
     "an edited blend": (rewrite("blend.json", b'"3.0', b'"9.0'), "blend.json: changed since it was published; change weights and datasets in the input blend"),
     "no blend": (lambda out: (out / "blend.json").unlink(), "blend.json: missing; change weights"),
     "a run that failed": (lambda out: edit(out, status="failed", error="out of disk"), "the run failed and didn't publish: out of disk; fix this, and prepare the data again"),

@@ -72,7 +72,7 @@ def recorded(data, folder, settings=SETTINGS, shapes=((1, 1),), change=lambda nu
     return str(folder)
 
 
-def test_a_training_that_read_the_plan_is_proven_for_any_number_of_processes(data, tmp_path):
+def test_training_that_read_the_plan_is_proven_for_any_number_of_processes(data, tmp_path):
     proof = prove(recorded(data, tmp_path / "model", shapes=((1, 1), (2, 3), (3, 1), (1, 6))))
     assert (proof.problem, proof.steps) == (None, STEPS)
     assert proof.plan == f"{tmp_path}/model/{ORDER}"
@@ -242,7 +242,7 @@ def killed_after(job, step, history):
 
 
 @pytest.mark.slow
-def test_a_training_killed_twice_and_resumed_by_two_processes_read_the_plan(data, tmp_path):
+def test_training_killed_twice_and_resumed_by_two_processes_read_the_plan(data, tmp_path):
     settings = SETTINGS.model_copy(update={"checkpoint_every": 5})
     job = Job(settings=settings, data=data, output_dir=str(tmp_path))
     keep_order(followed_order(data, settings), job.output_dir)

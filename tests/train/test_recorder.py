@@ -73,7 +73,7 @@ def dataset(data, tmp_path_factory):
     return built(config)[0]
 
 
-def test_all_splits_find_their_indices_and_others_go_to_the_cache_of_the_training(data, tmp_path):
+def test_all_splits_find_their_indices_and_others_go_to_the_cache_of_the_training_run(data, tmp_path):
     prepared = names_in(Path(data.path, INDICES))
     blends = [blend_of(data, split) for split in ("train", "valid", "test")]
     config = configured(data, tmp_path, blends)
@@ -140,7 +140,7 @@ def test_other_rows_after_a_restart_are_caught(dataset, data, tmp_path, shift, w
 
 
 @pytest.mark.parametrize("seen", [True, False])
-def test_a_step_that_the_trainer_leaves_out_is_recorded_so(dataset, data, tmp_path, seen):
+def test_a_step_that_the_trainer_skips_is_recorded_so(dataset, data, tmp_path, seen):
     """Megatron-LM takes the batches of --iterations-to-skip from the loader, past the function that a script may watch."""
     for replica in (0, 1):
         recorder = ReadRecorder(
@@ -243,7 +243,7 @@ def test_a_restart_that_has_begun_a_step_does_not_hide_the_former_reads(dataset,
     assert (proof.steps, proof.problem) == (7, None)
 
 
-def test_missing_records_of_other_machines_are_reported(dataset, data, tmp_path):
+def test_missing_records_from_other_machines_are_reported(dataset, data, tmp_path):
     train(dataset, data, tmp_path, range(1, 2), replicas=3)
     without_last_lines(tmp_path, lambda lines: lines[0])
     with pytest.raises(InputError, match=r"no step of 6 samples is recorded whole; .* copy the files of all machines"):

@@ -116,7 +116,7 @@ MODEL = {"layers": 1, "hidden": 32, "heads": 4, "key_value_heads": 2, "feed_forw
 
 
 @pytest.mark.slow
-def test_a_training_leaves_out_a_step_and_reads_as_planned(both, tmp_path):
+def test_training_skips_a_step_and_reads_as_planned(both, tmp_path):
     data = Reading.of(both["documents"][0]).data
     settings = {"model": MODEL, "micro_batch": 5, "device": "cpu", "validate_every": None}
     settings = TrainSettings.model_validate({**SETTINGS.model_dump(), **settings, "steps": 5})

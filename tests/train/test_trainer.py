@@ -131,7 +131,7 @@ def test_training_events_are_in_order(pretraining):
     ]
 
 
-def test_start_event_matches_the_training(pretraining):
+def test_start_event_matches_the_training_run(pretraining):
     asked, ended = pretraining
     assert ended.started == Started(
         step=0, steps=10, parameters=sum(each.numel() for each in exported(asked).parameters()), device="cpu",
@@ -239,7 +239,7 @@ def test_job_with_an_input_error_is_reported(documents, tmp_path):
     ]
 
 
-def test_a_training_that_is_done_is_exported_again_and_nothing_else(finetuning):
+def test_training_that_is_done_is_exported_again_and_nothing_else(finetuning):
     _, asked, _ = finetuning
     before = LlamaForCausalLM.from_pretrained(f"{asked.output_dir}/model").state_dict()
     again = train(asked)

@@ -304,7 +304,7 @@ def test_a_killed_watcher_takes_torchrun_and_its_workers_with_it(tmp_path, worke
 
 
 @pytest.mark.slow
-def test_killed_torchrun_leaves_no_trainer_process(tmp_path):
+def test_killed_torchrun_ends_trainer_processes(tmp_path):
     script, pids = tmp_path / "worker.py", Pids()
     script.write_text(ORPHAN)
 

@@ -25,7 +25,7 @@ CONFIG = "nemo_rl.yaml"
 INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 HEADING = (
-    f"# Settings of NeMo-RL; {SCRIPT} beside this file runs them. All others are in the file that it inherits from.\n"
+    f"# NeMo-RL settings; {SCRIPT} next to this file runs them. All others are in the file that it inherits from.\n"
 )
 GYM_HEADING = (
     "# Add the configurations of the resources servers that the rows' agent_ref name to env.nemo_gym.config_paths.\n"
@@ -106,7 +106,7 @@ def rl_launch(data: str, settings: TrainSettings, output_dir: str) -> Launch:
     Raises InputError without `start_from`, the model to train further, and for rows that NeMo-RL cannot read.
     """
     if settings.start_from is None:
-        raise InputError("start_from: reinforcement learning trains a model further; name it by its hub id or folder")
+        raise InputError("start_from: reinforcement learning trains a model further; name it by its Hub id or folder")
     manifest = read_manifest(absolute(data))
     if manifest is None:
         raise InputError(f"{data}: no preparation here; prepare rows with: tokenmill rl")
