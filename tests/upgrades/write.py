@@ -11,7 +11,8 @@ write one again.
 | archive | its files differ from today's |
 |---|---|
 | 4e4bf88 | SFT packs each shard alone; no prefixes, document maps, pages and cards; no seal in latest.json; other columns of Harmony |
-| 77edf30 | the same form, in formats 6 of SFT and 4 of RL |
+| 77edf30 | the form of 4f9c51b, in formats 6 of SFT and 4 of RL |
+| 4f9c51b | 2 bits for the fate of a row, and no reasons; none for SFT and Harmony, whose README.md is in the manifest |
 """
 
 import json
