@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -50,7 +51,10 @@ def main(arguments: list[str]) -> int:
     if unknown := sorted(set(names) - set(PARTS)):
         print(f"unknown part: {', '.join(unknown)}; known: {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    os.environ.update(child.ENVIRONMENT)
+    os.environ.update(
+        child.ENVIRONMENT, PYTORCH_NVML_BASED_CUDA_CHECK="1"
+    )  # or torch starts CUDA, which no fork can use
+    warnings.simplefilter("ignore")  # of missing optional libraries
     if dry:
         os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     device = "cpu" if dry or "--prepare" in arguments else _device()

@@ -41,10 +41,14 @@ from tokenmill.tasks.score.tables import NonFiniteError
 from tokenmill.tasks.score.weights import find_model
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
-from tokenmill.tasks.train import watch
+from tokenmill.tasks.train import (
+    megatron,  # noqa: F401 - for trainers that are forked
+    training,
+    watch,
+)
 from tokenmill.tasks.train.benchmark import LOSS_BOUND, BenchmarkRecord, compare, summarise
 from tokenmill.tasks.train.engine import joined
-from tokenmill.tasks.train.events import Event, Saved, Started, TrainStep
+from tokenmill.tasks.train.events import Event, Saved, Started, TrainStep, event_in
 from tokenmill.tasks.train.history import history_of
 from tokenmill.tasks.train.job import Job
 from tokenmill.tasks.train.launchers import launch_of
@@ -59,10 +63,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bench import child, nll_speed, nll_worker
 from bench.bench import Bench
-from bench.gpu import Found
+from bench.gpu import FORK, Found
 from bench.record import Measure
 
 Trained = tuple[Job, Started, list[TrainStep]]
+Trainer = Callable[[Job, Callable[[Event], None]], None]
 
 COMPARED, EPSILON = 200, {"float32": 1e-6, "bfloat16": 2e-2}
 """Rows that are scored on a CPU too, and the difference that each precision may have, relative to the largest value."""
@@ -108,8 +113,8 @@ def train(scale: Scale, folder: Path) -> Found:
     data, model, low = prepared(scale), folder / "ours", ("precision=bfloat16", f"device={scale.device}")
     chosen = (*scale.model, *scale.rows, *low, f"steps={scale.steps}")
     with suppress(RunError):  # of the kill; a different failure comes again
-        trained(data, model, *chosen, f"checkpoint_every={scale.saved}", on_event=kill_when_saved)
-    job, started, steps = trained(data, model, *chosen, seconds=scale.seconds)
+        trained(data, model, *chosen, f"checkpoint_every={scale.saved}", how=partial(launched, kill=True))
+    job, started, steps = trained(data, model, *chosen, how=partial(launched, seconds=scale.seconds))
     ours = summarise(job, started, steps, 1)
     title = f"training in bfloat16, {ours.parameters / 1e6:,.0f} M parameters"
     yield least(
@@ -135,35 +140,54 @@ def losses(*training: Any) -> list[float]:
     return [step.loss for step in trained(*training)[2]]
 
 
-def trained(
-    data: str, folder: Path, *chosen: str, on_event: Callable[[Event], None] = lambda _: None, seconds: float = math.inf
-) -> Trained:
-    """Train to the end or for so many seconds; the job, its last start, and its steps. Raises RunError if it fails."""
+def trained(data: str, folder: Path, *chosen: str, how: Trainer | None = None) -> Trained:
+    """Train; the job, its last start, and its steps. Raises RunError if it fails."""
     job = plan_training(data, choices_of(TrainSettings, ["max_epochs=null", "processes=1", *chosen]), str(folder))
     check(job)
-    launch, history, end = launch_of(job, 1), history_of(job.output_dir), time.monotonic() + seconds
-    write_files(launch, job.output_dir)
-
-    def handle(event: Event) -> None:
-        history.add(event)
-        on_event(event)
-        if time.monotonic() > end:
-            raise TimeoutError
-
+    history = history_of(job.output_dir)
+    write_files(launch_of(job, 1), job.output_dir)
     try:
-        with suppress(TimeoutError):
-            watch.run(launch, handle, print)
+        (how or forked)(job, history.add)
     finally:
         history.publish()
     return job, cast("Started", history.started), [step for _, step in sorted(history.steps.items())]
 
 
-def kill_when_saved(event: Event) -> None:
-    """Kill the trainer once it has a checkpoint."""
-    if isinstance(event, Saved):
-        for each in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+def launched(job: Job, handle: Callable[[Event], None], *, seconds: float = math.inf, kill: bool = False) -> None:
+    """Start the trainer as `tokenmill train` does; end it after so many seconds, or kill it once it has a checkpoint."""
+    end = time.monotonic() + seconds
+
+    def watched(event: Event) -> None:
+        handle(event)
+        if kill and isinstance(event, Saved):
+            for each in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+        if time.monotonic() > end:
+            raise TimeoutError
+
+    with suppress(TimeoutError):
+        watch.run(launch_of(job, 1), watched, print)
+
+
+def forked(job: Job, handle: Callable[[Event], None]) -> None:
+    """Train in a fork of this process, which has imported all that a trainer needs: that saves 10 s."""
+    reading, writing = os.pipe()
+    process = FORK.Process(target=train_here, args=(job, writing))
+    process.start()
+    os.close(writing)
+    with os.fdopen(reading) as lines:
+        for event in filter(None, map(event_in, lines)):
+            handle(event)
+    process.join()
+    if process.exitcode:
+        raise RunError(f"the trainer ended with {process.exitcode}")
+
+
+def train_here(job: Job, output: int) -> None:
+    """Train in this process, with events written to a pipe."""
+    sys.stdout = os.fdopen(output, "w")
+    training.run(job)
 
 
 def plain_speed(job: Job, device: str, steps: int) -> float:
