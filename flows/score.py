@@ -6,7 +6,7 @@ plan ─► score-slices (mapped over Dask, one worker per GPU) ─► rank and 
 from typing import Any
 
 from tokenmill.tasks.blend.models import Blend
-from tokenmill.tasks.score.planning import What
+from tokenmill.tasks.score.kind import What
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.strict import Place, parse, with_parameters_of
 

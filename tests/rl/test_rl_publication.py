@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zstandard
 from tokenmill.tasks.report.verification import inspector_of
-from tokenmill.tasks.rl.publication import JsonLinesLayout
+from tokenmill.tasks.rl.kind import JsonLinesLayout
 from tokenmill.tasks.shards.plan import Finished, PlannedShard
 from tokenmill.tasks.shards.publication import publish_preparation
 from tokenmill.tasks.shards.publish import publish_bytes

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.score import server as engine
+from tokenmill.tasks.score.kind import require_model
 from tokenmill.tasks.score.models import CausalScorer, PoolingEmbedder
-from tokenmill.tasks.score.planning import require_model
 from tokenmill.tasks.score.server import KEY, Server, ServerEmbedder, ServerScorer
 from tokenmill.tasks.score.settings import NllSettings
 from tokenmill.tasks.score.tables import NonFiniteError

@@ -16,9 +16,9 @@ from tokenmill.tasks.score import engines
 from tokenmill.tasks.score.conversations import chat_of
 from tokenmill.tasks.score.embed import HashEmbedder
 from tokenmill.tasks.score.engines import device_for_worker
+from tokenmill.tasks.score.kind import device_of_plan
 from tokenmill.tasks.score.models import CausalScorer
 from tokenmill.tasks.score.nll import summed
-from tokenmill.tasks.score.planning import device_of_plan
 from tokenmill.tasks.score.tables import NLL, SCHEMA
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
 

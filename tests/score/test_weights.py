@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.score import weights
+from tokenmill.tasks.score.kind import require_model
 from tokenmill.tasks.score.models import CausalScorer, load_scorer
-from tokenmill.tasks.score.planning import require_model
 from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
 from tokenmill.tasks.score.weights import TEXT, WEIGHTS, find_model
 

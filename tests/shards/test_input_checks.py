@@ -14,7 +14,7 @@ from tokenmill.tasks.pack.kind import SFT
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.rl.kind import RL
 from tokenmill.tasks.rl.settings import RlSettings
-from tokenmill.tasks.score.planning import plan_scores
+from tokenmill.tasks.score.kind import plan_scores
 from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
 from tokenmill.tasks.select.settings import NormalizationSettings
 from tokenmill.tasks.select.shard import require_fitting
