@@ -20,6 +20,12 @@ FIRST = (
     "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
 )  # fmt: skip
 """Calls are JSON, and come before the content."""
+WITHIN = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '<|im_start|>' ~ m.role ~ '\n[CALLS]' ~ m.content ~ c.function.name }}{% endfor %}"
+    "{% if not m.tool_calls %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+)  # fmt: skip
+"""The loop over calls writes the header and the content."""
 WITHOUT_REASONING, WITHOUT_CALLS = LossPolicy(reasoning=False), LossPolicy(tool_calls=False)
 
 
@@ -85,3 +91,7 @@ def test_calls_before_the_content_are_calls_even_if_it_is_empty(trained, reasoni
     assert trained(FIRST, asked(content, reasoning), WITHOUT_REASONING) == call + rest
     assert trained(FIRST, asked(content, reasoning), WITHOUT_CALLS) == thought + rest
     assert trained(FIRST, asked(content), LossPolicy(empty_reasoning=False)) == call + rest
+
+
+def test_empty_content_within_calls(trained):
+    assert trained(WITHIN, asked(""), LossPolicy()) == "[CALLS]f<|im_end|>"

@@ -175,8 +175,8 @@ def test_programs_match_every_rendering(renderer, path):
     counts = Counter()
     for number, (policy, split, special) in enumerate(SETTINGS):
         maker, _ = renderer(path, policy, split, special)
-        counts += compare(Programs(maker), Maker(f"{path.stem} {number}").conversations(30))
-    assert counts["filled"] > (10 if path.parent == BUNDLED else -1)
+        counts += compare(Programs(maker), Maker(f"{path.stem} {number}").conversations(16))
+    assert counts["filled"] > (4 if path.parent == BUNDLED else -1)
 
 
 # What is learned, and what is not.
@@ -236,6 +236,7 @@ KNOWN = {
     "as it is": "{{ m.content }}",
     "without blanks": "{{ m.content | trim }}",
     "parts": "{{ m.content.split('</x>')[-1].lstrip('\n') }}",
+    "parts behind a piece of the tag": "{{ ('x' ~ m.content).split('</x>')[-1] }}",
     "a search": "{{ m.content if '<x>' not in m.content else 'x' }}",
     "its ends": "{{ 'x' if m.content.startswith('<x>') or m.content.endswith('</x>') }}{{ m.content }}",
     "replaced": "{{ m.content | replace('<x>', '') }}",

@@ -220,9 +220,11 @@ def test_arguments_are_compact_json_in_their_order(arguments, body):
     is_harmony(found)
 
 
+@pytest.mark.parametrize("answered", ["python", "python_code_exec"])
 @pytest.mark.parametrize("name", ["python", "stateful_python_code_exec", "python_code_exec"])
-def test_python_gets_its_code_and_answers_by_its_own_name(name):
-    found = composed(ASK, calls(call(name, {"code": "1+1\n", "x": None})), result("2", name=name), ANSWER, python=True)
+def test_python_gets_its_code_and_answers_by_its_own_name(name, answered):
+    code = call(name, {"code": "1+1\n", "x": None})
+    found = composed(ASK, calls(code), result("2", name=answered), ANSWER, python=True)
     assert lines(found)[1:3] == [
         ("assistant>python", "analysis", "1+1\n", "call"),
         ("python>assistant", "commentary", "2", "end"),

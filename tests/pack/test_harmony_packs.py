@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.probes import NO_QUESTION
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony import message
 from tokenmill.tasks.harmony.compose import compose, compose_literally
@@ -179,6 +180,12 @@ def test_bad_rows_are_set_aside_with_the_grammar_s_reason_and_every_row_is_accou
     assert "the text ends within a body" in bad[3]["detail"]
     assert "messages_field" in bad[-1]["detail"]
     assert [ids for _, ids, _ in stored(tmp_path / "out")] == [reference_tokens(each) for each in CONVERSATIONS]
+
+
+def test_conversations_without_a_question_are_counted(tmp_path):
+    answer = "<|start|>user<|message|> -\n<|end|><|start|>assistant<|channel|>final<|message|>Hi<|return|>"
+    _, manifest = prepare(blend_of(write_rows(tmp_path / "a.jsonl", [{"text": answer}])), tmp_path / "out")
+    assert manifest["totals"]["not_read"] == {"datasets/a": {NO_QUESTION: 1}}
 
 
 # Chat rows.

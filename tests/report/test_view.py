@@ -337,6 +337,7 @@ DAMAGES = {
     "2 values of seq_start_id but 1 of document": lambda row: row["document"].pop(),
     "seq_start_id does not increase from 0 to below 5": lambda row: row["seq_start_id"].__setitem__(1, 5),
     "role_start does not increase from 0 to below 5": lambda row: row["role_start"].__setitem__(0, 1),
+    "row 1: seq_start_id does not": lambda row: [row[name].clear() for name in ("seq_start_id", "document")],
     "a role is not one of 0 to 6": lambda row: row["role"].__setitem__(0, 7),
 }
 

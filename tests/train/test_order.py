@@ -17,7 +17,15 @@ from tokenmill.tasks.train import blocks
 from tokenmill.tasks.train import order as order_module
 from tokenmill.tasks.train.blocks import block_checks, check_places_of_documents, require_block_hashes
 from tokenmill.tasks.train.engine import joined
-from tokenmill.tasks.train.order import INDICES, checked_data, fetch_indices, make_order, prepared_indices, read_order
+from tokenmill.tasks.train.order import (
+    INDICES,
+    checked_data,
+    fetch_indices,
+    fits_in_process,
+    make_order,
+    prepared_indices,
+    read_order,
+)
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.rows import document_rows
 from tokenmill.tasks.train.samples import (
@@ -263,6 +271,13 @@ def test_ranges_of_steps_share_digests(data, order, monkeypatch):
     assert order_module.digest_steps(task, 0, 25, 10) == [
         range_digest(order.digests[part]) for part in (np.s_[:10], np.s_[10:20], np.s_[20:])
     ]
+
+
+def test_large_data_or_many_steps_start_workers(data, monkeypatch):
+    tokens = sum(source.tokens for source in data.sources)
+    for most, steps, expected in ((tokens, 1, False), (tokens + 1, 1, True), (tokens + 1, tokens, False)):
+        monkeypatch.setattr(order_module, "MAX_LOCAL_TOKENS", most)
+        assert fits_in_process(data, SETTINGS.model_copy(update={"steps": steps})) == expected
 
 
 @pytest.mark.slow
