@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from tests.flows.prefect_commands import shared_server
 from tests.preparing import write_lines
 
 ROOT = Path(__file__).parent.parent
@@ -89,7 +90,9 @@ def test_the_kind_in_the_contributing_guide_is_planned_prepared_and_verified(cal
 
 
 @pytest.mark.slow
-def test_the_kind_in_the_contributing_guide_is_deployed_and_kept_up_to_date_at_night(called, command, tmp_path):
+def test_the_kind_in_the_contributing_guide_is_deployed_and_kept_up_to_date_at_night(
+    called, command, tmp_path, monkeypatch
+):
     declared = yaml.safe_load((called.place / "tokenmill/prefect.yaml").read_text())["deployments"][0]
     program = "from prefect.flows import load_flow_from_entrypoint as load; import sys; print(load(sys.argv[1]).name)"
     assert called("-c", program, declared["entrypoint"]).strip() == declared["name"] == "measure-lengths"
@@ -98,5 +101,8 @@ def test_the_kind_in_the_contributing_guide_is_deployed_and_kept_up_to_date_at_n
     (tmp_path / "blends/lengths/texts.json").write_text(
         json.dumps({"datasets": [{"name": "texts", "path": str(source)}]})
     )
+    server = shared_server(Path(os.environ["TOKENMILL_TEST_SHARED"], "prefect"))
+    monkeypatch.setenv("PREFECT_API_URL", server.url)
+    monkeypatch.setenv("PREFECT_HOME", str(server.home))
     nights = [command("nightly", tmp_path / "blends", "--output-dir", tmp_path / "out", "--workers", 1) for _ in "12"]
     assert [night["nightly"]["blends"]["lengths/texts"]["result"] for night in nights] == ["prepared", "unchanged"]

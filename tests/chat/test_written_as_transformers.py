@@ -242,7 +242,7 @@ def generated(chance):
 @pytest.mark.parametrize(
     "templates",
     [
-        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(1, marks=pytest.mark.slow),
         pytest.param(None, marks=[pytest.mark.weekly, pytest.mark.timeout(7200)]),
     ],
 )

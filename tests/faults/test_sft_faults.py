@@ -2,23 +2,17 @@
 
 import errno
 import gc
-import os
 import re
-import resource
-import signal
 from pathlib import Path
 
 import fsspec
 import pytest
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.parquet import PackWriter
-from tokenmill.tasks.pack.sequences import SequenceWriter
 from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.shards.publish import TEMPORARY
 
 from tests.faults.injection import count_operations, fail_operation
-from tests.forking import fork
-from tests.kinds.interruptions import assert_mended
 from tests.kinds.preparations import sample
 from tests.preparing import tree
 from tests.preparing_sft import prepare
@@ -55,7 +49,7 @@ def descriptors():
 
 OWN = re.compile(
     r"prefix|index\.json|gates(/[0-9a-f]{32}\.json)?|(sft|packs)(/[0-9a-f]{32}"
-    r"(/(train|valid|all)\.(tokens|index\.parquet|parquet)|/quarantine\.jsonl|/receipt\.json)?)?"
+    r"(/(train|valid|all)\.(tokens|index\.parquet|parquet)|/quarantine\.jsonl|/rows\.map|/receipt\.json)?)?"
 )
 
 
@@ -94,39 +88,6 @@ def test_failed_preparation_closes_files(preparation, before):
     gc.collect()
     assert descriptors() == before
     assert strangers(preparation.out / "shards") == []
-
-
-@pytest.mark.parametrize(("where", "name"), [(SequenceWriter, "append"), (PackWriter, "_table")])
-def test_kills_while_storing_or_packing_remove_partial_files(preparation, monkeypatch, where, name):
-    preparation.clear()
-    called = getattr(where, name)
-
-    def killing(*arguments):
-        called(*arguments)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(where, name, killing)
-        child = fork(preparation.run)
-        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    assert strangers(preparation.out / "shards") == []
-    assert_mended(preparation, preparation.whole, "sequences")
-
-
-def test_full_disk_does_not_write_a_receipt(preparation):
-    """No file may grow beyond 4 kB."""
-    preparation.clear()
-
-    def cramped():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, 4_096))
-        with pytest.raises(OSError, match="File too large"):
-            preparation.run(pack_size=4096, packing="concatenative")
-
-    assert os.waitstatus_to_exitcode(os.waitpid(fork(cramped), 0)[1]) == 0
-    assert not list(preparation.out.rglob("receipt.json"))
-    assert strangers(preparation.out / "shards") == []
-    assert_mended(preparation, preparation.whole, "sequences")
 
 
 def test_packing_damaged_sequences_fails_and_repairs_them(preparation):

@@ -25,6 +25,7 @@ from tokenmill.tasks.shards.workers import pool_for
 from tokenmill.tasks.tokenize.kind import PRETRAIN, worker_arguments
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
+from tests.flows.cloning import REPOSITORY
 from tests.flows.prefect_commands import clean_environment
 from tests.preparing import blend_of, prepare, tree, write_lines
 
@@ -138,25 +139,35 @@ CONFIGURED = {
 }
 
 ASKED = """
+import json, os, sys
 from tokenmill.flows.direct import is_shown
-shown = is_shown()
-from prefect.settings import PREFECT_API_URL
-import json; print(json.dumps([shown, PREFECT_API_URL.value()]))
+from tests.forking import fork
+for folder, variables in json.load(sys.stdin):
+    def ask():
+        os.chdir(folder)
+        os.environ.update(variables)
+        shown = is_shown()
+        from prefect.settings import PREFECT_API_URL
+        print(json.dumps([shown, PREFECT_API_URL.value()]), flush=True)
+    os.waitpid(fork(ask), 0)
 """
+"""Prefect finds its settings when it is imported, so each place has a process: a fork of one that has what Prefect imports."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", CONFIGURED)
-def test_a_server_counts_as_configured_where_prefect_finds_it(where, tmp_path):
-    variables, files, url = CONFIGURED[where]
-    (tmp_path / "home").mkdir()
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    environment = clean_environment() | {"PREFECT_HOME": str(tmp_path / "home")} | variables
+def test_a_server_counts_as_configured_where_prefect_finds_it(tmp_path):
+    asked = []
+    for where, (variables, files, _) in CONFIGURED.items():
+        (tmp_path / where / "home").mkdir(parents=True)
+        for name, content in files.items():
+            (tmp_path / where / name).write_text(content)
+        asked.append((str(tmp_path / where), {"PREFECT_HOME": str(tmp_path / where / "home")} | variables))
     run = subprocess.run(
-        [sys.executable, "-c", ASKED], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    assert json.loads(run.stdout) == [url is not None, url]
+        [sys.executable, "-c", ASKED], cwd=REPOSITORY, env=clean_environment(), input=json.dumps(asked),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = dict(zip(CONFIGURED, map(json.loads, run.stdout.splitlines()), strict=True))
+    assert found == {where: [url is not None, url] for where, (*_, url) in CONFIGURED.items()}
 
 
 # Errors.

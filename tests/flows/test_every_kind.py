@@ -58,7 +58,7 @@ def die_once(marker):
 
 
 def test_workers_make_the_same_bytes_and_weights_rebuild_no_shard(prepared, dask_cluster, tmp_path, prefect_api):
-    out, marker, deadly = tmp_path / "out", tmp_path / "killed", prepared.kind in {"sft", "rl"}
+    out, marker, deadly = tmp_path / "out", tmp_path / "killed", prepared.kind == "rl"
     if deadly:
         with Client(dask_cluster) as client:
             client.wait_for_workers(2)
@@ -98,6 +98,8 @@ def test_the_command_plans_and_prepares_without_prefect(prepared, tmp_path):
         return json.loads(planned.stdout)["plan"]["shards"]["pending"]
 
     assert pending() > 1
+    if prepared.kind == "nll":
+        return  # its workers import torch; `test_score_flow` runs the command
     done = called(*words)
     assert done.returncode == 0, done.stderr
     assert tree(out) == prepared.whole

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import preparing_harmony
 from tests.flows.preparation_runs import called
 from tests.peers.conversations import assistant, talk, thinking, user
-from tests.preparing import tree
-from tests.preparing_sft import chat_vocabulary, prepare, write_rows
+from tests.preparing_sft import chat_vocabulary, write_rows
 
 ROWS = 40
 
@@ -27,34 +25,11 @@ def blend(tmp_path_factory):
     return folder / "blend.json"
 
 
-@pytest.fixture(scope="module")
-def normal(blend, tmp_path_factory):
-    """The blend in Harmony."""
-    out = tmp_path_factory.mktemp("normal") / "out"
-    preparing_harmony.prepare(str(blend), out)
-    return out
-
-
 def packed(blend, out, *words):
     """The record of packs."""
     done = called("sft", blend, "--output-dir", out, *words)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["sft"]
-
-
-@pytest.mark.slow
-def test_one_command_packs_a_normalization(normal, tmp_path):
-    arguments = ["chat_template=harmony", "shard_size=2KB", "holdout.valid=0.1", "holdout.test=0"]
-    record = packed(normal / "blend.json", tmp_path / "out", *arguments)
-    assert (record["rows"], record["documents"], record["dropped"]) == (ROWS, ROWS, {})
-    settings = {
-        "shard_size": 2000,
-        "holdout": {"valid": 0.1, "test": 0},
-        "max_bad_row_fraction": 0.001,
-        "allow_text_markers": False,
-    }
-    prepare(str(normal / "blend.json"), tmp_path / "expected", chat_template="harmony", **settings)
-    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
 @pytest.mark.slow

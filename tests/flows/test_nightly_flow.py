@@ -29,7 +29,7 @@ WEB, BOOKS, BAD, QUESTIONS, TYPO = "pretrain/web", "pretrain/books", "pretrain/b
 class Blends:
     """Two blends of text with a dataset in common, one whose rows are bad, one of rows for RL, and settings of none."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, cluster):
         self.folder, self.out = folder, folder / "out"
         self.text("common", "abc" * 300)
         self.text("more", "xyz" * 100)
@@ -39,10 +39,10 @@ class Blends:
         self.text("bad", [b"{broken"] * 30)
         self.blend(BAD, "bad")
         self.blend(QUESTIONS, "questions")
-        tokenizer = {"tokenizer": {"model": str(word_piece(folder / "vocabulary"))}, "workers": 1}
+        tokenizer = {"tokenizer": {"model": str(word_piece(folder / "vocabulary"))}, "cluster": cluster}
         (folder / "blends/pretrain/defaults.yaml").write_text(yaml.safe_dump(tokenizer))
         (folder / "blends/rl/typo.yaml").write_text("")
-        (folder / "blends/rl/questions.yaml").write_text("transforms: [{select: [prompt]}]\nworkers: 1\n")
+        (folder / "blends/rl/questions.yaml").write_text(f"transforms: [{{select: [prompt]}}]\ncluster: {cluster}\n")
 
     def text(self, name, words):
         os.utime(write_lines(self.folder / f"{name}.jsonl", list(words)), (1_000_000_000, 1_000_000_000))
@@ -63,8 +63,8 @@ class Blends:
 
 
 @pytest.fixture(scope="module")
-def blends(tmp_path_factory):
-    return Blends(tmp_path_factory.mktemp("nightly"))
+def blends(tmp_path_factory, dask_cluster):
+    return Blends(tmp_path_factory.mktemp("nightly"), dask_cluster)
 
 
 def events(server, blends, since, count):
@@ -155,8 +155,10 @@ def test_failed_blends_do_not_stop_others_and_are_retried(blends, prefect_api):
     assert [run.state.name for run in runs] == ["Completed"], "its preparation is a run of its own"
 
 
-def test_a_night_that_partly_failed_prints_what_became_of_each_blend_and_exits_with_one(prefect_api, tmp_path):
-    blends = Blends(tmp_path)
+def test_a_night_that_partly_failed_prints_what_became_of_each_blend_and_exits_with_one(
+    prefect_api, dask_cluster, tmp_path
+):
+    blends = Blends(tmp_path, dask_cluster)
     for name in (WEB, BOOKS, BAD):
         (tmp_path / f"blends/{name}.json").unlink()
     done = called("nightly", tmp_path / "blends", "--output-dir", blends.out)

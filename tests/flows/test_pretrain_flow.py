@@ -60,12 +60,27 @@ def start(blend, out, server, *arguments):
 
 def test_killed_worker_only_costs_time(blend, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
-    process = start(blend, out, prefect_server, "--workers", "4")
+    process = start(blend, out, prefect_server, "--workers", "2")
     wait_for_receipts(out, 25, lambda: process.poll() is None)
     random.choice(workers_of(process.pid)).kill()
     record = finish(process)
     assert record["shards"]["total"] > 50
     assert record["rows"] == record["documents"] + sum(record["dropped"].values())
+    assert tree(out) == expected
+
+
+def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(blend, expected, tmp_path, prefect_server):
+    out = tmp_path / "out"
+    process = start(blend, out, prefect_server, "--workers", "1")
+    wait_for_receipts(out, 5, lambda: process.poll() is None)
+    process.kill()
+    process.communicate(timeout=DEADLINE)
+    assert not (out / "blend.json").exists()
+    before = {path: path.stat().st_ino for path in out.glob("shards/pretrain/*/receipt.json")}
+    assert len(before) >= 5
+    for record in map(finish, [start(blend, out, prefect_server, "--workers", "1") for _ in range(2)]):
+        assert (record["type"], record["path"]) == ("pretrain", str(out))
+    assert {path: path.stat().st_ino for path in before} == before, "what was proven is not written again"
     assert tree(out) == expected
 
 

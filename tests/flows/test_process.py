@@ -286,12 +286,13 @@ pretrain_data_prep({blend!r}, {out!r}, workers=1)
 
 
 @pytest.mark.slow
-def test_flow_call_at_import_names_the_remedy(blend, environment, tmp_path):
+def test_flow_call_at_import_names_the_remedy(blend, prefect_server, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(blend=str(blend), out=str(tmp_path / "out")))
     run = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+        [sys.executable, script], env=prefect_server.environment, capture_output=True, text=True, timeout=SECONDS,
+        check=False,
+    )  # fmt: skip
     assert run.returncode == 1
     last = run.stderr.strip().splitlines()
     assert any('put the call under `if __name__ == "__main__":`' in line and str(script) in line for line in last)

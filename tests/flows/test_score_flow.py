@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,9 +17,7 @@ from tokenmill.tasks.shards.executor import worker_number
 from tokenmill.tasks.shards.runner import task_runner
 from tokenmill.tasks.shards.stage import holding
 
-from tests.flows import preparation_runs
-from tests.flows.preparation_runs import TOKENMILL, called, wait_for_receipts
-from tests.preparing import tree
+from tests.flows.preparation_runs import called
 from tests.preparing_scores import (
     RARE,
     confused_by_the_rare_word,
@@ -30,10 +25,7 @@ from tests.preparing_scores import (
     normalization,
     prepare,
     rows_of,
-    table_of,
 )
-
-FOLDERS = {"nll": "nll", "embed": "embeddings"}
 
 
 @pytest.fixture(scope="module")
@@ -58,51 +50,6 @@ def settings(folder, what, model="random"):
     return {"shard_size": 1_000, "model": str(folder / model)}
 
 
-@pytest.fixture(scope="module")
-def expected(folder, tmp_path_factory):
-    """What comes out of a score without a flow."""
-
-    @cache
-    def found(what):
-        out = tmp_path_factory.mktemp("expected") / "out"
-        prepare(what, str(folder / "out"), out, **settings(folder, what))
-        return tree(out)
-
-    return found
-
-
-def start(folder, what, out, server, workers):
-    """The flow as a command."""
-    chosen = [f"{name}={value}" for name, value in settings(folder, what).items()]
-    words = [
-        TOKENMILL,
-        "score",
-        what,
-        str(folder / "out"),
-        "--output-dir",
-        str(out),
-        "--workers",
-        str(workers),
-        *chosen,
-    ]
-    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    return subprocess.Popen(words, env=server.environment, **quiet)
-
-
-@pytest.mark.slow
-def test_a_killed_run_of_two_workers_is_finished_by_one_with_the_same_bytes(prefect_server, folder, expected, tmp_path):
-    out, what = tmp_path / "out", "embed"
-    process = start(folder, what, out, prefect_server, 2)
-    wait_for_receipts(out, 3, lambda: process.poll() is None)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    record = preparation_runs.finish(start(folder, what, out, prefect_server, 1))
-    assert record["shards"]["reused"] >= 3
-    assert tree(out) == expected(what)
-    ids = table_of(out / FOLDERS[what])["row_id"].to_pylist()
-    assert sorted(ids) == sorted(rows_of(folder / "out")["row_id"].to_pylist())
-
-
 @pytest.mark.slow
 def test_nan_fails_the_command_without_publishing(prefect_api, folder, tmp_path):
     out = tmp_path / "out"
@@ -123,33 +70,13 @@ def test_nan_fails_the_command_without_publishing(prefect_api, folder, tmp_path)
     assert "the run failed and didn't publish" in checked.stderr.replace("\n", " ")
 
 
-def test_dry_run_only_counts(folder, expected, tmp_path):
-    prepare("embed", str(folder / "out"), tmp_path / "out", **settings(folder, "embed"))
-    for place, pending in (
-        (tmp_path / "out", 0),
-        (tmp_path / "other", len(json.loads(expected("embed")["manifest.json"])["shards"])),
-    ):
+def test_dry_run_only_counts(folder, tmp_path):
+    _, manifest = prepare("embed", str(folder / "out"), tmp_path / "out", **settings(folder, "embed"))
+    for place, pending in ((tmp_path / "out", 0), (tmp_path / "other", len(manifest["shards"]))):
         result = called("score", "embed", folder / "out", "shard_size=1kB", "--output-dir", place, "--dry-run")
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout)["plan"]["shards"]["pending"] == pending
     assert not (tmp_path / "other/embeddings").exists()
-
-
-@pytest.mark.parametrize(
-    ("what", "arguments", "words"),
-    [
-        ("nll", [], "model: missing"),
-        ("nll", ["model=./nowhere"], "file or folder not found: './nowhere'"),
-        ("embed", ["engine=hsh"], "engine"),
-        ("embed", ["engine=server", "model=a/b"], "engine=server needs server"),
-        ("embed", ["loss_on=final_only"], "loss_on: unknown key"),
-    ],
-)
-def test_wrong_score_call_prints_one_line_and_writes_no_files(folder, tmp_path, what, arguments, words):
-    result = called("score", what, folder / "out", "--output-dir", tmp_path / "out", *arguments)
-    assert result.returncode == 2, result.stderr
-    assert words in result.stderr.replace("\n", " ")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -183,8 +183,9 @@ def test_three_processes_that_prepare_the_same_at_once_agree(forking):
     assert tree(forking.out) == forking.whole
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_worker_processes_change_no_byte(forking, workers):
+def test_worker_processes_change_no_byte(forking):
+    workers = 4
+
     def build(step, pending, store, arguments, *, rebuild):
         parts = [pending[number::workers] for number in range(workers)]
         children = [fork(partial(build_here, step, part, store, arguments, rebuild=rebuild)) for part in parts]

@@ -9,9 +9,9 @@ from tokenmill.tasks.nightly.blends import find_blends
 from tokenmill.tasks.nightly.night import compare_blend, follow_prepared
 from tokenmill.tasks.report.summary import artifact_record
 
-from tests import preparing_harmony, preparing_sft
+from tests import preparing_harmony
 from tests.nightly.nights import FIRST, at
-from tests.preparing_sft import CHATML, chat_vocabulary, probing_once, write_rows
+from tests.preparing_sft import write_rows
 
 CHAT = [
     {"messages": [{"role": "user", "content": f"q {n}"}, {"role": "assistant", "content": "yes"}]} for n in range(20)
@@ -39,21 +39,6 @@ class OneBlend:
         _, manifest = self.prepare(compared.blend.path, compared.path, **compared.chosen)
         follow_prepared(compared, artifact_record(manifest, compared.path))
         assert self.compare().reasons == []
-
-
-@pytest.mark.slow
-def test_sft_is_up_to_date_until_its_template_changes(tmp_path):
-    template = tmp_path / "chat.jinja"
-    template.write_text(CHATML)
-    settings = {
-        "tokenizer": {"model": str(chat_vocabulary(tmp_path / "vocabulary"))}, "chat_template": str(template),
-        "holdout": {"valid": 0, "test": 0}, "max_bad_row_fraction": 1.0, "pack_size": 256,
-    }  # fmt: skip
-    blend = OneBlend(tmp_path, "sft", preparing_sft.prepare, settings)
-    with probing_once():
-        blend.bring_up_to_date()
-    template.write_text(CHATML.replace("<think>", "<thought>").replace("</think>", "</thought>"))
-    assert any("recipe.template " in reason for reason in blend.compare().reasons)
 
 
 @pytest.mark.slow

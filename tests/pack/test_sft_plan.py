@@ -75,27 +75,6 @@ def test_read_fields_rebuild_a_dataset_and_are_named(prepared, given, fields, re
     assert pending_reasons(planned) == {reason: len(planned.plan.shards)}
 
 
-def test_filter_rebuilds_only_its_dataset(prepared, given):
-    filtered = blend(prepared / "corpus")
-    filtered["datasets"][1]["used_in"] = "train"
-    planned = plan(filtered, prepared / "out", **given)
-    assert {name for name, _ in pending(planned)} == {"b.jsonl"}
-
-
-@pytest.mark.parametrize("place", ["here", "there"])
-def test_changed_tokenizer_rebuilds_all(prepared, given, tmp_path, place):
-    """In a process that has loaded it before."""
-    out, chosen = tmp_path / "out", given | {"tokenizer": {"model": str(chat_vocabulary(tmp_path / "here", size=500))}}
-    prepare(blend(prepared / "corpus"), out, **chosen)
-    changed = chosen | {"tokenizer": {"model": str(chat_vocabulary(tmp_path / place, size=501))}}
-    planned = plan(blend(prepared / "corpus"), out, **changed)
-    ((reason, count),) = pending_reasons(planned).items()
-    assert count == len(planned.plan.shards)
-    named = f"{tmp_path / 'here'} -> {tmp_path / 'there'}" if place == "there" else "'sha256:"
-    assert f"recipe.tokenizer changed: {named}" in reason
-    assert "recipe.vocabulary_size changed: 500 -> 501" in reason
-
-
 def test_the_same_tokenizer_and_template_in_other_places_rebuild_nothing(prepared, given, vocabulary, tmp_path):
     moved = shutil.copytree(vocabulary, tmp_path / "moved")
     (tmp_path / "chat.jinja").write_text(CHATML, "utf-8")

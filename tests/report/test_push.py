@@ -383,18 +383,6 @@ def test_small_files_take_several_commits_by_their_size(hub, outputs, monkeypatc
     assert len(hub.datasets["org/other"].messages) == 2
 
 
-def test_interrupted_push_resumes(hub, outputs, monkeypatch):
-    monkeypatch.setattr(pushing, "MOST_FILES", 3)
-    repository = hub.create("org/name")
-    hub.failures["commit"] = [None, None, 500]
-    refusal(lambda: send(outputs("rl")), RunError)
-    assert "manifest.json" not in repository.files
-    assert len(repository.files) == 7
-    send(outputs("rl"))
-    assert set(repository.files) == {".gitattributes", *parcel_of(str(outputs("rl"))).sizes}
-    assert hub.received == size(repository.files)
-
-
 def pushed_rows(commit):
     return rows_of(load_blend(f"hf://datasets/org/name@{commit}/blend.json").datasets)
 

@@ -129,13 +129,6 @@ def test_changed_weight_only_changes_the_blend(corpus, tmp_path, chosen):
     assert {path: path.stat().st_ino for path in (tmp_path / "out").rglob("*.bin")} == inodes
 
 
-def test_a_renamed_file_and_a_moved_tokenizer_build_nothing(corpus, tmp_path, chosen, vocabulary):
-    prepare(blend_of(corpus), tmp_path / "out", **chosen)
-    (corpus / "a.jsonl").rename(corpus / "z.jsonl")
-    chosen["tokenizer"] = {"model": str(shutil.copytree(vocabulary, tmp_path / "moved" / "tokenizer"))}
-    assert pending(blend_of(corpus), tmp_path / "out", **chosen) == []
-
-
 def test_a_file_added_to_a_folder_is_all_there_is_to_build(corpus, tmp_path, chosen):
     prepare(blend_of(corpus), tmp_path / "out", **chosen)
     write_lines(corpus / "aa.jsonl", TEXTS[60:90])

@@ -1,9 +1,7 @@
 """Publication: a trainer finds all of it or none of it, under names that never meant anything else."""
 
-import errno
 import json
 import math
-import os
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards import publication
 from tokenmill.tasks.shards.plan import Finished, PlannedShard
 from tokenmill.tasks.shards.publication import Published, check_bad_rows, publish_preparation
 from tokenmill.tasks.shards.publish import publish_bytes
@@ -287,26 +284,6 @@ def test_damaged_old_manifest_is_ignored(tmp_path, damage):
     (out / "manifest.json").write_bytes(damage)
     publish_folders(out, store, item, ["data"], ["pools/a"])
     assert visible(out) == whole
-
-
-def test_blend_json_is_replaced_last(tmp_path, chosen, monkeypatch):
-    out, path = tmp_path / "out", write_lines(tmp_path / "a.jsonl", TEXTS[:40])
-    prepare(blend_of(path), out, **chosen)
-    before = read_blend(out)
-
-    def full_disk(place, data):
-        if place.endswith("manifest.json"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place)
-        return publish_bytes(place, data)
-
-    write_lines(path, TEXTS[40:])
-    monkeypatch.setattr(publication, "publish_bytes", full_disk)
-    with pytest.raises(OSError, match="manifest"):
-        prepare(blend_of(path), out, **chosen)
-    monkeypatch.undo()
-    assert read_blend(out) == before
-    prepare(blend_of(path), out, **chosen)
-    assert read_blend(out) != before
 
 
 def publish_again_and_again(plan):

@@ -156,12 +156,6 @@ def test_receipt_in_a_wrong_folder_is_ignored(store):
     assert store.receipt(foreign) is None
 
 
-def test_damaged_receipt_is_ignored(store):
-    path = Path(store.path(KEY, "receipt.json"))
-    path.write_bytes(path.read_bytes()[:-20])
-    assert store.receipt(KEY) is None
-
-
 def test_withdrawing_twice_is_fine(store):
     store.withdraw(KEY)
     store.withdraw(KEY)

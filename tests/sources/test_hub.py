@@ -296,7 +296,7 @@ def test_a_file_that_the_hub_no_longer_has(hub, stored):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [30, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [30, 300])
 def test_requests_of_a_run(hub, tmp_path, monkeypatch, count):
     """One listing, and one request to the hub per file: for its footer in the plan, which names the place of its rows."""
     monkeypatch.setattr(source_files, "PLACES", {})

@@ -71,10 +71,14 @@ def everything():
 @pytest.mark.slow
 @BY_NAME
 def test_ids_are_the_references_where_neighbors_merge(name, known):
-    texts = column([context.replace("{c}", each) for each in newest() for context in CONTEXTS])
+    texts = column([
+        context.replace("{c}", each)
+        for number, each in enumerate(newest())
+        for context in CONTEXTS[number % 3 :: 3]  # neighbors in a script are treated alike
+    ])  # fmt: skip
     encoder = exact_encoder(known, "gigatoken", literal=True)
     expected = known.reference(True).encode(texts)
-    assert len(ids.differing(encoder.fast.encode(texts), expected)) > 400, "the test must hold texts that differ"
+    assert len(ids.differing(encoder.fast.encode(texts), expected)) > 130, "the test must hold texts that differ"
     assert not len(ids.differing(encoder.encode(texts), expected))
 
 
@@ -82,19 +86,20 @@ def test_ids_are_the_references_where_neighbors_merge(name, known):
 @BY_NAME
 @pytest.mark.parametrize("engine", ["gigatoken", "fastokens"])
 def test_ids_are_the_references_in_random_documents(name, folder, engine):
-    outcome = ids.compare(ids.model(name, folder), engine, "a few", 1500)
-    assert outcome.provoking > 20 or engine == "fastokens", "the test must hold documents that differ"
-    assert outcome.documents - outcome.by_reference > 500, "and many that the engine is trusted with"
+    outcome = ids.compare(ids.model(name, folder), engine, "a few", 600)
+    assert outcome.provoking > 8 or engine == "fastokens", "the test must hold documents that differ"
+    assert outcome.documents - outcome.by_reference > 200, "and many that the engine is trusted with"
 
 
 @pytest.mark.slow
 @BY_NAME
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_character_in_use_is_encoded_like_the_reference(engine, name, known):
-    encoder = exact_encoder(known, engine, literal=True)
-    context = random.Random(f"{engine} {name}").choice(CONTEXTS)  # random documents, above, mix many
+def test_every_character_in_use_is_encoded_like_the_reference(name, known):
+    context = random.Random(name).choice(CONTEXTS)  # random documents, above, mix many
     texts = column([context.replace("{c}", each) for each in everything()])
-    assert not len(ids.differing(encoder.encode(texts), known.reference(True).encode(texts))), context
+    expected = known.reference(True).encode(texts)
+    for engine in ENGINES:
+        found = exact_encoder(known, engine, literal=True).encode(texts)
+        assert not len(ids.differing(found, expected)), (engine, context)
 
 
 class Numbering:

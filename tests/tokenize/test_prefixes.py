@@ -154,14 +154,8 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-FAST = {4, 12, 16, 19, 24, 25, 26, 27, 28, 31}
-"""Moments that the fast tests try: at and around every file, the receipt and the removals."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "moment", [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in range(50)]
-)
+@pytest.mark.parametrize("moment", range(50))
 def test_kill_during_a_join_keeps_all_data(tmp_path, chosen, monkeypatch, moment):
     """Every removal, rename, sync and kernel copy of the join may be the last thing that a process does."""
     chosen |= each_alone(9)

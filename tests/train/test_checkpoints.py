@@ -1,8 +1,6 @@
 """Training that goes on from a checkpoint is, bit by bit, training that was never interrupted."""
 
-import os
 import shutil
-import signal
 
 import pytest
 import torch
@@ -11,18 +9,12 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import unsealed
 from tokenmill.tasks.train import checkpoints
 from tokenmill.tasks.train.checkpoints import steps_in
-from tokenmill.tasks.train.events import Exported, Saved, TrainStep
-from tokenmill.tasks.train.job import Job
-from tokenmill.tasks.train.prepared import prepared_data
-from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.events import Saved
 from tokenmill.tasks.train.training import Training, train
 from xxhash import xxh3_128_hexdigest
 
-from tests.preparing_sft import chat_vocabulary
 from tests.shards.damage import flip
-from tests.train import training_runs
 from tests.train.engines_in_turn import Progressions, engine_of, settings_of
-from tests.train.small_data import texts
 from tests.train.training_runs import engines_in_turn, found
 
 torch.set_num_threads(1)
@@ -197,39 +189,3 @@ def test_a_checkpoint_is_taken_up_by_processes_that_are_cut_otherwise(folder, nu
     assert losses == pytest.approx(wanted, abs=1e-5)
     for tensor, other in zip(weights(folder / name).values(), weights(folder / giver).values(), strict=True):
         assert torch.allclose(tensor, other, rtol=0, atol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    return prepared_data(texts(folder, chat_vocabulary(folder / "vocabulary"))[0])
-
-
-def job(data, folder, **settings):
-    chosen = {
-        "steps": 30, "sequence_length": 32, "global_batch": 4, "micro_batch": 2, "device": "cpu", "max_epochs": None, "keep_checkpoints": 3,
-        "model": {"layers": 1, "hidden": 32, "heads": 2, "key_value_heads": 1, "feed_forward": 64}, **settings,
-    }  # fmt: skip
-    return Job(settings=TrainSettings.model_validate(chosen), data=data, output_dir=str(folder))
-
-
-@pytest.mark.slow
-def test_killed_trainer_resumes_identically(data, tmp_path):
-    """One process; two go on after kills in `test_proof`."""
-    settings = {"precision": "bfloat16", "optimizer": {"distributed": True}}
-    whole = training_runs.train(job(data, tmp_path / "whole", **settings))
-    interrupted = job(data, tmp_path / "killed", checkpoint_every=10, **settings)
-    with training_runs.training(interrupted) as running:
-        for line in running.stdout:
-            event = training_runs.event_in(line)
-            if isinstance(event, TrainStep) and event.step == 13:
-                break
-        os.kill(running.pid, signal.SIGKILL)
-        running.communicate()  # ends when nobody is left who could write
-    assert running.returncode != 0
-    again = training_runs.train(interrupted)
-    assert again.code == 0
-    assert again.started.step in {10, 20}  # it may have run on while it was aimed at
-    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > again.started.step}
-    assert len(again.of(Exported)) == 1
-    assert_same_bits(weights(tmp_path / "killed"), weights(tmp_path / "whole"))

@@ -74,10 +74,9 @@ def finetuning(packed, pretraining, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def other(packed, documents, tmp_path_factory):
+def other(packed, pretraining, tmp_path_factory):
     """The same with two processes that share each matrix; from the folder of a model."""
-    before = job(documents, tmp_path_factory.mktemp("before"))
-    assert train(before).code == 0
+    before = pretraining[0]
     asked = job(
         packed, tmp_path_factory.mktemp("after"), start_from=f"{before.output_dir}/model", sequence_length=PACK, steps=6,
         validate_every=6, parallel={"tensor": 2},

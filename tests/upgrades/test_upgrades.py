@@ -39,7 +39,7 @@ VERSIONS = {
         "dedup": MAPLESS | {"verify": "format 1 of dedup"},
         "nll": {},
     },
-    **dict.fromkeys(["77edf30", "4f9c51b"], dict.fromkeys(OF_ARCHIVES, {})),
+    **{version: {kind: {} for kind in OF_ARCHIVES} for version in ("77edf30", "4f9c51b")},
 }
 
 
