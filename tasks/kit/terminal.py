@@ -17,7 +17,7 @@ def print_table(console: Console, table: Table, *, tables: bool = True) -> None:
     """Print a table; as lines if it isn't wanted, or if the console would break its figures or names apart."""
     rows = [[visible_line(number(cell)) for cell in row] for row in table.rows]
     columns = [
-        Column(name, justify="right", no_wrap=True, min_width=max(map(len, cells), default=0))
+        Column(name, justify="right", no_wrap=True, min_width=max(map(len, [name, *cells])))
         if numeric
         else Column(name)
         for numeric, name, *cells in zip(table.numeric, table.columns, *rows, strict=True)

@@ -14,7 +14,7 @@ from tokenmill.tasks.shards.manifest import BLEND
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.storage import absolute, join
 
-COLUMNS = ("dataset", "tokens there are", "read", "share", "epochs", "unread", "limit")
+COLUMNS = ("dataset", "available", "read", "share", "epochs", "unread", "limit")
 PHASE_COLUMNS = ("phase", "dataset", "read", "share of the phase", "epochs")
 
 

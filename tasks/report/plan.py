@@ -33,7 +33,7 @@ HELD_OUT = ("valid", "test")
 
 MOST_REASONS = 8
 
-COLUMNS = ("dataset", "share", "files", "shards", "cached", "size", "kept", "tokens", "epochs")
+COLUMNS = ("dataset", "target share", "files", "shards", "cached", "size", "kept", "tokens", "epochs")
 
 
 TOKENIZER_CHANGE = re.compile(r"recipe\.tokenizer changed: '[^']*' -> '[^']*'")
@@ -138,7 +138,9 @@ def print_plan(
     first rows.
     """
     print_table(console, Table("plan", COLUMNS, _rows(planned)), tables=tables)
-    console.print("[dim]epochs: in a run over as many tokens as the blend has[/]")
+    console.print(
+        "[dim]epochs: in a run over as many tokens as the blend has; tokens of pending shards are estimates[/]"
+    )
     plan = planned.plan
     seconds = sum(map(_text_bytes, plan.pending)) / BYTES_PER_SECOND
     console.print(

@@ -288,7 +288,7 @@ def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console
     for line in not_read(manifest):
         console.print(f"  {line}", markup=False)
     for warning in warnings(manifest):
-        console.print(f"[yellow]warning:[/] {escape(warning)}")
+        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=not console.is_terminal)
     following = "\n        ".join(next_commands(manifest, output_dir))
     console.print(
         f"built {counted(shards['built'], 'shard')}, reused {shards['reused']:,}, in {manifest['volatile']['seconds']:.1f} s\n"

@@ -143,6 +143,8 @@ def test_extras_are_there():
     extras = {name for found in re.findall(r"\.\[([a-z0-9,]+)\]'", README) for name in found.split(",")}
     known = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert {"s3", "train"} <= extras <= known.keys()
+    listed = re.search(r"Extras: ([^.]*)", (REPOSITORY / "docs/start.md").read_text())[1]
+    assert {*re.findall(r"`(\w+)`", listed)} == known.keys() - {"dev"}
 
 
 SERVER, OTHER_DATA, _ = blocks(re.search(r"^## With a Prefect server\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)[1])
