@@ -48,9 +48,11 @@ from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import ROW_KEYS
 from tokenmill.tasks.nightly.blends import NightlyBlend
 from tokenmill.tasks.nightly.stage import announce
+from tokenmill.tasks.shards.kinds import KINDS
 from tokenmill.tasks.shards.store import turn_in
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
+from tests.building import prepare_here
 from tests.flows.cloning import REPOSITORY, clone_into
 from tests.flows.prefect_commands import PREFECT, clean_environment, running, serving, wait_until
 from tests.preparing import blend_of, prepare, write_lines
@@ -562,6 +564,16 @@ def deployments():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pretrain", "sft", "rl", "harmony", "dedup", "filter"])
+def test_default_parameters_of_preparations_succeed(kind, monkeypatch, tmp_path):
+    monkeypatch.chdir(REPOSITORY)
+    (declared,) = (each["parameters"] for each in deployments() if each["name"] == KINDS[kind].flow)
+    chosen = {name: value for name, value in declared.items() if name not in {"blend", "output_dir"}}
+    _, manifest = prepare_here(kind, declared["blend"], tmp_path, **chosen)
+    assert manifest["totals"]["documents"] > 0
+
+
+@pytest.mark.weekly
 @pytest.mark.timeout(900)  # on busy cores
 def test_default_parameters_of_deployments_and_automations_succeed(prefect_api, monkeypatch, tmp_path):
     """One after the other, because some read the output of others. `test_train_flow.py` runs the pipeline."""
