@@ -185,7 +185,10 @@ def forked(job: Job, handle: Callable[[Event], None]) -> None:
 
 
 def train_here(job: Job, output: int) -> None:
-    """Train in this process, with events written to a pipe."""
+    """Train in this process, as the only one that torchrun has started, with events written to a pipe."""
+    os.environ.update(
+        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
+    )  # any free one
     sys.stdout = os.fdopen(output, "w")
     training.run(job)
 
