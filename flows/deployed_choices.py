@@ -82,7 +82,7 @@ def closed(schema: Mapping[str, Any] | None, entrypoint: str | None) -> dict[str
 
 
 def merged(declared: Values, recorded: Values | None, current: Values) -> dict[str, dict[str, Any]]:
-    """The `current` values of the server, overwritten by `declared` values whose digest differs from the `recorded` one.
+    """Return the `current` values of the server, overwritten by `declared` values whose digest differs from the `recorded` one.
 
     Before the first deployment (`recorded` is None), all `declared` values.
     """
@@ -114,7 +114,7 @@ def _declares_other_schedules(deployment: DeploymentUpdate, current: DeploymentR
 
 
 def digests(values: Mapping[str, Any]) -> dict[str, str]:
-    """A digest per value, because a Prefect variable holds at most 5,000 characters."""
+    """Return a digest per value, because a Prefect variable holds at most 5,000 characters."""
     written = {name: json.dumps(value, sort_keys=True).encode() for name, value in values.items()}
     return {name: sha256(data).hexdigest()[:16] for name, data in written.items()}
 

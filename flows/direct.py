@@ -65,7 +65,7 @@ def run_preparation(
 
 
 def run_order(output_dir: str, settings: "OrderSettings") -> dict[str, Any]:
-    """Plan the order of a training, and return the artifact record: in this process if the data are small."""
+    """Plan the order of a training run, and return the artifact record: in this process if the data are small."""
     from tokenmill.tasks.train.order import artifact_record, checked_data, fits_in_process, make_order
 
     if settings.cluster == "local" and not is_shown():
@@ -79,7 +79,7 @@ def run_order(output_dir: str, settings: "OrderSettings") -> dict[str, Any]:
 
 
 def is_shown() -> bool:
-    """Whether Prefect can show a run: a server is configured, or a flow makes this call."""
+    """Return whether Prefect can show a run: a server is configured, or a flow makes this call."""
     if server_address() is not None:
         return True
     if "prefect" not in sys.modules:
@@ -90,7 +90,7 @@ def is_shown() -> bool:
 
 
 def server_address() -> str | None:
-    """The URL of the API of the configured Prefect server, None without one.
+    """Return the URL of the API of the configured Prefect server, None without one.
 
     Prefect takes a second to import, so it is asked only if a variable or a file may name a server.
     """

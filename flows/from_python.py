@@ -28,7 +28,7 @@ ROW_GROUP_BYTES = 64 << 20
 
 
 def function_of(name: str) -> Callable[..., dict[str, Any]]:
-    """The function that prepares a blend or rows from Python. Raises InputError and RunError as the command does."""
+    """Return the function that prepares a blend or rows from Python. Raises InputError and RunError as the command does."""
 
     def prepare_data(
         data: Blend | dict[str, Any] | str | PathLike[str] | Iterable[Mapping[str, Any]] | ArrowStream,
@@ -59,7 +59,7 @@ def function_of(name: str) -> Callable[..., dict[str, Any]]:
 
 
 def parameters(name: str) -> dict[str, FieldInfo]:
-    """The settings of a kind, and after them the keys of a dataset, which apply to rows and tables."""
+    """Return the settings of a kind, and after them the keys of a dataset, which apply to rows and tables."""
     kind = preparation(name)
     fields = {key: field for key, field in kind.settings.model_fields.items() if key not in kind.hidden}
     keys = source_keys(kind.settings, DataSource.model_fields)
@@ -83,7 +83,7 @@ class ArrowStream(Protocol):
 
 
 def blend_of_rows(rows: object, output_dir: str) -> dict[str, Any]:
-    """A blend of one dataset, `rows`, which are written beside the output folder: OUT.rows.jsonl, or .parquet for a table.
+    """Return a blend of one dataset, `rows`, which are written beside the output folder: OUT.rows.jsonl, or .parquet for a table.
 
     Raises InputError for a row that is not a JSON object, and for a table that Parquet can't hold.
     """
@@ -102,7 +102,7 @@ def blend_of_rows(rows: object, output_dir: str) -> dict[str, Any]:
 
 
 def _of_datasets(rows: Any) -> pa.RecordBatchReader:  # noqa: ANN401 - `datasets` may not be installed
-    """A `Dataset` or `IterableDataset` as a stream of tables, whatever its format. Raises InputError for several splits."""
+    """A `Dataset` or `IterableDataset` as a stream of tables, in any format. Raises InputError for several splits."""
     if isinstance(rows, Mapping):
         splits = [*cast("Mapping[str, object]", rows)]
         raise InputError(f"data: holds the splits {', '.join(splits)}; give one, such as data[{splits[0]!r}]")

@@ -1,6 +1,6 @@
 """Command-line input as settings: a YAML file, then options, then `key.sub=value`; later ones win.
 
-All of it is parsed by the same model as a flow's parameters, so a misspelt key is an error wherever it is written.
+All of it is parsed by the same model as a flow's parameters, so a misspelt key is an error in each of these places.
 """
 
 import json
@@ -66,7 +66,7 @@ def _prefect_home() -> dict[str, str]:
 
 
 def piped(command: str, kinds: Collection[str] = ()) -> Artifact:
-    """The artifact printed by the previous command. Raises InputError unless there is one of these `kinds`."""
+    """Return the artifact printed by the previous command. Raises InputError unless there is one of these `kinds`."""
     if sys.stdin.isatty():
         raise InputError(f"{command}: name an output folder, or pipe a command into this one")
     return read_artifact(sys.stdin.buffer.read(), kinds, command)
@@ -104,7 +104,7 @@ GIVEN = "settings"
 
 
 def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequence[str]) -> Settings:
-    """The settings of a preparation. Raises InputError for anything unknown or out of bounds."""
+    """Return the settings of a preparation. Raises InputError for anything unknown or out of bounds."""
     given = {name: value for name, value in vars(options).items() if name != "config" and value is not None}
     chosen = [f"{name}={value}" for name, value in given.items()]
     written = config_settings(options.config) if options.config else {}
@@ -164,7 +164,7 @@ def sorted_overrides(kind: type[Strict], overrides: Sequence[str]) -> tuple[list
 
 
 def config_settings(path: Path) -> dict[str, Any]:
-    """The settings in the file of `--config`. Raises InputError."""
+    """Return the settings in the file of `--config`. Raises InputError."""
     try:
         return read_mapping(path.read_bytes(), f"--config {path}")
     except OSError as error:
@@ -228,5 +228,5 @@ class SettingsPanel:
 
 
 def settings_parameter(source: Source) -> Parameter:
-    """The parameter for the `key=value` arguments of a command, whose help lists the settings."""
+    """Return the parameter for the `key=value` arguments of a command, whose help lists the settings."""
     return Parameter(group=Group("Settings, as key=value", help_formatter=SettingsPanel(source)))

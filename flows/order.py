@@ -1,4 +1,4 @@
-"""Plan the order of a training on documents.
+"""Plan the order of a training run on documents.
 
 build indices (mapped over Dask, by prefix) ─► blend ─► digest steps, count reads (mapped) ─► order.json
 """
@@ -15,11 +15,11 @@ from .prefect_server import flow
 
 @flow(name="order-samples")
 def order_samples(output_dir: Place, settings: OrderSettings) -> dict[str, Any]:
-    """Plan which samples each step of a training reads, and build megatron-core's indices for it.
+    """Plan which samples each step of a training run reads, and build megatron-core's indices for it.
 
     Args:
         output_dir: The output folder of a preparation for pretraining.
-        settings: Settings of the training that decide its order.
+        settings: Settings of the training run that decide its order.
     """
     data = step_task("plan")(checked_data)(output_dir, settings)
     with function_workers(settings) as run_all:

@@ -161,7 +161,7 @@ UNFINISHED = [each for each in StateType if each not in TERMINAL_STATES]
 
 
 def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, Any]]:
-    """A flow that publishes in an `output_dir`.
+    """Return a flow that publishes in an `output_dir`.
 
     Runs with the same output folder take turns; a waiting run names the other. OUT/flow_run.json records the run in progress: a killed
     process reports no end, so Prefect would show its run as Running forever. The next run in the folder finds the file and reports

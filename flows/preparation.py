@@ -37,7 +37,7 @@ def prepare(kind: Kind[Any, Any], blend: Blend, settings: PreparationSettings, o
 
 
 def preparation_flow(kind: Kind[Any, Any] | str) -> ServedFlow[..., dict[str, Any]]:
-    """The flow of a kind, given by name or as it is."""
+    """Return the flow of a kind, given by name or as it is."""
     kind = preparation(kind) if isinstance(kind, str) else kind
     of_rows = {name: DataSource.model_fields[name] for name in ROW_KEYS if name not in kind.settings.model_fields}
 

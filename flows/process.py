@@ -91,7 +91,7 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 
 def lost_output() -> OSError | None:
-    """The error that lost output on stdout, or None. A reader that closes its pipe has read all it wants."""
+    """Return the error that lost output on stdout, or None. A reader that closes its pipe has read all it wants."""
     sys.stdout.flush()
     lost = sys.stdout.lost if isinstance(sys.stdout, Stream) else None
     return None if isinstance(lost, BrokenPipeError) else lost

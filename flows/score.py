@@ -19,7 +19,7 @@ KINDS = {"nll": preparation("nll"), "embed": preparation("embeddings")}
 @flow(name="score-candidates")
 @with_parameters_of(*(kind.settings for kind in KINDS.values()), without=KINDS["nll"].hidden)
 def score_candidates(blend: Blend | str, output_dir: Place, mode: What, **chosen: object) -> dict[str, Any]:
-    """Score rows: the settings of the other score than `mode` must be left out.
+    """Score rows: the settings of the other score than `mode` must be omitted.
 
     Args:
         blend: The folder of a normalization, a blend, or a file, folder or glob of rows.

@@ -34,10 +34,10 @@ def train_model(data: Place, output_dir: Place, settings: TrainSettings = DEFAUL
 def evaluate_model(
     training: Place, output_dir: Place, settings: EvaluateSettings = DEFAULT_EVALUATION
 ) -> dict[str, Any]:
-    """Evaluate the model of a training on its held-out documents.
+    """Evaluate the model of a training run on its held-out documents.
 
     Args:
-        training: The output folder of a training.
+        training: The output folder of a training run.
         output_dir: Folder for results.json and results.md.
         settings: Settings of the evaluation.
     """

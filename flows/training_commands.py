@@ -227,7 +227,7 @@ def _place(command: str, words: Sequence[str | None], kinds: Collection[str]) ->
 
 
 def _checked(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
-    """Check a training and write its files for review, without starting it."""
+    """Check a training run and write its files for review, without starting it."""
     from tokenmill.tasks.train.launchers.launch import write_files
     from tokenmill.tasks.train.launchers.nemo_rl import rl_launch
 

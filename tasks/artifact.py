@@ -39,7 +39,7 @@ class Artifact(BaseModel, frozen=True):
 
 
 def read_artifact(data: bytes, kinds: Collection[str], reader: str) -> Artifact:
-    """The artifact in a line of JSON for the command `reader`. Raises InputError unless it is one of `kinds` (any if empty)."""
+    """Return the artifact in a line of JSON for the command `reader`. Raises InputError unless it is one of `kinds` (any if empty)."""
     try:
         records: Any = orjson.loads(data)
         (record,) = records.values()
@@ -56,7 +56,7 @@ def read_artifact(data: bytes, kinds: Collection[str], reader: str) -> Artifact:
 
 
 def artifact_key(kind: str, output_dir: str) -> str:
-    """The key of a Prefect artifact: kind, names of the output folder and its parent, and a hash of the whole path.
+    """Return the key of a Prefect artifact: kind, names of the output folder and its parent, and a hash of the whole path.
 
     Unique per output folder, because Prefect groups the versions of a key. Lowercase letters, digits and dashes.
     """

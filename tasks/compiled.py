@@ -7,7 +7,7 @@ from tokenmill.tasks.errors import RunError
 
 
 def load(module: str) -> ctypes.CDLL:
-    """The functions of `kernel.c` beside a Python file. Raises RunError if they cannot be loaded."""
+    """Return the functions of `kernel.c` beside a Python file. Raises RunError if they cannot be loaded."""
     file = Path(module).with_name("compiled.abi3.so")
     try:
         return ctypes.CDLL(str(file))

@@ -60,7 +60,7 @@ def _off_unless_set(group: Iterable[Described], name: str) -> Iterator[Described
 
 
 def example_of(settings: Iterable[Described]) -> str:
-    """The first setting with a default, as an override."""
+    """Return the first setting with a default, as an override."""
     return next(f"{each.key}={each.default}" for each in settings if each.default)
 
 
@@ -78,7 +78,7 @@ def _default(field: FieldInfo) -> str | None:
 
 
 def size_text(size: int) -> str:
-    """A size as a setting takes it, exactly: 256MB, or 1234567."""
+    """Return a size as a setting takes it, exactly: 256MB, or 1234567."""
     return next((f"{size // unit}{name}" for name, unit in UNITS if size and size % unit == 0), str(size))
 
 

@@ -44,7 +44,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` is a misspelling of, if any. An ending such as .json, which many names share, does not count."""
+    """Return the known name that `name` is a misspelling of, if any. An ending such as .json, which many names share, does not count."""
     stem, dot, ending = name.partition(".")
     stems = {each.removesuffix(f"{dot}{ending}"): each for each in known}
     close = difflib.get_close_matches(stem or name, stems, n=1, cutoff=CLOSE)

@@ -37,7 +37,7 @@ LEAVES = {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in RENAMED
 
 
 def renamed(name: str, known: Collection[str]) -> str | None:
-    """A sentence with the new name of a setting, if it has one that is known."""
+    """Return a sentence with the new name of a setting, if it has one that is known."""
     new = LEAVES.get(name)
     if new is None or new not in known:
         return None

@@ -2,7 +2,7 @@
 
 s3fs retries what botocore has already retried: a store that answers 503 SlowDown gets 25 requests instead of 5, and one that
 drops connections gets 50, just when it needs fewer. Here only botocore retries requests, with exponential back-off and jitter:
-5 attempts in some 8 s, or as set by AWS_MAX_ATTEMPTS and AWS_RETRY_MODE (`adaptive` slows down in advance). botocore does not
+5 attempts in about 8 s, or as set by AWS_MAX_ATTEMPTS and AWS_RETRY_MODE (`adaptive` slows down in advance). botocore does not
 see a response that breaks off while it is read; s3fs requests it again, at most 5 times in total.
 
 Remaining failures become OSErrors, which the caller retries per batch; botocore's own errors are not OSErrors.
@@ -52,7 +52,7 @@ class Range(NamedTuple):
 
 
 def parts_of(ranges: Sequence[Range]) -> Iterator[list[Range]]:
-    """The parts to concatenate `ranges` from: one range of 5 MiB to 5 GiB that S3 can copy, or several that are gathered."""
+    """Yield the parts to concatenate `ranges` from: one range of 5 MiB to 5 GiB that S3 can copy, or several that are gathered."""
     smallest = max(SMALLEST_PART, -(-sum(each.size for each in ranges) // MOST_PARTS))
     gathered: list[Range] = []
     for path, start, size in ranges:
@@ -93,7 +93,7 @@ class Body:
         return getattr(self._body, name)
 
     async def read(self, *size: int) -> bytes:
-        """The rest of the body, or its next `size` bytes. Raises TornResponseError."""
+        """Return the rest of the body, or its next `size` bytes. Raises TornResponseError."""
         try:
             return await self._body.read(*size)
         except ClientPayloadError as error:

@@ -15,7 +15,7 @@ OPTIONS = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
 
 
 def sealed(document: Mapping[str, Any]) -> bytes:
-    """The document as indented JSON with sorted keys, and a seal: the hash of the same bytes without the seal.
+    """Return the document as indented JSON with sorted keys, and a seal: the hash of the same bytes without the seal.
 
     The document must have an object `volatile` and consist of JSON values.
     """
@@ -24,7 +24,7 @@ def sealed(document: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """The document in `data`, without its seal. Raises ValueError unless `data` is exactly the output of `sealed`."""
+    """Return the document in `data`, without its seal. Raises ValueError unless `data` is exactly the output of `sealed`."""
     document = orjson.loads(data)
     if not isinstance(document, dict) or not isinstance(document.get("volatile"), dict):
         raise ValueError("not a sealed JSON document")  # noqa: TRY004 - callers catch one type of error

@@ -7,7 +7,7 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def splitmix64(values: np.ndarray) -> np.ndarray:
-    """The next draw of SplitMix64 in each of these states (uint64): a bijective mixing function.
+    """Return the next draw of SplitMix64 in each of these states (uint64): a bijective mixing function.
 
     Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014, with the constants of Java's
     SplittableRandom.

@@ -40,17 +40,17 @@ fsspec.register_implementation("s3a", "tokenmill.tasks.s3.S3", clobber=True)
 
 
 def is_local(uri: str) -> bool:
-    """Whether `uri` is a path on this machine rather than a URL."""
+    """Return whether `uri` is a path on this machine rather than a URL."""
     return "://" not in uri or uri.startswith("file://")
 
 
 def is_web(uri: str) -> bool:
-    """Whether `uri` is of a web server, which can only be read from."""
+    """Return whether `uri` is of a web server, which can only be read from."""
     return uri.startswith(("http://", "https://"))
 
 
 def plain(uri: str) -> str:
-    """A local path without `file://`.
+    """Return a local path without `file://`.
 
     Raises InputError for a file of a different host, and for a URI that lacks a slash, which would be a file of that name.
     """
@@ -94,7 +94,7 @@ def require_name(uri: str) -> str:
 
 
 def absolute(uri: str) -> str:
-    """An absolute local path without `file://`, or the URL without a trailing slash.
+    """Return an absolute local path without `file://`, or the URL without a trailing slash.
 
     Raises InputError as `require_place` and `located` do, also for the working directory's name.
     """
@@ -119,7 +119,7 @@ def _options(scheme: str) -> dict[str, str]:
 
 
 def user_cache(*parts: str) -> str:
-    """A path in the user's cache on this machine, or in the temporary folder if the cache cannot be written.
+    """Return a path in the user's cache on this machine, or in the temporary folder if the cache cannot be written.
 
     Raises as `temporary_folder` does.
     """
@@ -131,7 +131,7 @@ def user_cache(*parts: str) -> str:
 
 @cache
 def is_writable(folder: str) -> bool:
-    """Whether files can be written in a local folder, which is created if missing; file modes aren't enough to decide it."""
+    """Return whether files can be written in a local folder, which is created if missing; file modes aren't enough to decide it."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -141,7 +141,7 @@ def is_writable(folder: str) -> bool:
 
 
 def temporary_folder() -> str:
-    """The user's folder among the temporary files, the same for every process.
+    """Return the user's folder among the temporary files, the same for every process.
 
     Raises InputError if other users can write to it.
     """
@@ -158,7 +158,7 @@ def temporary_folder() -> str:
 
 
 def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
-    """The file system of `uri` and the path within it.
+    """Return the file system of `uri` and the path within it.
 
     Raises InputError if the scheme is unknown or its extra is not installed.
     """
@@ -192,12 +192,12 @@ def open_binary(uri: str) -> BinaryIO:
 
 
 def registry() -> str:
-    """The registry of names: TOKENMILL_ARTIFACTS (a folder or URI), by default a folder of the user."""
+    """Return the registry of names: TOKENMILL_ARTIFACTS (a folder or URI), by default a folder of the user."""
     return absolute(os.environ.get("TOKENMILL_ARTIFACTS") or "~/.tokenmill/artifacts")
 
 
 def located(reference: str) -> str:
-    """The path that `art://NAME[:VERSION][/PATH]` refers to; by default its latest version. Raises as `record_of` does."""
+    """Return the path that `art://NAME[:VERSION][/PATH]` refers to; by default its latest version. Raises as `record_of` does."""
     rest = reference.removeprefix(ART).partition("/")[2]
     place = str(record_of(reference)["path"])
     return join(place, rest) if rest else place
@@ -225,7 +225,7 @@ def record_of(reference: str) -> Mapping[str, Any]:
 
 
 def versions(name: str) -> list[int]:
-    """The registered versions of a name."""
+    """Return the registered versions of a name."""
     system, folder = filesystem(join(registry(), name))
     system.invalidate_cache(folder)
     try:

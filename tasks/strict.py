@@ -129,7 +129,7 @@ def with_parameters_of(*kinds: type[Strict], without: Collection[str] = ()) -> C
     """Let a function that takes `**chosen` declare one parameter per setting of `kinds`, for Prefect to read.
 
     Each has the type, bounds, default and description of the setting. A setting that only some kinds have, or that has
-    different defaults, may be left out: its default is None.
+    different defaults, may be omitted: its default is None.
     """
 
     def declare(function: Function) -> Function:

@@ -41,7 +41,7 @@ def read_yaml(content: str | bytes, refusal: str) -> Any:  # noqa: ANN401 - anyt
 
 
 def read_mapping(content: str | bytes, where: str, of: str = "settings") -> dict[str, Any]:
-    """A mapping, written at `where`. Raises InputError."""
+    """Return a mapping, written at `where`. Raises InputError."""
     return require_mapping(read_yaml(content, f"{where}: not valid YAML"), where, of)
 
 

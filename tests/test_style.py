@@ -45,11 +45,9 @@ CEILINGS = {
     "docstrings": {
         "a genitive for a compound": 7,
         "software that speaks": 5,
-        "-ever": 31,
-        "some 20": 24,
-        "a training": 48,
-        "chained genitives": 151,
-        "left out": 31,
+        "-ever": 2,
+        "a training": 3,
+        "chained genitives": 88,
         "British spelling": 2,
     },
     "messages": {

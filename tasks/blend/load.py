@@ -38,7 +38,7 @@ READS_TABLES = "resolve_placeholders"
 
 
 def load_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
-    """The blend, or the blend in the JSON file at a path or URI, with absolute data paths.
+    """Return the blend, or the blend in the JSON file at a path or URI, with absolute data paths.
 
     Raises InputError for a missing file, malformed JSON (with line and column), and every broken rule.
     """

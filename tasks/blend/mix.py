@@ -1,4 +1,4 @@
-"""Solve a budget: how many tokens of each dataset a training reads, in each phase.
+"""Solve a budget: how many tokens of each dataset a training run reads, in each phase.
 
     weights (x tokens^temperature) ─► limits: tokens, shares, epochs, phases ─► the closest mix within all of them
 
@@ -6,7 +6,7 @@ Closest means least Kullback-Leibler divergence from the weights: a dataset at i
 proportion to their weights. Each limit bounds a sum of tokens, or makes one sum a share of a second one, so the closest mix that
 keeps a single limit is a multiplication. Going round the limits until nothing changes finds the closest mix that keeps all
 (L. M. Bregman, 1967; with only equalities this is iterative proportional fitting, Deming and Stephan, 1940). Thirty datasets in
-three phases take some 10 ms. Limits that exclude each other never settle: then the factors of one round are a certificate (Farkas)
+three phases take about 10 ms. Limits that exclude each other never settle: then the factors of one round are a certificate (Farkas)
 that names the limits in conflict and, if the total is at fault, the nearest total that fits.
 
 A ramp is a staircase between the phases around it, whose steps are averages of their mixes; it counts half to either.
@@ -80,12 +80,12 @@ class _Limit:
     names: Sequence[str] = ()
 
     def at(self, part: float) -> "_Limit":
-        """The limit for such a part of the total."""
+        """Return the limit for such a part of the total."""
         return replace(self, low=self.low * part, high=self.high * part) if self.scales else self
 
 
 def solve(blend: Blend, held: Mapping[str, int], tokens: int | None = None) -> Mix:
-    """The mix of the training data of a blend, given the tokens that each dataset holds.
+    """Return the mix of the training data of a blend, given the tokens that each dataset holds.
 
     `tokens` replaces the blend's own total; without any, the total is the tokens of the datasets. Raises InputError for a budget that
     cannot be kept: it names the limits in conflict and the nearest total that fits.

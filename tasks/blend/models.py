@@ -328,7 +328,7 @@ class Blend(Strict, frozen=True):
 
 
 def listed_sources(blend: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The datasets of a blend in JSON, by `datasets` or split."""
+    """Return the datasets of a blend in JSON, by `datasets` or split."""
     return {part: blend[part] for part in ("datasets", *SPLITS) if blend.get(part)}
 
 

@@ -4,7 +4,7 @@ r"""Predicates on the fields of rows, such as `int_score >= 3 and language in ['
     combined   and, or, not, parentheses; keywords in any case
     operands   a field (a word, or any name in backticks), a number, true, false, text in ' or " (\ escapes ' " \)
     nested     metadata.score is the field `score` of the object `metadata`; a dot in backticks is part of a name
-    length     length(field): the number of characters of a text
+    length     length(field): the number of characters in a text
 
 `0 < a <= 1` chains as in Python, and `between` includes both ends. Other functions and arithmetic don't exist.
 
@@ -94,7 +94,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The number of characters of a text field."""
+    """The number of characters in a text field."""
 
     column: Column
 
@@ -110,13 +110,13 @@ class Interpretation(Protocol):
     """What tests mean. Results combine by `&`, `|` and `~`."""
 
     def truth(self, operand: Column | Literal) -> Any:  # noqa: ANN401 - one type per interpretation
-        """A boolean without a comparison."""
+        """Return a boolean without a comparison."""
 
     def compared(self, sign: str, left: Operand, right: Operand) -> Any:  # noqa: ANN401 - same
-        """A comparison; `sign` is one of `SIGNS`."""
+        """Return a comparison; `sign` is one of `SIGNS`."""
 
     def is_null(self, column: Column) -> Any:  # noqa: ANN401 - same
-        """Whether a field is null or missing."""
+        """Return whether a field is null or missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class WithKeys:
 
 
 def number_of(text: str) -> int | float | str:
-    """The number that a text is, a double outside 64 bits; the text itself if it isn't one."""
+    """Return the number that a text is, a double outside 64 bits; the text itself if it isn't one."""
     if not re.fullmatch(NUMBER, text):
         return text
     try:
@@ -231,7 +231,7 @@ def parse_predicate(text: str, where: str = "predicate") -> Predicate:
 
 @lru_cache
 def where_of(text: str) -> Predicate:
-    """The parsed `where` of a dataset."""
+    """Return the parsed `where` of a dataset."""
     return parse_predicate(text, "where")
 
 
@@ -384,7 +384,7 @@ class _Parser:
         return ESCAPE.sub(r"\1", inner)
 
     def normal(self) -> str:
-        """The predicate with one spelling of blanks, quotes and keywords."""
+        """Return the predicate with one spelling of blanks, quotes and keywords."""
         text = before = ""
         for token in self.tokens[:-1]:
             word = self._spelling(token)

@@ -48,7 +48,7 @@ TOOLS_END, CALL_FORMAT, HEADER_END = "</tools>", "<function=", "<|im_end|>"
 
 
 def load_template(chosen: str, vocabulary: Vocabulary, variables: Mapping[str, Any]) -> ChatTemplate:
-    """The template named by `chosen`: `tokenizer`, a bundled one, a file, or Jinja text. Raises InputError if there is
+    """Return the template named by `chosen`: `tokenizer`, a bundled one, a file, or Jinja text. Raises InputError if there is
     none or it is not valid Jinja.
     """
     names = {number: token for token, number in vocabulary.controls.items()}
@@ -120,7 +120,7 @@ class Checked:
 def renderer_of(
     template: ChatTemplate, vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns, special: SpecialTokens
 ) -> Renderer:
-    """The unchecked renderer of a template for a vocabulary, from probes of the template."""
+    """Return the unchecked renderer of a template for a vocabulary, from probes of the template."""
     return _probed(template, vocabulary, policy, split_turns, special)[0]
 
 
@@ -164,7 +164,7 @@ def checked_renderer(
     special: SpecialTokens,
     store: str,
 ) -> Checked:
-    """The renderer of a template for a vocabulary, after its self-check, which is cached in the store.
+    """Return the renderer of a template for a vocabulary, after its self-check, which is cached in the store.
 
     Raises InputError, with the conversation and the difference, if its masks are wrong.
     """
@@ -190,7 +190,7 @@ EXPLANATION = (
 
 
 def remembered_check(question: Sequence[Any], store: str, check: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """The conversations that a check rejects; read from the store if the same `question` was checked before."""
+    """Return the conversations that a check rejects; read from the store if the same `question` was checked before."""
     digest = hashlib.sha256(orjson.dumps(question, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
 
     def explained_check() -> dict[str, str]:
@@ -201,7 +201,7 @@ def remembered_check(question: Sequence[Any], store: str, check: Callable[[], di
 
 
 def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabulary) -> dict[str, str]:
-    """The rejected probes with the reason. Raises InputError unless all others are correct."""
+    """Return the rejected probes with the reason. Raises InputError unless all others are correct."""
     guarded = vocabulary.guarding(frozenset(controls.ids))  # also for whole texts, so that one tokenizer is loaded
     refused: dict[str, str] = {}
     for name, probe in PROBES.items():
@@ -246,7 +246,7 @@ def _require_prompted(renderer: Renderer) -> None:
 
 
 def text_encoder(vocabulary: Vocabulary, controls: Controls, backend: Backend, special: SpecialTokens) -> Encoder:
-    """The encoder of text between control tokens; control tokens in the text are plain text unless `special` is
+    """Return the encoder of text between control tokens; control tokens in the text are plain text unless `special` is
     `allow`.
     """
     literal = special != "allow"

@@ -66,7 +66,7 @@ class Controls:
         return (place, place + length) if place >= 0 else None
 
     def spelled_in(self, conversation: Conversation) -> bool:
-        """Whether the data spells a control token anywhere, except tags in answers."""
+        """Return whether the data spells a control token anywhere, except tags in answers."""
         if not any(self.occur_in(text) for text in _texts(conversation)):
             return False
         answers = [message["content"] or "" for message in conversation.messages if message["role"] == "assistant"]
@@ -111,13 +111,13 @@ def _strings(value: object) -> Iterable[str]:
 
 
 def unused_noncharacter(conversation: Conversation) -> str | None:
-    """A noncharacter that the conversation does not contain, or None."""
+    """Return a noncharacter that the conversation does not contain, or None."""
     everything = "".join(_texts(conversation))
     return next((each for each in NONCHARACTERS if each not in everything), None)
 
 
 def escape_controls(conversation: Conversation, controls: Controls, noncharacter: str) -> Conversation:
-    """The conversation with `noncharacter` after the first character of every control token in its data."""
+    """Return the conversation with `noncharacter` after the first character of every control token in its data."""
 
     def broken(text: str, those: Controls) -> str:
         return those.beginning.sub(rf"\1{noncharacter}", text)
@@ -158,7 +158,7 @@ def _places(text: str, longer: str) -> list[int]:
 
 
 def controls_of(texts: Sequence[str], added: Mapping[str, int]) -> Controls:
-    """The added tokens that occur in a template's source or renderings, without single characters and blanks, and TAGS."""
+    """Return the added tokens that occur in a template's source or renderings, without single characters and blanks, and TAGS."""
     written = {
         token: number
         for token, number in added.items()

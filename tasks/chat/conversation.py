@@ -96,7 +96,7 @@ class Message(TypedDict):
 
 
 def without(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
-    """The ranges without the characters `[start, stop)`."""
+    """Return the ranges without the characters `[start, stop)`."""
     parts = [part for low, high in ranges for part in ((low, min(high, start)), (max(low, stop), high))]
     return [(low, high) for low, high in parts if low < high]
 
@@ -147,7 +147,7 @@ PLACEHOLDER = re.compile(r"[\s_.…\-\u2010-\u2015]*")
 
 
 def asks_nothing(question: str, *, first: bool) -> bool:
-    """Whether a user's text is blank or, as the first one, a placeholder."""
+    """Return whether a user's text is blank or, as the first one, a placeholder."""
     return not question or question.isspace() or (first and PLACEHOLDER.fullmatch(question) is not None)
 
 
@@ -157,12 +157,12 @@ Inline = Literal["content", "dropped", "opened", "closed", "split"]
 """How to read thinking that begins a content.
 
 `content`: as content; `opened`: it is read apart after `<think>`; `closed`: also without that tag; `split`: as `closed`, and the
-template does the same, but looks for the innermost tags; `dropped`: as `split`, and the template leaves it out.
+template does the same, but looks for the innermost tags; `dropped`: as `split`, and the template omits it.
 """
 
 
 def apart(conversation: Conversation, inline: Inline) -> Conversation | Rejected:
-    """The conversation with inline thinking as reasoning, where the template reads it so; Rejected if that is ambiguous."""
+    """Return the conversation with inline thinking as reasoning, where the template reads it so; Rejected if that is ambiguous."""
     messages = conversation.messages
     if not any(has_tag(message) for message in messages):
         return conversation
@@ -188,7 +188,7 @@ def _unended(message: Message) -> Message:
 
 
 def has_tag(message: Message) -> bool:
-    """Whether an answer contains a tag. Most contents have no `<`, which takes a fifth of the time to find."""
+    """Return whether an answer contains a tag. Most contents have no `<`, which takes a fifth of the time to find."""
     content = message["content"]
     return (
         message["role"] == "assistant"

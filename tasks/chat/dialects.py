@@ -87,7 +87,7 @@ PREAMBLES = ("system_content", "developer_content")
 
 
 def without_channels(messages: Sequence[Any], unread: set[str]) -> list[Any]:
-    """The messages in OpenAI's form; what of them isn't read is added to `unread`.
+    """Return the messages in OpenAI's form; what of them isn't read is added to `unread`.
 
     Raises RejectionError for channels that are unknown, and for several thoughts in a row.
     """
@@ -186,7 +186,7 @@ def trace_name(first: object) -> str | None:
 
 
 def read_trace(name: str, steps: Sequence[Any], unread: set[str]) -> list[dict[str, Any]]:
-    """The messages of a trace; what of it isn't read is added to `unread`. Raises RejectionError for a step of no known form."""
+    """Return the messages of a trace; what of it isn't read is added to `unread`. Raises RejectionError for a step of no known form."""
     flat = [each for step in steps for each in (step if isinstance(step, list) else [step])]
     made: list[dict[str, Any]] = []
     for number, step in enumerate(flat, 1):

@@ -7,7 +7,7 @@ counted and not trained on.
 
 Each distinct text of a batch is encoded once, so the cost of a long conversation is linear even if its sequences repeat it.
 Placing ids takes 3 ns per token. Program sequences (`programs`) are a layout and its values, without an object per
-segment: literals of the template are joined with values of many conversations at once by Arrow, some 5 GB/s.
+segment: literals of the template are joined with values of many conversations at once by Arrow, about 5 GB/s.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from .conversation import Range, Role
 class TextTable:
     """How the texts of a program are made: text i is joined of the next `counts[i]` of the `parts`.
 
-    A part is the number of a value of the conversation, or -1 - n for literal n.
+    A part is the number of a value in the conversation, or -1 - n for literal n.
     """
 
     literals: Sequence[str]
@@ -51,7 +51,7 @@ class Columns:
     _last: Sequence[str] | None = None
 
     def add(self, table: TextTable, values: Sequence[str]) -> int:
-        """The number of the conversation with these values; the last one may be added again."""
+        """Return the number of the conversation with these values; the last one may be added again."""
         if values is not self._last:
             self._last = values
             self.which.append(self.tables.setdefault(table, len(self.tables)))
@@ -96,7 +96,7 @@ class _Lists(NamedTuple):
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The numbers `[start, start + count)` of each pair, one after the other, int64."""
+    """Return the numbers `[start, start + count)` of each pair, one after the other, int64."""
     return np.repeat(starts - _before(counts), counts) + np.arange(counts.sum())
 
 
@@ -134,7 +134,7 @@ Segments = list[Segment]
 
 
 def runs(segments: Iterable[Segment]) -> list[Segments]:
-    """The segments that are encoded together: each control token, and the texts in a row up to one that breaks."""
+    """Return the segments that are encoded together: each control token, and the texts in a row up to one that breaks."""
     found: list[Segments] = []
     in_text = False
     for segment in segments:
@@ -147,7 +147,7 @@ def runs(segments: Iterable[Segment]) -> list[Segments]:
 
 
 def text_of_run(run: Segments) -> str:
-    """The text that is encoded for a run of texts."""
+    """Return the text that is encoded for a run of texts."""
     return (run[0].text or "") if len(run) == 1 else "".join([segment.text or "" for segment in run])
 
 
@@ -215,7 +215,7 @@ class Passage(NamedTuple):
 
 
 def cut(text: str, passages: Sequence[Passage], controls: Controls) -> list[Segments]:
-    """The segments of each passage of a rendering, in order, without empty texts. The last passage ends the text."""
+    """Return the segments of each passage of a rendering, in order, without empty texts. The last passage ends the text."""
     groups: list[Segments] = [[] for _ in passages]
     number, passage, group = 0, passages[0], groups[0]
     place, is_control = 0, True
@@ -268,7 +268,7 @@ def _covered(ranges: Sequence[Range], start: int, stop: int) -> bool:
 
 
 def connected(passages: Iterable[Segments]) -> Segments:
-    """The segments of consecutive passages. Texts that meet are encoded as one, so all of a run are by the author of its first."""
+    """Return the segments of consecutive passages. Texts that meet are encoded as one, so all of a run are by the author of its first."""
     segments: Segments = []
     for passage in passages:
         for number, segment in enumerate(passage):

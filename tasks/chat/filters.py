@@ -29,7 +29,7 @@ MAX_CHARACTERS = 64 << 20
 MAX_BITS = 4096
 """Limits of a rendering: steps and seconds; of any text: characters (a list has at most as many elements as there are steps);
 of a number: bits. A long agentic
-conversation takes some 50,000 steps, 0.1 s and 1 M characters."""
+conversation takes about 50,000 steps, 0.1 s and 1 M characters."""
 
 CHARACTERS_PER_STEP, JOINED_PER_STEP, ELEMENTS_PER_STEP = 1024, 4096, 128
 """Repeating or rewriting so many characters, joining so many (templates that gather their text do so for every message), and
@@ -88,7 +88,7 @@ def require_plain(value: object) -> None:
 
 
 def parts_of(value: object) -> Iterator[object]:
-    """A value and all values in it, as often as they are there. Raises TemplateLimitError for one that is too large."""
+    """Yield a value and all values in it, as often as they are there. Raises TemplateLimitError for one that is too large."""
     size, steps = 0, 0
     waiting = [value]
     while waiting:
@@ -117,7 +117,7 @@ def weight(value: object) -> int:
 
 
 def text_of(value: Any) -> str:  # noqa: ANN401 - any value of a template
-    """A value as `{{ … }}` writes it; arguments of a tool call as their JSON."""
+    """Return a value as `{{ … }}` writes it; arguments of a tool call as their JSON."""
     if isinstance(value, str):
         return value
     if type(value) is Arguments:
@@ -223,7 +223,7 @@ def tojson(
 
 @pass_environment
 def join(environment: Environment, values: Any, d: str = "", attribute: str | None = None) -> str:  # noqa: ANN401 - same
-    """The joined texts; of objects, the field at a dotted path."""
+    """Return the joined texts; of objects, the field at a dotted path."""
     parts = list(values)
     for name in (attribute or "").split(".") if attribute else ():
         parts = [environment.getitem(part, name) for part in parts]
@@ -231,7 +231,7 @@ def join(environment: Environment, values: Any, d: str = "", attribute: str | No
 
 
 def together(parts: list[str], between: str = "") -> str:
-    """The joined texts, within the size limit."""
+    """Return the joined texts, within the size limit."""
     require_size(sum(map(len, parts)) + len(between) * len(parts))
     return joined(parts, between)
 
@@ -254,7 +254,7 @@ def format_text(text: Any, *values: Any) -> str:  # noqa: ANN401 - same
 
 
 def replaced_size(text: str, old: str, new: str) -> int:
-    """The largest size that replacing can produce."""
+    """Return the largest size that replacing can produce."""
     return len(text) + (str.count(text, old) + 1) * len(new)
 
 
@@ -266,12 +266,12 @@ def escape(value: Any) -> str:  # noqa: ANN401 - same
 
 
 def safe(value: Any) -> str:  # noqa: ANN401 - same
-    """The unchanged text; as in Jinja, text added to it with `+` is escaped."""
+    """Return the unchanged text; as in Jinja, text added to it with `+` is escaped."""
     return markupsafe.Markup(str.__str__(text_of(value)))  # noqa: S704 - nothing here is shown as HTML
 
 
 def round_number(value: float, precision: int = 0, method: Any = "common") -> float:  # noqa: ANN401 - same
-    """A number rounded to a few places."""
+    """Return a number rounded to a few places."""
     if abs(precision) > MAX_PLACES:
         raise ValueError(f"a number is rounded to at most {MAX_PLACES} places, not {precision}")
     return do_round(value, precision, method)
@@ -279,7 +279,7 @@ def round_number(value: float, precision: int = 0, method: Any = "common") -> fl
 
 @pass_environment
 def sum_of_numbers(environment: Environment, values: Any, attribute: str | None = None, start: Any = 0) -> Any:  # noqa: ANN401 - same
-    """The sum of numbers only; lists would grow."""
+    """Return the sum of numbers only; lists would grow."""
     if not isinstance(start, (int, float)):
         raise TypeError(f"numbers are summed, not {type(start).__name__}")
     return do_sum(environment, values, attribute, start)

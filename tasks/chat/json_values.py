@@ -28,7 +28,7 @@ SHOWN_KEYS, SHOWN_CHARACTERS = 12, 40
 
 
 def kind(value: object) -> str:
-    """The JSON type of a value."""
+    """Return the JSON type of a value."""
     return KINDS.get(type(value), f"a {type(value).__name__}")
 
 
@@ -38,14 +38,14 @@ def quoted(value: object) -> str:
 
 
 def listed(keys: Iterable[str]) -> str:
-    """The first keys, for a sentence."""
+    """Return the first keys, for a sentence."""
     known = list(keys)
     more = ["…"] if len(known) > SHOWN_KEYS else []
     return ", ".join([*map(quoted, known[:SHOWN_KEYS]), *more]) or "none"
 
 
 def require_utf8(text: str, what: str) -> None:
-    """Raises RejectionError unless `text` can be encoded as UTF-8. ASCII text takes 20 ns, whatever its length."""
+    """Raises RejectionError unless `text` can be encoded as UTF-8. ASCII text takes 20 ns, at any length."""
     if text.isascii():
         return
     try:
@@ -69,7 +69,7 @@ def json_text(value: object, reason: Reason, what: str) -> str:
 
 
 def parsed(text: str, reason: Reason, what: str) -> Any:  # noqa: ANN401 - JSON may be anything
-    """The value of JSON text. Raises RejectionError if `text` is not JSON or has a duplicate key."""
+    """Return the value of JSON text. Raises RejectionError if `text` is not JSON or has a duplicate key."""
     try:
         value = loads(text)
         compact(value)

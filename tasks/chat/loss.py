@@ -52,7 +52,7 @@ class LossPolicy:
         )
 
     def trained(self, messages: Sequence[Message]) -> list[int]:
-        """The numbers of the messages trained on."""
+        """Return the numbers of the messages trained on."""
         chosen = self._chosen(messages)
         return [number for number in chosen if messages[number].get("trained") != ()]
 
@@ -67,7 +67,7 @@ class LossPolicy:
         return [number for number in answers if number > last_user]
 
     def ranges(self, completion: "Completion") -> list[Range]:
-        """The characters of a completion that are trained on, adjacent ranges merged."""
+        """Return the characters of a completion that are trained on, adjacent ranges merged."""
         reasoning = self.reasoning and (self.empty_reasoning or completion.reasons)
         if reasoning and self.tool_calls and self.end_of_turn and self.on != "final_only":
             return [(completion.start, completion.stop)]
@@ -125,7 +125,7 @@ class Openings:
     inline: Inline = "content"
 
     def prompts_after(self, before: Sequence[Message]) -> tuple[str, ...]:
-        """The prompts that may follow some messages. Those after tool results differ; all other roles count as users."""
+        """Return the prompts that may follow some messages. Those after tool results differ; all other roles count as users."""
         role = "tool" if before and before[-1]["role"] == "tool" else "user"
         return ("", *self.prompts) if role in self.unprompted else self.prompts
 
@@ -149,7 +149,7 @@ class Parts:
         return [part for part in (self.content, self.reasoning, self.call) if part]
 
     def begin(self, start: int, stop: int) -> int:
-        """The beginning of the first part after `start`; `stop` if there is none."""
+        """Return the beginning of the first part after `start`; `stop` if there is none."""
         if self.call and self.call[0] <= start:
             return start
         return min((part[0] for part in self.all if part[0] >= start), default=stop)
@@ -158,7 +158,7 @@ class Parts:
 def completions(
     rendering: Rendering, messages: Sequence[Message], numbers: Sequence[int], openings: Openings, controls: Controls
 ) -> dict[int, Completion] | Rejected:
-    """The completions of the assistant messages with these numbers, by number.
+    """Return the completions of the assistant messages with these numbers, by number.
 
     Rejected if the template omits a message, its content or its tool calls, begins it in an unknown way, or does not end it,
     because no mask would be correct.
@@ -197,7 +197,7 @@ def completions(
 
 
 def ended(rendering: Rendering, messages: Sequence[Message], openings: Openings, controls: Controls) -> Rendering:
-    """The rendering, with the token that would follow it if nothing else ends its last answer."""
+    """Return the rendering, with the token that would follow it if nothing else ends its last answer."""
     extents = {**rendering.extents, **_before_results(rendering, messages, controls)}
     rendering = replace(rendering, extents=extents)
     last = len(messages) - 1
@@ -257,7 +257,7 @@ def _goes_on(ending: str, message: Message, written: Parts, openings: Openings, 
 
 
 def parts_of(rendering: Rendering, numbers: Sequence[int]) -> dict[int, Parts]:
-    """The known characters of some messages, from the spans in their extents."""
+    """Return the known characters of some messages, from the spans in their extents."""
     parts = {number: Parts() for number in numbers}
     current, turn, end = None, -1, 0
     for start, stop, (number, kind) in rendering.spans:

@@ -45,7 +45,7 @@ SPELLINGS = ("reasoning_content", "reasoning", "thinking")
 
 
 def given_reasoning(message: Mapping[str, Any], role: Role) -> str | None:
-    """The reasoning under a separate key, None if absent or blank."""
+    """Return the reasoning under a separate key, None if absent or blank."""
     value = message.get(SPELLINGS[0])
     if value is not None and not isinstance(value, str):
         raise RejectionError("bad_reasoning", f"its {SPELLINGS[0]} is {kind(value)}; make it a string, or remove it")
@@ -75,7 +75,7 @@ CALL_KEYS = {"name", *ARGUMENTS, "id", "type", "index", "function"}
 
 
 def string_at(fields: Mapping[str, Any], key: str, reason: Reason, whose: str) -> str | None:
-    """The string under `key`, None if absent or empty. Raises RejectionError for anything else."""
+    """Return the string under `key`, None if absent or empty. Raises RejectionError for anything else."""
     value = fields.get(key)
     if value is None or value == "":
         return None
@@ -86,7 +86,7 @@ def string_at(fields: Mapping[str, Any], key: str, reason: Reason, whose: str) -
 
 
 def read_tool_calls(message: Mapping[str, Any], role: Role) -> list[ToolCall]:
-    """The calls in a message, including an older `function_call`. Raises RejectionError for calls that cannot be read
+    """Return the calls in a message, including an older `function_call`. Raises RejectionError for calls that cannot be read
     or are not by the assistant.
     """
     calls, older = message.get("tool_calls"), message.get("function_call")
@@ -157,7 +157,7 @@ def _arguments(function: Mapping[str, Any], place: str) -> Arguments:
 
 
 def read_tools(value: object) -> list[dict[str, Any]]:
-    """The tools of a record as given: `{"type", "function": {…}}` or the function itself. Raises RejectionError unless
+    """Return the tools of a record as given: `{"type", "function": {…}}` or the function itself. Raises RejectionError unless
     `value` is null, empty, or an array of named objects, or the JSON text of one.
     """
     tools = _array(value, "bad_tools", "tools")
@@ -185,7 +185,7 @@ RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue
 
 
 def read_template_kwargs(value: object) -> dict[str, Any]:
-    """The variables that a record has for its template, those that are null left out. Raises RejectionError unless `value` is
+    """Return the variables that a record has for its template, those that are null omitted. Raises RejectionError unless `value` is
     null or an object of names, or the JSON text of one.
     """
     if isinstance(value, str) and value:
@@ -210,13 +210,13 @@ CUT = ("reasoning_truncated", "thinking_truncated")
 
 
 def is_cut(fields: Mapping[str, Any]) -> bool:
-    """Whether a message or row has a flag that a budget ended its reasoning. Raises RejectionError for a flag that can't be read."""
+    """Return whether a message or row has a flag that a budget ended its reasoning. Raises RejectionError for a flag that can't be read."""
     flags = [_flag(fields, name) for name in CUT if name in fields]
     return any(flags)
 
 
 def trained_characters(fields: Mapping[str, Any], role: Role, content: str | None) -> tuple[Range, ...] | None:
-    """The characters of `content` that may be trained on, as ranges in order; none if the message is left out, None if
+    """Return the characters of `content` that may be trained on, as ranges in order; none if the message is omitted, None if
     nothing restricts training.
 
     `fields` is the message in its source, `content` its text. Raises RejectionError for flags that cannot be read or
@@ -314,7 +314,7 @@ SPEAKERS: dict[str, Role] = {
 
 
 def role_of(name: str) -> Role | None:
-    """The role of a speaker in any case, with words joined by `_`, `-` or a space; None if it isn't known."""
+    """Return the role of a speaker in any case, with words joined by `_`, `-` or a space; None if it isn't known."""
     return SPEAKERS.get(name) or SPEAKERS.get(re.sub(r"[-\s]+", "_", name.strip().lower()))
 
 
@@ -323,7 +323,7 @@ CALLS = ("function_call", "tool_call", "function-call", "tool-call")
 
 
 def is_call(message: object) -> bool:
-    """Whether a message is a call in place of a text."""
+    """Return whether a message is a call in place of a text."""
     return isinstance(message, dict) and (message.get("role") or message.get("from")) in CALLS
 
 
@@ -347,7 +347,7 @@ BLOCKS = {"reasoning_details": "text", "thinking_blocks": "thinking"}
 
 
 def with_blocks(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The message with the reasoning of its blocks as text, unless a block has none, as encrypted ones, or it has other reasoning."""
+    """Return the message with the reasoning of its blocks as text, unless a block has none, as encrypted ones, or it has other reasoning."""
     for name, key in BLOCKS.items():
         blocks = message.get(name)
         texts = (

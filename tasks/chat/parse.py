@@ -45,7 +45,7 @@ Record = Mapping[str, Any]
 def conversation(
     record: Record, messages_field: str | None, tools_field: str, given: Given = ()
 ) -> Conversation | Rejected:
-    """The conversation in `record`, or the reason for rejecting it.
+    """Return the conversation in `record`, or the reason for rejecting it.
 
     `messages_field` names the field of the messages, and `given` fields of other parts, as in a blend; without them, the
     record has one of the known shapes. All may be dotted paths. Details number messages from 1, including a separate system
@@ -98,7 +98,7 @@ class _Reading:
 
 
 def unread_beside(record: Record, layout: Layout) -> tuple[str, ...]:
-    """The fields beside the messages of a record that aren't read. Raises RejectionError, with the field, where they matter."""
+    """Return the fields beside the messages of a record that aren't read. Raises RejectionError, with the field, where they matter."""
     reading = _Reading()
     _beside(record, layout, reading)
     return tuple(sorted(reading.unread))

@@ -179,7 +179,7 @@ class _Answer:
 
 
 def is_reply(messages: Sequence[Message], number: int) -> bool:
-    """Whether a message answers one from a different role, as in requests to a server."""
+    """Return whether a message answers one from a different role, as in requests to a server."""
     return number > 0 and messages[number]["role"] == "assistant" != messages[number - 1]["role"]
 
 
@@ -311,7 +311,7 @@ NO_QUESTION = "questions, which are blank or a placeholder"
 
 
 def unwritten_by(template: ChatTemplate) -> frozenset[str]:
-    """The kinds that a template leaves out; one that it rejects is not left out."""
+    """Return the kinds that a template omits; one that it rejects is not omitted."""
     renderings = {name: template.render(kind.probe.messages, kind.probe.tools) for name, kind in PARTS.items()}
     return frozenset(
         name
@@ -321,7 +321,7 @@ def unwritten_by(template: ChatTemplate) -> frozenset[str]:
 
 
 def unwritten_in(conversation: Conversation, kinds: Iterable[str]) -> list[str]:
-    """The parts of a conversation that a template omits, and the definitions and questions that it lacks."""
+    """Return the parts of a conversation that a template omits, and the definitions and questions that it lacks."""
     found = [f"{name} that the template doesn't write" for name in sorted(kinds) if PARTS[name].occurs(conversation)]
     called = {call["function"]["name"] for each in conversation.messages for call in each.get("tool_calls", ())}
     functions = [tool.get("function") or tool for tool in conversation.tools] if called else []

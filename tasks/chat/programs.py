@@ -162,7 +162,7 @@ class Programs:
         self._runs = 0
 
     def sequences(self, conversation: Conversation) -> Sequence[Segments | Filled] | Rejected:
-        """The sequences of a conversation, or why it has none.
+        """Return the sequences of a conversation, or why it has none.
 
         Raises ProgramError if a program gives other segments than the template.
         """

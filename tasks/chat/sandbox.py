@@ -60,7 +60,7 @@ class Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The body between two marks, in its own scope."""
+        """Return the body between two marks, in its own scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         begin, end = (nodes.Const(kind) for kind in ("generated", "end_generated"))
@@ -162,7 +162,7 @@ def _subject(node: nodes.For) -> nodes.Expr | None:
 
 
 def instrumented(tree: nodes.Template) -> nodes.Template:
-    """The template with its marks."""
+    """Return the template with its marks."""
     marked: nodes.Template = _Instrumenter().visit(tree)
     return cast("nodes.Template", marked.set_environment(tree.environment))  # pyright: ignore[reportArgumentType]
 
@@ -172,7 +172,7 @@ def _output(value: nodes.Expr, name: str, *arguments: nodes.Expr, line: int) -> 
 
 
 def marking(step: Callable[[int], None]) -> Mapping[str, Callable[..., str]]:
-    """The filters inserted into templates; `step` spends the budget. They take the context so that Jinja does not
+    """Return the filters inserted into templates; `step` spends the budget. They take the context so that Jinja does not
     evaluate them at compile time.
     """
 
@@ -343,7 +343,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return COMPARED[operator](left, right)
 
     def key(self, value: Any) -> Any:  # noqa: ANN401 - same
-        """A value to hash; only tuples can be large."""
+        """Return a value to hash; only tuples can be large."""
         self.budget.step(weight(value) // PARTS_PER_STEP)
         return value
 
@@ -394,7 +394,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getitem(obj, self.key(argument) if isinstance(argument, tuple) else argument)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401 - same
-        """Whether the attribute is listed for this type, and safe in Jinja's immutable sandbox."""
+        """Return whether the attribute is listed for this type, and safe in Jinja's immutable sandbox."""
         if isinstance(obj, SafeNamespace):
             return not attr.startswith("_")
         allowed = next((names for kind, names in ATTRIBUTES if isinstance(obj, kind)), frozenset[str]())

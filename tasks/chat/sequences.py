@@ -62,7 +62,7 @@ class Renderer:
 
     @rejecting
     def sequences(self, conversation: Conversation) -> list[Segments]:
-        """The sequences of a conversation, each with something to train on; Rejected with a reason if there are none."""
+        """Return the sequences of a conversation, each with something to train on; Rejected with a reason if there are none."""
         if not self.literal or not self.controls.spelled_in(conversation):
             return self._sequences(conversation)
         noncharacter = unused_noncharacter(conversation)
@@ -163,7 +163,7 @@ def answered_turns(messages: Sequence[Message]) -> list[tuple[int, int]]:
 
 
 def begins_with_markup(messages: Sequence[Message]) -> bool:
-    """Whether a user message after the first message begins with `<`."""
+    """Return whether a user message after the first message begins with `<`."""
     return any(
         message["role"] == "user" and (message["content"] or "").lstrip().startswith("<") for message in messages[1:]
     )

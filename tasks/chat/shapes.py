@@ -27,7 +27,7 @@ Given = tuple[tuple[str, str], ...]
 
 
 def given_of(fields: Mapping[str, str]) -> Given:
-    """The fields that a blend names, by part."""
+    """Return the fields that a blend names, by part."""
     return tuple(fields.items())
 
 
@@ -182,12 +182,12 @@ ANY_TELLING = rf"(?!.*{_word(FACTS)}).*{_word(TELLING)}.*"
 
 
 def is_telling(name: str) -> bool:
-    """Whether a name is one of ANY_TELLING."""
+    """Return whether a name is one of ANY_TELLING."""
     return re.fullmatch(ANY_TELLING, name) is not None
 
 
 def fields_read(messages_field: str | None, tools_field: str, given: Given = ()) -> list[str]:
-    """The fields of a record that are looked at, dotted if nested; the last one is a pattern (see `parquet_batches.named`)."""
+    """Return the fields of a record that are looked at, dotted if nested; the last one is a pattern (see `parquet_batches.named`)."""
     own = [] if messages_field is None else [messages_field]
     pattern = f"/(?i:{'|'.join(KNOWN)})|{ANY_TELLING}/"
     return list(dict.fromkeys([*own, *(name for _, name in given), tools_field, KWARGS, *KNOWN, pattern]))
@@ -210,7 +210,7 @@ class Layout(NamedTuple):
 
 
 def value_at(record: Record, path: str, reason: Reason) -> Any:  # noqa: ANN401 - JSON may be anything
-    """The value at a dotted path, which may lead through JSON text; None if it or a parent is absent or null.
+    """Return the value at a dotted path, which may lead through JSON text; None if it or a parent is absent or null.
 
     Raises RejectionError for a parent that is neither an object nor the JSON text of one.
     """

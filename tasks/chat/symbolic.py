@@ -59,7 +59,7 @@ class Hole(NamedTuple):
 
 
 def json_string(value: str) -> str:
-    """A string as JSON, as templates write it."""
+    """Return a string as JSON, as templates write it."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -209,7 +209,7 @@ def symbol_of(parts: Iterable[Part], tags: set[str]) -> str | Symbol:
 
 
 def together(texts: Iterable[Any], between: "str | Symbol" = "") -> str | Symbol:
-    """The joined texts."""
+    """Return the joined texts."""
     parts: list[Part] = []
     symbols: list[Symbol] = []
     for number, text in enumerate(texts):
@@ -227,7 +227,7 @@ ESCAPES = frozenset('\\"/bfnrtu0123456789abcdef')
 
 
 def forbidden(parts: Sequence[Part], tag: str) -> set[str]:
-    """The strings that must not occur in any content so that `tag` occurs neither in a hole nor across the edge of one.
+    """Return the strings that must not occur in any content so that `tag` occurs neither in a hole nor across the edge of one.
 
     Raises UnprovableError if no such strings are known.
     """

@@ -8,7 +8,7 @@ A process ends when a rendering spends too long in one call of C. Python checks 
 between operations only, and one operation on a nested value can take years. `filters` bounds every such operation that is known;
 a timer of the kernel covers all other cases. It counts the thread's CPU time, so a busy or suspended machine does no harm; when
 it expires, the C library starts a thread, which doesn't need an interpreter, to show the sentence and to end the process. A Dask worker
-that ends takes its shard with it: the run tries others, then fails. Setting the timer and clearing it takes some 3 µs.
+that ends takes its shard with it: the run tries others, then fails. Setting the timer and clearing it takes about 3 µs.
 """
 
 import ctypes
@@ -106,7 +106,7 @@ class ChatTemplate:
             return Rejected("template_error", f"the chat template fails: {type(error).__name__}: {error}")
 
     def reads(self, name: str) -> bool:
-        """Whether a variable with this name can change the output."""
+        """Return whether a variable with this name can change the output."""
         return name in self.source or (name == "date" and CLOCK in self.source)
 
     def _parsed(self, source: str) -> nodes.Template:
@@ -121,7 +121,7 @@ class ChatTemplate:
 
 
 def compiled(source: str, variables: Variables) -> ChatTemplate:
-    """The template of a source and JSON variables, one for all who ask in a process. Raises as ChatTemplate."""
+    """Return the template of a source and JSON variables, one for all who ask in a process. Raises as ChatTemplate."""
     return _compiled(source, orjson.dumps(variables, option=orjson.OPT_SORT_KEYS))
 
 
@@ -131,7 +131,7 @@ def _compiled(source: str, variables: bytes) -> ChatTemplate:
 
 
 def extents(spans: Sequence[Span], size: int) -> dict[int, tuple[int, int]]:
-    """The characters that each message's loop iteration wrote, in a rendering of `size` characters. Raises ValueError
+    """Return the characters that each message's loop iteration wrote, in a rendering of `size` characters. Raises ValueError
     for a message written in two places.
     """
     found: dict[int, tuple[int, int]] = {}

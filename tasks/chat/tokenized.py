@@ -27,7 +27,7 @@ BINARY, LABELS = range(2), range(UNTRAINED, 1 << 31)
 
 @rejecting
 def tokenized(record: Record, vocabulary_size: int, tools_field: str, given: Given) -> Tokenized:
-    """The sequence in a record of the shape TOKENIZED; Rejected if ids or masks are wrong, or nothing is trained on."""
+    """Return the sequence in a record of the shape TOKENIZED; Rejected if ids or masks are wrong, or nothing is trained on."""
     fields = {name.lower(): value for name, value in record.items() if value is not None}
     layout = layout_of(record, None, tools_field, given)
     beside = [name for name in (*layout.systems, *layout.tools) if record.get(name)]

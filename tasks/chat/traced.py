@@ -100,7 +100,7 @@ class Traced(str):
 
 
 def joined(parts: Iterable[str], between: str = "") -> str:
-    """The joined parts with all their spans; plain if no part has any."""
+    """Return the joined parts with all their spans; plain if no part has any."""
     texts = list(parts)
     if Traced not in map(type, texts):
         return between.join(texts)
@@ -116,7 +116,7 @@ def joined(parts: Iterable[str], between: str = "") -> str:
 
 @lru_cache(maxsize=4096)
 def mark(*origins: Origin) -> Traced:
-    """An empty text whose spans mark what begins or ends here."""
+    """Return an empty text whose spans mark what begins or ends here."""
     return Traced("", tuple((0, 0, origin) for origin in origins))
 
 
@@ -135,7 +135,7 @@ class MessageRecord(dict[str, Any]):
 
 
 def records(messages: Sequence[Message]) -> list[MessageRecord]:
-    """The messages for a template: numbered, with traced contents."""
+    """Return the messages for a template: numbered, with traced contents."""
     return [_record(number, message) for number, message in enumerate(messages)]
 
 
@@ -173,7 +173,7 @@ def _called(text: str, number: int) -> Traced:
 
 
 def caller(value: object) -> Origin | None:
-    """The origin of the JSON of a value: of calls, or of a name or the arguments of one."""
+    """Return the origin of the JSON of a value: of calls, or of a name or the arguments of one."""
     first = cast("list[object]", value)[0] if isinstance(value, list) and value else value
     if isinstance(first, (ToolCallRecord, Arguments)):
         return (first.message, "call") if first.message >= 0 else None

@@ -74,7 +74,7 @@ class Dataset(ShardIndex):
         return in_order({part.split for part in self._published})
 
     def parts(self, split: str | None = None, dataset: str | None = None) -> list[Part]:
-        """The published files, dataset by dataset, of one split or dataset or of all. Raises InputError for an unknown one."""
+        """Return the published files, dataset by dataset, of one split or dataset or of all. Raises InputError for an unknown one."""
         for option, value, known in (
             ("split", split, self.splits),
             ("dataset", dataset, {part.dataset for part in self._published}),
@@ -112,7 +112,7 @@ class Dataset(ShardIndex):
         return sorted(found, key=lambda part: (part.dataset, [*SPLITS, part.split].index(part.split), part.split))
 
     def documents(self, part: Part) -> Iterator[np.ndarray]:
-        """The ids of each document in a part, in order; in packs, each sequence without padding.
+        """Yield the ids of each document in a part, in order; in packs, each sequence without padding.
 
         Raises InputError for rows that aren't tokenized, RunError for a damaged file.
         """
@@ -126,13 +126,13 @@ class Dataset(ShardIndex):
                 yield pack.ids[start:stop][kept[start:stop]]
 
     def packs(self, part: Part) -> Iterator[Row]:
-        """The packs of a part, in order. Raises InputError for an output without packs, RunError for a damaged file."""
+        """Yield the packs of a part, in order. Raises InputError for an output without packs, RunError for a damaged file."""
         self._require("packs", "documents" if self.format == "documents" else "rows")
         for batch in pack_batches(part.place):
             yield from batch.rows
 
     def rows(self, part: Part) -> Iterator[dict[str, Any]]:
-        """The rows of a part as dicts. Raises InputError for an output of tokens."""
+        """Yield the rows of a part as dicts. Raises InputError for an output of tokens."""
         if self.format == "lines":
             source = SourceFile(part.place, 1, "jsonl", COMPRESSIONS.get(part.place.rpartition(".")[2]))
             with open_source(source) as stream:
@@ -149,7 +149,7 @@ class Dataset(ShardIndex):
             raise InputError(f"{self.path}: holds {self.type} data, which has no {name}; read its {other}()")
 
     def origin(self, part: Part, number: int) -> tuple[str, int]:
-        """The source file and line (from 1) of document or row `number` of a part, from 0; of packs, of a number in `documents`.
+        """Return the source file and line (from 1) of document or row `number` of a part, from 0; of packs, of a number in `documents`.
 
         Raises IndexError for an unknown document, RunError for missing or damaged files.
         """
@@ -188,7 +188,7 @@ def open_dataset(output_dir: str | PathLike[str]) -> Dataset:
 
 
 def require_followed(data: Dataset) -> Dataset:
-    """The output, if its rows can be followed; else raises InputError."""
+    """Return the output, if its rows can be followed; else raises InputError."""
     if data.type in FOLLOWED:
         return data
     raise InputError(
@@ -203,5 +203,5 @@ def in_order(names: Collection[str]) -> list[str]:
 
 
 def dataset_name(split: str, name: str) -> str:
-    """The name of a dataset: with its split, if the blend has splits."""
+    """Return the name of a dataset: with its split, if the blend has splits."""
     return name if split == "datasets" else f"{split}/{name}"

@@ -41,7 +41,7 @@ class Verdict:
 
 
 def verdict_of(store: Store, manifest: Mapping[str, Any], entry: Entry, row: int) -> Verdict | None:
-    """The decision about a row of the slice of a shard; None if the row isn't a duplicate.
+    """Return the decision about a row of the slice in a shard; None if the row isn't a duplicate.
 
     Raises RunError if the decisions are no longer in the store.
     """
@@ -66,7 +66,7 @@ def _planned_key(manifest: Mapping[str, Any], entry: Entry) -> str:
 
 
 def normalized_row(store: Store, key: str, row: int) -> tuple[int, pa.Table] | None:
-    """The place of a row of the slice among the normalized rows of a shard, and these rows; None if it is not there."""
+    """Return the place of a row in the slice among the normalized rows of a shard, and these rows; None if it is not there."""
     rows = normalized_rows(store.path(key, FILE))
     places = np.flatnonzero(rows["source_row"].to_numpy() == row)
     return (int(places[0]), rows) if places.size else None
@@ -74,7 +74,7 @@ def normalized_row(store: Store, key: str, row: int) -> tuple[int, pa.Table] | N
 
 @lru_cache(maxsize=8)
 def normalized_rows(place: str) -> pa.Table:
-    """The rows of a file of normalized rows, a table of `COLUMNS`; empty without such a file."""
+    """Return the rows of a file of normalized rows, a table of `COLUMNS`; empty without such a file."""
     try:
         with open_binary(place) as stream:
             return pq.read_table(stream, columns=list(COLUMNS))
@@ -84,7 +84,7 @@ def normalized_rows(place: str) -> pa.Table:
 
 @lru_cache(maxsize=8)
 def source_rows(place: str) -> np.ndarray:
-    """The row of the slice of each row in a file of normalized rows or in a list of them, int64 [rows]."""
+    """Return the row of the slice of each row in a file of normalized rows or in a list of them, int64 [rows]."""
     with open_binary(place) as stream:
         return pq.read_table(stream, columns=["source_row"])["source_row"].to_numpy()
 
@@ -122,7 +122,7 @@ def _decisions(store: Store, digest: str) -> str:
 
 
 def kept_row(store: Store, manifest: Mapping[str, Any], name: str) -> tuple[int, int] | None:
-    """The shard, by its number in the manifest, and the row in its slice of the document that a decision names; None if
+    """Return the shard, by its number in the manifest, and the row in its slice of the document that a decision names; None if
     there is none.
     """
     find = _text_row if store.kind == KIND else _normalized_row_called

@@ -101,7 +101,7 @@ class _Kept(NamedTuple):
 
 
 def fate_of(index: ShardIndex, shard: int, row: int) -> Fate:
-    """The fate of a row in shard number `shard`. Raises RunError for missing or damaged files."""
+    """Return the fate of a row in shard number `shard`. Raises RunError for missing or damaged files."""
     entry = index.entries[shard]
     receipt = index.receipt(shard)
     fate = _read(index, shard, row)
@@ -214,7 +214,7 @@ def _placed(index: ShardIndex, fate: Fate, kept: _Kept) -> Fate:
 
 
 def _rearranged(stored: Row) -> str | None:
-    """The order of the parts of a document that was rearranged to fill in the middle."""
+    """The order of the parts in a document that was rearranged to fill in the middle."""
     parts = stored.roles[np.flatnonzero(np.diff(stored.roles, prepend=-1))]
     names = dict.fromkeys(stored.role_names[int(part)] for part in parts)
     return f"rearranged as {', '.join(names)}" if len(names) > 1 else None

@@ -61,7 +61,7 @@ class ShardIndex:
 
     @cached_property
     def source_files(self) -> Mapping[str, Sequence[int]]:
-        """The numbers of the shards of each source file, in the order of the manifest."""
+        """The numbers of the shards in each source file, in the order of the manifest."""
         found: defaultdict[str, list[int]] = defaultdict(list)
         for shard, entry in enumerate(self.entries):
             for file in entry_files(entry):
@@ -79,7 +79,7 @@ class ShardIndex:
         return origin, self._before(shard, origin) + number + 1
 
     def rows_at(self, file: str, line: int) -> Iterator[tuple[int, int]]:
-        """The shards with a line of a file, and the row in each."""
+        """Yield the shards with a line of a file, and the row in each."""
         for shard in self.source_files.get(file, ()):
             first = 0
             for origin in self.origins[shard]:
@@ -89,12 +89,12 @@ class ShardIndex:
                 first += origin.rows
 
     def rows_of(self, file: str) -> int:
-        """The number of rows of a file that were read."""
+        """Return the number of rows in a file that were read."""
         read = ((shard, origin) for shard in self.source_files.get(file, ()) for origin in self.origins[shard])
         return max((self._before(*each) + each[1].rows for each in read if each[1].file == file), default=0)
 
     def shard_of(self, part: ShardPart) -> int:
-        """The number of the shard with a part."""
+        """Return the number of the shard with a part."""
         wanted = (part.key, part.dataset, part.origins[0].start)
         shards = ((shard, self.entries[shard]) for shard in self.source_files[part.origins[0].file])
         return next(
@@ -143,7 +143,7 @@ class ShardIndex:
         return int(self.rows_of_part(shard, part)[number])
 
     def row_fates(self, shard: int) -> RowFates:
-        """The fate of each row in a shard. Raises RunError for a shard without them."""
+        """Return the fate of each row in a shard. Raises RunError for a shard without them."""
         fates = read_fates(self.store, self.receipt(shard))
         if fates is None:
             raise RunError(
@@ -159,7 +159,7 @@ class ShardIndex:
         return np.full(receipt.rows_in, None) if fates is None else fates.why()
 
     def quarantined(self, shard: int) -> dict[int, Mapping[str, Any]]:
-        """The bad rows of a shard, by row in the slice. Raises RunError if the file is missing."""
+        """Return the bad rows of a shard, by row in the slice. Raises RunError if the file is missing."""
         receipt = self.receipt(shard)
         if not any(output.path == QUARANTINE for output in receipt.outputs):
             return {}
@@ -177,6 +177,6 @@ class ShardIndex:
         return receipt
 
     def blend_source(self, shard: int) -> Mapping[str, Any]:
-        """The dataset of a shard in the blend."""
+        """Return the dataset of a shard in the blend."""
         entry = self.entries[shard]
         return next(each for each in self.manifest["blend"][entry["split"]] if each["name"] == entry["dataset"])

@@ -129,20 +129,20 @@ class ShardPart:
         return Row(ids, np.ones(len(ids), np.bool_), roles, FIM_ROLES, np.array([0]), np.array([number]), None)
 
     def rows_with(self, documents: Collection[int]) -> list[int]:
-        """The rows with tokens of any of these documents, ascending. Raises RunError as `row` does."""
+        """Return the rows with tokens of any of these documents, ascending. Raises RunError as `row` does."""
         if self.packed:
             return packs_with(self.stored, documents)
         return sorted(document for document in documents if document < self.rows)
 
     def document(self, number: int) -> str:
-        """The id of a document: in packs its shard and row, which no other packing changes, otherwise its index in the `.bin`."""
+        """Return the id of a document: in packs its shard and row, which no other packing changes, otherwise its index in the `.bin`."""
         if not self.packed:
             return f"{self.key[:KEY_SHOWN]}-{self.name}-{number}"
         member = self.members[bisect_right(self.members, number, key=lambda member: member.first) - 1]
         return f"{member.key[:KEY_SHOWN]}-{number - member.first}"
 
     def numbers_of(self, key: str, number: int) -> list[int]:
-        """The numbers here of document `number` of the shards whose keys begin with `key`."""
+        """Return the numbers here of document `number` of the shards whose keys begin with `key`."""
         if not self.packed:
             return [number]
         members = (member for member in self.members if member.key.startswith(key) and number < member.rows)
@@ -233,7 +233,7 @@ def parts_and_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[ShardPart, 
 def parts_of_entry(
     manifest: Mapping[str, Any], entry: Mapping[str, Any], origins: Sequence[Origin], members: Sequence[Member] = ()
 ) -> list[ShardPart]:
-    """The parts with documents of a shard that the manifest lists, or of a group of packs with the rows of `members`."""
+    """Return the parts with documents of a shard that the manifest lists, or of a group of packs with the rows of `members`."""
     store = Store(manifest["volatile"]["store"], PACKS if members and "derived" in manifest else manifest["type"])
     fim = None if members else manifest["recipes"][entry["recipe"]]["recipe"].get("fim")
     return [
@@ -310,11 +310,11 @@ class PublishedNames:
             start = end
 
     def rows(self, name: str) -> int:
-        """The documents (packs, rows) of a published file; 0 for an unknown name."""
+        """Return the documents (packs, rows) of a published file; 0 for an unknown name."""
         return self._ends[name][-1] if name in self._ends else 0
 
     def document(self, name: str, number: int) -> tuple[ShardPart, int]:
-        """The part of a shard with document `number` of a published file, and its number there.
+        """Return the part of a shard with document `number` of a published file, and its number there.
 
         Raises KeyError for an unknown name, IndexError for a number that is not in the file.
         """
@@ -324,13 +324,13 @@ class PublishedNames:
         return part, begin + number - (ends[place - 1] if place else 0)
 
     def places(self, part: ShardPart, number: int) -> list[tuple[str, int]]:
-        """The published files with document `number` of a part, and its number in each."""
+        """Return the published files with document `number` of a part, and its number in each."""
         places = self._places.get(part.identity, [])
         return [(name, first + number) for name, first, rows in places if number in rows]
 
 
 def parts_of_document(parts: Sequence[ShardPart], wanted: DocumentId) -> list[ShardPart]:
-    """The parts that may hold a document. Raises InputError unless the id matches exactly one shard."""
+    """Return the parts that may hold a document. Raises InputError unless the id matches exactly one shard."""
     of_part = [part for part in parts if wanted.part == (None if part.packed else part.name)]
     found = [part for part in of_part if any(key.startswith(wanted.key) for key in part.shards)]
     keys = sorted({key for part in found for key in part.shards if key.startswith(wanted.key)})

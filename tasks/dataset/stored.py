@@ -74,17 +74,17 @@ class StoredDocuments:
         return DTYPES[code], documents
 
     def leading_lengths(self, most: int) -> np.ndarray:
-        """The lengths (int32) of at most so many documents, the first ones, without reading the rest of the index."""
+        """Return the lengths (int32) of at most so many documents, the first ones, without reading the rest of the index."""
         stop = HEADER.size + 4 * min(self._header[1], most)
         return np.frombuffer(_range(f"{self.prefix}.idx", HEADER.size, stop), "<i4")
 
     def leading_ids(self, tokens: int) -> np.ndarray:
-        """The first ids of the file."""
+        """Return the first ids of the file."""
         dtype = self._header[0]
         return np.frombuffer(_range(f"{self.prefix}.bin", 0, tokens * dtype.itemsize), dtype)
 
     def ids(self, first: int, stop: int) -> np.ndarray:
-        """The ids of the documents `[first, stop)`, end to end, in one request."""
+        """Return the ids of the documents `[first, stop)`, end to end, in one request."""
         if stop > self.index.documents:
             raise StoredFileError(self.tokens.uri, f"document {stop:,} is missing, it holds {self.index.documents:,}")
         lengths, size = self.index.lengths, self.index.dtype.itemsize
@@ -101,7 +101,7 @@ class StoredDocuments:
 
 
 def pair_problem(prefix: str, documents: int, tokens: int, held: int | None, dtype: np.dtype[np.integer]) -> str | None:
-    """The problem with the sizes of a pair or the header of its index, if any; `held` are the tokens of a `.bin` of which the
+    """Return the problem with the sizes of a pair or the header of its index, if any; `held` are the tokens of a `.bin` of which the
     index lists a part.
     """
     places = f"{prefix}.bin", f"{prefix}.idx"
@@ -195,7 +195,7 @@ def _placed(starts: np.ndarray, borders: np.ndarray, packs: np.ndarray) -> np.nd
 
 
 def pack_batches(place: str, columns: Sequence[str] = SCHEMA.names, rows: int = PACKS_AT_ONCE) -> Iterator[PackBatch]:
-    """The packs of a file, `rows` at a time; only `columns` are read. Raises RunError for a missing or damaged file."""
+    """Yield the packs of a file, `rows` at a time; only `columns` are read. Raises RunError for a missing or damaged file."""
     first = 0
     with _opened(place) as file:
         pack_size = _pack_size(place, file)
@@ -205,7 +205,7 @@ def pack_batches(place: str, columns: Sequence[str] = SCHEMA.names, rows: int = 
 
 
 def read_pack(place: str, number: int, tokens: tuple[np.ndarray, np.ndarray] | None = None) -> Row:
-    """A pack of a file; of one whose `tokens` (ids and `trained`) are known, only the small columns are read.
+    """Return a pack of a file; of one whose `tokens` (ids and `trained`) are known, only the small columns are read.
 
     Costs reading its row group up to that pack. Raises RunError for a missing or damaged file, and for a number that is too large.
     """
@@ -218,7 +218,7 @@ def read_pack(place: str, number: int, tokens: tuple[np.ndarray, np.ndarray] | N
 
 
 def packs_with(place: str, documents: Collection[int]) -> list[int]:
-    """The packs in a file that hold any of these documents, ascending."""
+    """Return the packs in a file that hold any of these documents, ascending."""
     found: list[int] = []
     first = 0
     for batch in pack_batches(place, [DOCUMENTS], SCAN_ROWS) if documents else ():
@@ -319,6 +319,6 @@ def _batch(place: str, file: parquet.ParquetFile, number: int, columns: list[str
 
 
 def count_packs(place: str) -> int:
-    """The number of packs in a file, from its footer. Raises RunError for a missing or damaged file."""
+    """Return the number of packs in a file, from its footer. Raises RunError for a missing or damaged file."""
     with _opened(place) as file:
         return file.metadata.num_rows

@@ -57,7 +57,7 @@ MARK_NAMES = [f'"{name}"'.encode() for name in MARKS.names]
 
 
 def file_of(part: Slice) -> str:
-    """The name of the file of rows."""
+    """Return the name of the file of rows."""
     return f"{WHOLE}.parquet" if format_of(part.file).columnar else f"{WHOLE}.jsonl"
 
 
@@ -111,7 +111,7 @@ def require_text_in_first(source: DataSource, slices: Sequence[Slice]) -> None:
 
 
 def read_rows(part: Slice, text_field: str) -> Iterator[SliceRows]:
-    """The rows of a slice, unchanged and in order; rows without a text are separated."""
+    """Return the rows of a slice, unchanged and in order; rows without a text are separated."""
     return _arrow_rows(part, text_field) if format_of(part.file).columnar else _json_rows(part, text_field)
 
 
@@ -179,7 +179,7 @@ def write_rows(builder: ShardBuilder, content: Content, rows: np.ndarray) -> Non
 
 
 def marks_of(rows: np.ndarray, decided: pa.Table) -> pa.RecordBatch:
-    """The outcomes of rows (int64, ascending) of a slice, a table of `MARKS`, given the decisions about its dropped rows."""
+    """Return the outcomes of rows (int64, ascending) of a slice, a table of `MARKS`, given the decisions about its dropped rows."""
     numbers = decided["row"].to_numpy()
     places = np.searchsorted(numbers, rows)
     there = np.append(numbers, -1)[places] == rows
@@ -190,7 +190,7 @@ def marks_of(rows: np.ndarray, decided: pa.Table) -> pa.RecordBatch:
 
 
 def kept_rows(content: Content, kept: pa.BooleanArray) -> Content:
-    """The rows that `kept` [n] chooses."""
+    """Return the rows that `kept` [n] chooses."""
     return list(compress(content, kept.to_pylist())) if isinstance(content, list) else content.filter(kept)
 
 
@@ -205,7 +205,7 @@ def _tagged(content: Content, marks: pa.RecordBatch) -> Content:
 
 
 def tagged(line: bytes, mark: dict[str, Any]) -> bytes:
-    """A JSON row, with at least one field, with its marks added; if it already has one of these fields, it is encoded again."""
+    """Return a JSON row, with at least one field, with its marks added; if it already has one of these fields, it is encoded again."""
     if any(name in line for name in MARK_NAMES):
         return json.dumps({**json.loads(line), **mark}, ensure_ascii=False, separators=(",", ":")).encode()
     return line[:-1].rstrip() + b"," + orjson.dumps(mark)[1:]

@@ -71,7 +71,7 @@ class Known:
 
     @classmethod
     def of(cls, hashes: np.ndarray) -> Self:
-        """A set of ascending, distinct hashes."""
+        """Return a set of ascending, distinct hashes."""
         likely = np.zeros(1 << max(10, (SLOTS_PER_RUN * len(hashes)).bit_length()), np.bool_)
         likely[_slots(hashes, likely)] = True
         return cls(hashes, likely)
@@ -104,7 +104,7 @@ class Evaluations:
 
     @classmethod
     def of(cls, evaluations: Mapping[str, pa.LargeStringArray]) -> Self:
-        """The runs of evaluations by name; equal runs are kept once, for the first name in order."""
+        """Return the runs of evaluations by name; equal runs are kept once, for the first name in order."""
         found = [_SearchedRows.of(texts) for texts in evaluations.values()]
         whole = _SearchedRows.joined(found)
         files = np.repeat(np.arange(len(found)), [len(each.rows) for each in found])
@@ -135,7 +135,7 @@ class _SearchedRows:
 
     @classmethod
     def of(cls, texts: pa.LargeStringArray) -> Self:
-        """The rows in one evaluation."""
+        """Return the rows in one evaluation."""
         return cls.joined([cls._of_batch(texts.slice(start, stop - start), start) for start, stop in batches(texts)])
 
     @classmethod
@@ -165,7 +165,7 @@ class _SearchedRows:
 
 
 def hits(documents: NumberedTexts, evaluations: Evaluations) -> pa.Table:
-    """The runs that documents share with evaluations: a table of `HITS`, by document, file and row."""
+    """Return the runs that documents share with evaluations: a table of `HITS`, by document, file and row."""
     return pa.concat_tables([HITS.empty_table(), *(_hits(batch, evaluations) for batch in documents.batches())])
 
 
@@ -248,7 +248,7 @@ class LoadedEvaluations:
 
 
 def find_evaluations(blend: Blend | str | None) -> tuple[EvaluationFile, ...]:
-    """The files of a blend of evaluations, in order; none for None. Raises InputError for an unusable blend or file."""
+    """Return the files of a blend of evaluations, in order; none for None. Raises InputError for an unusable blend or file."""
     if blend is None:
         return ()
     parts = read_blend(blend).parts()
@@ -285,18 +285,18 @@ def _files(name: str, source: DataSource) -> list[EvaluationFile]:
 
 
 def fingerprint(files: Sequence[EvaluationFile]) -> str | None:
-    """A hash of the files' names and content; None if files not found."""
+    """Return a hash of the files' names and content; None if files not found."""
     content = [[file.name, file.text_field, file.part.content, file.part.file.compression] for file in files]
     return xxh3_128_hexdigest(orjson.dumps(content)) if files else None
 
 
 def evaluation_records(files: Sequence[EvaluationFile]) -> list[dict[str, Any]]:
-    """The files as plain JSON, for workers."""
+    """Return the files as plain JSON, for workers."""
     return [asdict(file) for file in files]
 
 
 def evaluations_from(records: Sequence[Mapping[str, Any]]) -> tuple[EvaluationFile, ...]:
-    """The files that `evaluation_records` made."""
+    """Return the files that `evaluation_records` made."""
     return tuple(EvaluationFile(each["name"], each["text_field"], slice_of(each["part"])) for each in records)
 
 

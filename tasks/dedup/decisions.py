@@ -43,7 +43,7 @@ DROPPED = pa.schema({"number": pa.int64(), "outcome": pa.string(), "kept": pa.in
 
 
 def dropped(drops: Mapping[str, pa.Table]) -> pa.Table:
-    """The dropped documents, a table of `DROPPED`, ascending.
+    """Return the dropped documents, a table of `DROPPED`, ascending.
 
     `drops` has for each reason a table with a column `dropped` and, for duplicates, `kept` and `jaccard`. Raises
     RunError for a document dropped twice. Memory is 50 bytes per document.
@@ -149,14 +149,14 @@ class Decisions:
 
 
 def decisions_in(store: Store, receipt: Receipt) -> Decisions:
-    """The decisions recorded in a receipt."""
+    """Return the decisions recorded in a receipt."""
     files = {output.path: output for output in receipt.outputs}
     facts = {name: value for name, value in receipt.facts.items() if name != "slices"}
     return Decisions(store.folder(receipt.key), receipt.facts["slices"], files[EDGES_FILE], files.get(HITS_FILE), facts)
 
 
 def rows_decided(uri: str, digest: str) -> pa.Table:
-    """The decisions about the slices with this hash, a table of `OUTCOMES`.
+    """Return the decisions about the slices with this hash, a table of `OUTCOMES`.
 
     Raises RunError if there are none or the file changed.
     """
@@ -175,7 +175,7 @@ def _digests(uri: str) -> list[str]:
 
 
 def digest_of(table: pa.Table) -> str:
-    """The hash of decisions, in hexadecimal."""
+    """Return the hash of decisions, in hexadecimal."""
     hasher = xxh3_128()
     for column in table.columns:
         hasher.update(orjson.dumps(column.to_pylist()))

@@ -37,7 +37,7 @@ class NumberedTexts:
     ranks: np.ndarray
 
     def batches(self) -> "Iterator[NumberedTexts]":
-        """The documents in order, about BATCH_BYTES of text and at least one document at a time."""
+        """Yield the documents in order, about BATCH_BYTES of text and at least one document at a time."""
         for start, stop in batches(self.texts):
             yield NumberedTexts(self.numbers[start:stop], self.texts.slice(start, stop - start), self.ranks[start:stop])
 
@@ -56,7 +56,7 @@ def ranks_of(qualities: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def content(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
-    """The UTF-8 of all texts, uint8 [bytes], and the offsets of the texts in it, int64 [n + 1]; no copies."""
+    """Return the UTF-8 of all texts, uint8 [bytes], and the offsets of the texts in it, int64 [n + 1]; no copies."""
     _, offsets, characters = texts.buffers()
     if not len(texts) or characters is None:
         return np.empty(0, np.uint8), np.zeros(len(texts) + 1, np.int64)
@@ -65,7 +65,7 @@ def content(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def byte_counts(texts: pa.LargeStringArray) -> np.ndarray:
-    """The bytes of each text, int64 [n]."""
+    """Return the bytes of each text, int64 [n]."""
     return np.diff(content(texts)[1])
 
 
@@ -85,13 +85,13 @@ EDGES = pa.schema({"dropped": pa.int64(), "kept": pa.int64(), "jaccard": pa.floa
 
 
 def edge_table(dropped: np.ndarray, kept: np.ndarray, jaccard: np.ndarray, group: np.ndarray) -> pa.Table:
-    """A table of `EDGES`, ascending by `dropped`."""
+    """Return a table of `EDGES`, ascending by `dropped`."""
     order = np.argsort(dropped, kind="stable")
     return pa.Table.from_arrays([pa.array(each[order]) for each in (dropped, kept, jaccard, group)], schema=EDGES)
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
-    """The distinct values of an array of any shape, ascending.
+    """Return the distinct values of an array of any shape, ascending.
 
     Sorting 10 million values takes 1 s and 160 MB, `np.unique` 16 s and 500 MB.
     """
@@ -102,7 +102,7 @@ def distinct(values: np.ndarray) -> np.ndarray:
 
 
 def sorted_union(*arrays: np.ndarray) -> np.ndarray:
-    """The distinct document numbers of several arrays, int64, ascending."""
+    """Return the distinct document numbers of several arrays, int64, ascending."""
     return distinct(np.concatenate([np.empty(0, np.int64), *arrays]))
 
 
@@ -123,7 +123,7 @@ class Groups:
 
 
 def keys(texts: pa.LargeStringArray) -> np.ndarray:
-    """The xxh3_128 of each text, uint64 [n, 2], the high half first."""
+    """Return the xxh3_128 of each text, uint64 [n, 2], the high half first."""
     characters, bounds = content(texts)
     view = characters.data
     digests = b"".join(xxh3_128_digest(view[start:stop]) for start, stop in pairwise(bounds.tolist()))
@@ -140,7 +140,7 @@ def write_keyed(file: PartitionedFile, both: np.ndarray, numbers: np.ndarray, ra
 
 
 def grouped(table: pa.Table) -> Groups:
-    """The groups of a table of `KEYED` that holds all documents of each of its keys, in any order."""
+    """Return the groups of a table of `KEYED` that holds all documents of each of its keys, in any order."""
     high, low, number, rank = (table[name].to_numpy() for name in KEYED.names)
     order = np.lexsort((number, ~rank, low, high))
     high, low = high[order], low[order]
@@ -156,7 +156,7 @@ def write_text_keys(file: PartitionedFile, documents: NumberedTexts) -> None:
 
 
 def exact_duplicates(files: Iterable[SliceFile], partition: int, partitions: int) -> pa.Table:
-    """The exact duplicates of one partition, given the files of all slices: a table of `EDGES`, ascending by `dropped`."""
+    """Return the exact duplicates of one partition, given the files of all slices: a table of `EDGES`, ascending by `dropped`."""
     groups = grouped(read_numbered(files, partition, partitions, KEYED))
     sizes = np.diff(groups.starts)
     best = np.repeat(groups.numbers[groups.starts[:-1]], sizes)
@@ -183,7 +183,7 @@ def write_prompt_keys(
 def beyond_cap(
     files: Iterable[SliceFile], partition: int, partitions: int, most: int, gone: np.ndarray = NONE
 ) -> pa.Table:
-    """The documents of one partition that are not among the best `most` of their prompt: a table of `CAPPED`, ascending.
+    """Return the documents of one partition that are not among the best `most` of their prompt: a table of `CAPPED`, ascending.
 
     Documents in `gone` (int64, ascending) are not counted.
     """

@@ -52,7 +52,7 @@ def collapse(text: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def units(
     text: np.ndarray, bounds: np.ndarray, table: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The units of texts in normal form: hashes uint64, kinds uint8 and first bytes int64 [units], bounds int64 [n + 1].
+    """Return the units of texts in normal form: hashes uint64, kinds uint8 and first bytes int64 [units], bounds int64 [n + 1].
 
     `table` uint8 [0x40000] gives code-point classes.
     """
@@ -66,7 +66,7 @@ def units(
 def shingles(
     hashes: np.ndarray, kinds: np.ndarray, bounds: np.ndarray, weights: np.ndarray, least: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The shingles of units, uint64, with bounds int64 [n + 1]: runs that weigh `least`, given the weights of kinds, int64 [4]."""
+    """Return the shingles of units, uint64, with bounds int64 [n + 1]: runs that weigh `least`, given the weights of kinds, int64 [4]."""
     _require_bounds(bounds, hashes)
     found, found_bounds = np.empty_like(hashes), np.empty_like(bounds)
     count = _KERNEL.shingles(hashes, kinds, bounds, len(bounds) - 1, weights, least, found, found_bounds)
@@ -74,7 +74,7 @@ def shingles(
 
 
 def band_keys(hashes: np.ndarray, bounds: np.ndarray, masks: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """The keys of the bands of sketches, uint64 [n, BANDS], given shingles, uint64 with bounds int64 [n + 1], and the constants of
+    """Return the keys of the bands of sketches, uint64 [n, BANDS], given shingles, uint64 with bounds int64 [n + 1], and the constants of
     the random functions, uint32 [BANDS * ROWS].
     """
     _require_bounds(bounds, hashes)
@@ -84,7 +84,7 @@ def band_keys(hashes: np.ndarray, bounds: np.ndarray, masks: np.ndarray, factors
 
 
 def distinct(values: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct values of each of n sets, uint64 with bounds int64 [n + 1], ascending; fastest if values are well mixed."""
+    """Return the distinct values of each of n sets, uint64 with bounds int64 [n + 1], ascending; fastest if values are well mixed."""
     _require_bounds(bounds, values)
     found, found_bounds = np.empty_like(values), np.empty_like(bounds)
     spare = np.empty(np.diff(bounds).max(initial=0), np.uint64)
@@ -93,7 +93,7 @@ def distinct(values: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def common(members: np.ndarray, bounds: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """The number of members that both sets of each pair have, int64 [pairs]; `pairs` int64 [pairs, 2] are numbers of sets, each
+    """Return the number of members that both sets of each pair have, int64 [pairs]; `pairs` int64 [pairs, 2] are numbers of sets, each
     distinct and ascending, uint64 with bounds int64 [n + 1].
     """
     _require_bounds(bounds, members)

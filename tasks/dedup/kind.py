@@ -61,13 +61,13 @@ def _documents(source: DataSource, split: str, part: Slice, settings: DedupSetti
 
 
 def worker_arguments(planned: DedupPlan) -> dict[str, Any]:
-    """The arguments for workers that write kept rows."""
+    """Return the arguments for workers that write kept rows."""
     decisions = planned.found.decisions
     return {"outcomes": decisions.uri if decisions else "", "on_bad_row": planned.settings.on_bad_row}
 
 
 def decided_plan(planned: DedupPlan, decisions: Decisions) -> DedupPlan:
-    """The plan of the published shards, given the decisions."""
+    """Return the plan of the published shards, given the decisions."""
     shards = [
         replace(shard, identity={**shard.identity, "decided": {"mode": planned.settings.mode, "outcomes": digest}})
         for shard, digest in zip(planned.plan.shards, decisions.digests, strict=True)

@@ -14,7 +14,7 @@ Similarity is not transitive, so a group of connected pairs is not merged into i
 is kept unless one of its near-duplicates is already kept, so every dropped document has a kept near-duplicate.
 
 Large buckets hold forms, logs and shop pages, which share most of their text without being duplicates. Certainly dropped
-documents are left out. A pass over the bucket excludes those that share too few shingles with others to reach the threshold;
+documents are omitted. A pass over the bucket excludes those that share too few shingles with others to reach the threshold;
 the rest are compared one by one. Two bounds apply, and documents beyond them are reported: a bucket is read up to 8 million
 shingles, and its best 16,384 candidates are compared with all. A document is linked to at most 16 better ones per bucket; if it
 has more, it is reported too.
@@ -102,7 +102,7 @@ def verify(
     partitions: int,
     threshold: float = THRESHOLD,
 ) -> pa.Table:
-    """The pairs of one partition with a similarity of `threshold` or more: a table of `VERIFIED`, ascending.
+    """Return the pairs of one partition with a similarity of `threshold` or more: a table of `VERIFIED`, ascending.
 
     `candidates` are the files of all partitions, `shingled` the files of all slices. Memory is 8 bytes per shingle of the
     documents in the pairs.
@@ -120,7 +120,7 @@ def verify(
 
 
 def certain_drops(verified: Iterable[pa.Table], crowded: np.ndarray) -> np.ndarray:
-    """The documents that are dropped in any case, int64, ascending, given the verified pairs so far and the documents not yet
+    """Return the documents that are dropped in any case, int64, ascending, given the verified pairs so far and the documents not yet
     compared with all better ones of their buckets.
 
     A document compared with all better ones is kept if none of them is similar, or if those that are similar are
@@ -132,7 +132,7 @@ def certain_drops(verified: Iterable[pa.Table], crowded: np.ndarray) -> np.ndarr
 
 
 def resolve(verified: Iterable[pa.Table]) -> pa.Table:
-    """The near-duplicates, given all verified pairs in any order: a table of `EDGES`, ascending.
+    """Return the near-duplicates, given all verified pairs in any order: a table of `EDGES`, ascending.
 
     `kept` is the most similar of the kept documents.
     """
@@ -149,7 +149,7 @@ def resolve(verified: Iterable[pa.Table]) -> pa.Table:
 
 
 def shingles_of(files: Iterable[SliceFile], wanted: np.ndarray) -> Shingles:
-    """The shingles of the documents `wanted` (int64, ascending), in their order. Raises RunError if some are missing."""
+    """Return the shingles of the documents `wanted` (int64, ascending), in their order. Raises RunError if some are missing."""
     found = [
         pa.Table.from_arrays([pa.array(numbers), lists.take(pa.array(rows))], schema=SHINGLED)
         for file in files
@@ -167,7 +167,7 @@ def shingles_of(files: Iterable[SliceFile], wanted: np.ndarray) -> Shingles:
 
 
 def sizes_of(files: Iterable[SliceFile], wanted: np.ndarray) -> np.ndarray:
-    """The number of shingles of the documents `wanted` (int64, ascending), int64."""
+    """Return the number of shingles of the documents `wanted` (int64, ascending), int64."""
     sizes = np.zeros(len(wanted), np.int64)
     for file in files:
         for numbers, rows, lists in _rows_in(file, wanted):
@@ -387,7 +387,7 @@ MASKS, FACTORS = _CONSTANTS[0], _CONSTANTS[1] | np.uint32(1)
 
 
 def band_keys(shingles: Shingles) -> np.ndarray:
-    """The keys of the bands of each document, uint64 [documents, 32]; equal if band number and minima are equal. They mean
+    """Return the keys of the bands in each document, uint64 [documents, 32]; equal if band number and minima are equal. They mean
     nothing for a document without shingles.
     """
     return kernel.band_keys(shingles.hashes, shingles.offsets, MASKS, FACTORS)
@@ -410,7 +410,7 @@ CANDIDATES_AT_ONCE = 1 << 22
 
 
 def band_table(keys: np.ndarray, numbers: np.ndarray, ranks: np.ndarray) -> pa.Table:
-    """A table of `BANDS_SCHEMA` from band keys, uint64 [documents, bands]."""
+    """Return a table of `BANDS_SCHEMA` from band keys, uint64 [documents, bands]."""
     bands = keys.shape[1]
     columns = [keys.reshape(-1), np.repeat(numbers, bands), np.repeat(ranks, bands)]
     return pa.Table.from_arrays([pa.array(column) for column in columns], schema=BANDS_SCHEMA)
@@ -436,7 +436,7 @@ class Buckets:
 
 
 def read_buckets(bands: Iterable[SliceFile], partition: int, partitions: int, gone: np.ndarray = NONE) -> Buckets:
-    """The buckets of one partition, without the documents `gone` (int64, ascending)."""
+    """Return the buckets of one partition, without the documents `gone` (int64, ascending)."""
     files = [
         (file.first, table) for file in bands for table in tables(file.uri, partition, partitions) if table.num_rows
     ]
@@ -461,7 +461,7 @@ def write_candidates(buckets: Buckets, uri: str, partitions: int) -> Output:
 
 
 def read_candidates(uris: Iterable[str], partition: int, partitions: int) -> np.ndarray:
-    """The distinct pairs of one partition, int64 [pairs, 2], ascending, the better document of each first.
+    """Return the distinct pairs of one partition, int64 [pairs, 2], ascending, the better document of each first.
 
     Similar documents share many bands, so a pair occurs often; deduplicating while reading keeps at most twice the
     distinct pairs in memory.
@@ -476,7 +476,7 @@ def read_candidates(uris: Iterable[str], partition: int, partitions: int) -> np.
 
 
 def candidate_pairs(buckets: Buckets) -> Iterator[np.ndarray]:
-    """The pairs of leaders and other documents, int64 [pairs, 2], the better first; pairs may repeat."""
+    """Yield the pairs of leaders and other documents, int64 [pairs, 2], the better first; pairs may repeat."""
     numbers, places = buckets.numbers, buckets.places
     leaders = np.minimum(places, LEADERS)
     ends = np.cumsum(leaders)
@@ -492,7 +492,7 @@ def candidate_pairs(buckets: Buckets) -> Iterator[np.ndarray]:
 
 
 def buckets_of(bands: pa.Table) -> Buckets:
-    """The buckets of a table of `BANDS_SCHEMA` that holds whole buckets."""
+    """Return the buckets of a table of `BANDS_SCHEMA` that holds whole buckets."""
     key, number, rank = (bands[name].to_numpy() for name in BANDS_SCHEMA.names)
     order = np.lexsort((number, ~rank, key))
     starts = np.flatnonzero(np.diff(key[order], prepend=~key[order[:1]]))

@@ -1,4 +1,4 @@
-"""Tables on disk, partitioned by the hash of a key: all rows with a key are in one partition, whichever slice wrote them.
+"""Tables on disk, partitioned by the hash of a key: all rows with a key are in one partition, even if different slices wrote them.
 
 A file is Arrow IPC with batches of partition 0, 1, … in turn, one turn per 32 MB of rows. One file per slice replaces one per
 slice and partition; a reader of a partition reads only its batches.
@@ -138,7 +138,7 @@ def read_numbered(
 ) -> pa.Table:
     """Return the rows in one partition of slice files, with document numbers in `number`.
 
-    Documents in `gone` (int64, ascending) are left out.
+    Documents in `gone` (int64, ascending) are omitted.
     """
     found = [
         left(numbered(table, file.first), gone)
@@ -150,7 +150,7 @@ def read_numbered(
 
 
 def numbered(table: pa.Table, first: int) -> pa.Table:
-    """A table with document numbers in place of rows of the slice whose row 0 is document `first`."""
+    """Return a table with document numbers in place of rows in the slice whose row 0 is document `first`."""
     place = table.column_names.index("number")
     numbers = compute.call_function("add", [table["number"], pa.scalar(first, pa.int64())])
     return table.set_column(place, table.schema.field(place), numbers)

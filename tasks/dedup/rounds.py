@@ -4,7 +4,7 @@
     exact    per partition   edges of exact duplicates
     pairs    per partition   candidate pairs without exact duplicates
     verify   per partition   the pairs that are near-duplicates, compared shingle by shingle
-    narrow   one shard       documents that are dropped in any case, whatever is in large buckets
+    narrow   one shard       documents that are dropped in any case, even without large buckets
     crowds   per partition   near-duplicates among the rest of large buckets
     settle   one shard       near-duplicates and contaminated documents to drop
     cap      per partition   documents beyond the cap of their prompt, among the rest
@@ -14,7 +14,7 @@ Each part of a round is a shard with a key, a folder and a receipt. A round star
 receipts, and builds only shards without one. Keys derive from the keys of the signatures, so all are known before anything is
 built.
 
-A partition takes the memory of its rows (768 bytes of bands per document, some 0.4 GB per 128 MB of text), `settle` 100
+A partition takes the memory of its rows (768 bytes of bands per document, about 0.4 GB per 128 MB of text), `settle` 100
 bytes per verified pair, `decide` 200 bytes per dropped document. Every partition opens a file of every slice, so slices
 should be large.
 """
@@ -199,7 +199,7 @@ NEAR: Sequence[DedupStep] = ("pairs", "verify", "narrow", "crowds")
 
 
 def partitions_for(source_bytes: int) -> int:
-    """The number of partitions: the smallest power of two that gives each at most 128 MB of source, up to 1024. It changes only
+    """Return the number of partitions: the smallest power of two that gives each at most 128 MB of source, up to 1024. It changes only
     when the data doubles, so signatures survive additions.
     """
     wanted = max(1, -(-source_bytes // PARTITION_BYTES))
@@ -214,7 +214,7 @@ class SignedSlices:
     names: tuple[str, ...]
 
     def dump(self) -> bytes:
-        """The list as JSON."""
+        """Return the list as JSON."""
         return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2)
 
     def place(self, store: Store) -> str:
@@ -252,7 +252,7 @@ class Rounds:
         return (step for step in SETTINGS_OF_STEP if asked.get(step, 1) is not None)
 
     def shards(self, step: DedupStep) -> list[PlannedShard]:
-        """The shards of a step; none if the step is not needed."""
+        """Return the shards of a step; none if the step is not needed."""
         if step not in self.steps:
             return []
         recipe = RoundRecipe(
@@ -269,19 +269,19 @@ class Rounds:
         return [PlannedShard("all", step, part, shard_identity(KIND, FORMAT_VERSION, recipe, part)) for part in parts]
 
     def signatures(self, name: str) -> list[SliceFile]:
-        """The files of this name of all slices."""
+        """Return the files of this name of all slices."""
         return [
             SliceFile(self.store.path(key, f"{name}.arrow"), number * ROWS_PER_SLICE)
             for number, key in enumerate(self.slices.signatures)
         ]
 
     def results(self, step: DedupStep, name: str) -> list[str]:
-        """The files of this name that a step has written; none if the step is not needed."""
+        """Return the files of this name that a step has written; none if the step is not needed."""
         return [self.store.path(shard.key, f"{name}.arrow") for shard in self.shards(step)]
 
 
 def rounds_of(shard: PlannedShard, store: Store) -> Rounds:
-    """The part of the rounds that a shard needs."""
+    """Return the part of the rounds that a shard needs."""
     recipe, uri = RoundRecipe(**shard.identity["recipe"]), shard.part.file.uri
     return Rounds(store, SignedSlices.load(uri), uri, recipe)
 
@@ -301,7 +301,7 @@ class DocumentSlice:
 def planned_rounds(
     slices: Sequence[DocumentSlice], choices: DedupChoices, store: Store
 ) -> tuple[list[PlannedShard], Rounds, list[dict[str, Any]]]:
-    """The shards that sign the slices, the rounds over them, and the records of the evaluations that building them needs."""
+    """Return the shards that sign the slices, the rounds over them, and the records of the evaluations that building them needs."""
     evaluations = find_evaluations(choices.evaluations)
     size = sum(each.part.size for each in slices)
     partitions = partitions_for(size)

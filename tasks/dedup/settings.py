@@ -51,7 +51,7 @@ class DedupChoices(Strict, frozen=True):
 
 
 class DedupSettings(PreparationSettings, frozen=True):
-    """Settings of the deduplication of a blend of text."""
+    """Settings of the deduplication in a blend of text."""
 
     mode: Mode = Field(default="drop", description="Drop duplicates, or tag every row with its outcome.")
     near: Near = True

@@ -11,7 +11,7 @@ A unit is one of:
     letter      a code point of Thai, Lao, Khmer, Burmese, Tibetan, Javanese and other scripts without blanks
     piece       a part of a word of more than 40 characters: minified code, base64, a long URL
 
-The kind is decided per word and per character, not per document, so two versions of a text are cut alike wherever they agree. A
+The kind is decided per word and per character, not per document, so two versions of a text are cut alike where they agree. A
 hash of the last four bytes decides where long words are cut, so an edit moves only the cuts beside it. Blanks beside characters
 and letters are ignored.
 
@@ -131,12 +131,12 @@ class Units:
 
 
 def units_of(texts: pa.LargeStringArray) -> Units:
-    """The units of texts in normal form."""
+    """Return the units of texts in normal form."""
     return Units(*kernel.units(*content(texts), TABLE))
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The numbers of several ranges, one after the other, int64."""
+    """Return the numbers of several ranges, one after the other, int64."""
     return np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
 
 
@@ -171,7 +171,7 @@ class RunLength:
         return PARTS // np.array([1, self.characters, self.letters, self.pieces])
 
     def weights(self, units: Units) -> np.ndarray:
-        """The weight of each unit in parts of a word, int64."""
+        """Return the weight of each unit in parts of a word, int64."""
         return self.by_kind[units.kinds]
 
 
@@ -214,7 +214,7 @@ class Sums:
 
     @classmethod
     def of(cls, units: Units) -> Self:
-        """The sums of some units."""
+        """Return the sums of some units."""
         count = len(units.hashes) + 1
         return cls(_prefixed(0, np.cumsum(units.hashes * _powers(GOLDEN, count)[:-1])), _powers(INVERSE, count))
 
@@ -224,12 +224,12 @@ class Sums:
 
 
 def shingles(units: Units, length: RunLength) -> Shingles:
-    """The shingles of texts, given their units."""
+    """Return the shingles of texts, given their units."""
     return Shingles(*kernel.shingles(units.hashes, units.kinds, units.bounds, length.by_kind, length.parts))
 
 
 def runs_of(units: Units, length: RunLength) -> Runs:
-    """The runs of texts: from each unit, the fewest units that reach the length."""
+    """Return the runs of texts: from each unit, the fewest units that reach the length."""
     counts = np.diff(units.bounds)
     ends = _ends(units, length)
     stops = np.repeat(units.bounds[1:], counts)
@@ -284,19 +284,19 @@ class Sets:
         return np.diff(self.starts)
 
     def of(self, chosen: np.ndarray) -> Self:
-        """The sets of some documents (int64 [n]), in their order."""
+        """Return the sets of some documents (int64 [n]), in their order."""
         sizes = self.sizes[chosen]
         members = self.members[ranges(self.starts[chosen], sizes)]
         return type(self)(members, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]))
 
 
 def sets_of(shingles: Shingles) -> Sets:
-    """The sets of some documents."""
+    """Return the sets of some documents."""
     return Sets(*kernel.distinct(shingles.hashes, shingles.offsets))
 
 
 def similarities(sets: Sets, pairs: np.ndarray) -> np.ndarray:
-    """The similarity of each pair, float64 [pairs]; `pairs` int64 [pairs, 2] are indices of sets that are not empty."""
+    """Return the similarity of each pair, float64 [pairs]; `pairs` int64 [pairs, 2] are indices of sets that are not empty."""
     shared = kernel.common(sets.members, sets.starts, pairs)
     return shared / (sets.sizes[pairs].sum(axis=1) - shared)
 
@@ -337,7 +337,7 @@ class _Differences:
 
     @classmethod
     def of(cls, sets: Sets) -> Self:
-        """The differences of some sets; memory is a few times 8 bytes per difference and member."""
+        """Return the differences of some sets; memory is a few times 8 bytes per difference and member."""
         _, members, counts = np.unique(sets.members, return_inverse=True, return_counts=True)
         owners = np.repeat(np.arange(len(sets.sizes)), sets.sizes)
         usual = np.flatnonzero(2 * counts > len(sets.sizes))
@@ -360,7 +360,7 @@ class _Differences:
         )
 
     def shared_with(self, one: int) -> np.ndarray:
-        """The number of differences each set shares with one of them, int64 [sets]."""
+        """Return the number of differences each set shares with one of them, int64 [sets]."""
         mine = self.members[self.starts[one] : self.starts[one + 1]]
         others = self.owners[ranges(self.first[mine], self.first[mine + 1] - self.first[mine])]
         return np.bincount(others, minlength=len(self.lacks))

@@ -134,7 +134,7 @@ def _english() -> Mapping[str, Any]:
 
 
 def default_line_ends() -> str:
-    """The characters that end a sentence in any script."""
+    """Return the characters that end a sentence in any script."""
     return _english()["line_ends"]
 
 

@@ -41,7 +41,7 @@ FilterPlan = Planned[FilterSettings, FilterFound]
 
 
 def worker_arguments(planned: FilterPlan) -> dict[str, Any]:
-    """The arguments for workers."""
+    """Return the arguments for workers."""
     return {"paths": dict(planned.found.paths), "on_bad_row": planned.settings.on_bad_row}
 
 

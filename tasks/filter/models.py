@@ -33,13 +33,13 @@ class Labelled:
 
 
 def models_of(settings: FilterSettings) -> list[tuple[str, Model]]:
-    """The reasons that models give, and the models, in their order."""
+    """Return the reasons that models give, and the models, in their order."""
     language = [("language", settings.language)] if settings.language else []
     return [*language, *((each.name, each) for each in settings.classifiers)]
 
 
 def identified(settings: FilterSettings) -> tuple[list[Labelled], dict[str, str]]:
-    """The models as they are in recipes, and the path of each content. Raises InputError for a file that cannot be read."""
+    """Return the models as they are in recipes, and the path of each content. Raises InputError for a file that cannot be read."""
     labelled: list[Labelled] = []
     paths: dict[str, str] = {}
     for reason, model in models_of(settings):

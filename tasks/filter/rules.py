@@ -42,7 +42,7 @@ class Verdicts:
 
 
 def judge(texts: pa.LargeStringArray, families: Mapping[Family, Any]) -> Verdicts:
-    """The verdicts of families of rules, by name and in this order, about texts."""
+    """Return the verdicts of families of rules, by name and in this order, about texts."""
     reasons = np.full(len(texts), "", object)
     lines: dict[str, int] = {}
     for stage in _stages(families):

@@ -136,7 +136,7 @@ class Place:
 def row(
     place: Place, found: ValidText, facts: Mapping[str, Any], messages: Sequence[HarmonyMessage] | None = None
 ) -> dict[str, Any]:
-    """A value for every column of SCHEMA.
+    """Return a value for every column of SCHEMA.
 
     `facts` are columns from the composition; raises KeyError for an unknown one. `messages`, if given, are also written as
     JSON. Deduplication fills in its own columns.
@@ -183,7 +183,7 @@ def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def sha1(text: str) -> str:
-    """The SHA-1 of a text in UTF-8, in hexadecimal; an identifier, not a protection."""
+    """Return the SHA-1 of a text in UTF-8, in hexadecimal; an identifier, not a protection."""
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -207,13 +207,13 @@ def _fields(message: HarmonyMessage) -> dict[str, Any]:
 
 
 def domain_of(dataset: str) -> str | None:
-    """The domain of a dataset, by its name."""
+    """Return the domain of a dataset, by its name."""
     name = dataset.lower()
     return next((domain for part, domain in DOMAINS if part in name), None)
 
 
 def effort_of(split: str) -> Effort | None:
-    """The effort in the name of a split."""
+    """Return the effort in the name of a split."""
     return next((effort for effort in EFFORTS if split.startswith(effort)), None)
 
 
@@ -236,7 +236,7 @@ def of_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The number of tools, and the id of their list in the catalog, if there are any."""
+    """Return the number of tools, and the id of their list in the catalog, if there are any."""
     if not tools:
         return {"source_tools_id": None, "source_tools_count": 0}
     text = compact(list(tools), sort_keys=True)

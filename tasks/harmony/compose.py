@@ -5,7 +5,7 @@ recipient, the answer on `final`. Harmony doesn't have parallel calls, because a
 written one by one, each with its result, if every result can be matched to its call.
 
 A row that Harmony cannot express is rejected with the name of the rule. Text is dropped only if the policy asks for it, and
-counted. Cost: 5 µs per message, some 5 ns per byte of arguments, and 5 µs per tool.
+counted. Cost: 5 µs per message, about 5 ns per byte of arguments, and 5 µs per tool.
 """
 
 import json
@@ -33,13 +33,13 @@ ZERO_WIDTH_SPACE = "\u200b"
 
 @rejecting
 def compose(source: Source, policy: Policy) -> Composed:
-    """The conversation in Harmony."""
+    """Return the conversation in Harmony."""
     return _composed(source, policy, policy.special_strings)
 
 
 @rejecting
 def compose_literally(source: Source, policy: Policy) -> Composed:
-    """The conversation for encoding to tokens; special strings in text are kept as plain text."""
+    """Return the conversation for encoding to tokens; special strings in text are kept as plain text."""
     return _composed(source, policy, None)
 
 
@@ -77,13 +77,13 @@ def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | 
 
 
 def untrained_numbers(messages: Sequence[HarmonyMessage]) -> list[int] | None:
-    """The numbers of the assistant's messages that aren't trained on; None if there are none."""
+    """Return the numbers of the assistant's messages that aren't trained on; None if there are none."""
     numbers = [number for number, each in enumerate(messages) if each.author == "assistant" and not each.trained]
     return numbers or None
 
 
 def function_of(tool: dict[str, Any]) -> dict[str, Any]:
-    """The function in a tool's definition: under that key, or bare."""
+    """Return the function in a tool's definition: under that key, or bare."""
     inner = tool.get("function")
     return cast("dict[str, Any]", inner) if isinstance(inner, dict) else tool
 

@@ -76,7 +76,7 @@ Arrays = dict[tuple[int, int], list[Any]]
 def chat(
     record: Record, names: Names = UNNAMED, field: str | None = "messages", effort: Effort | None = None
 ) -> Source:
-    """The conversation in a record, with the columns that any source may have.
+    """Return the conversation in a record, with the columns that any source may have.
 
     `field` names the field of the messages, if the blend doesn't; None takes the first of the usual fields. A record with
     reasoning turned off gets low effort. Messages are read as for a chat template, but arguments of calls may be arrays, and
@@ -173,7 +173,7 @@ def text_field(record: Record, names: Names) -> str | None:
 
 @rejecting
 def harmony_text(record: Record, field: str) -> list[HarmonyMessage]:
-    """The messages of the Harmony text under `field`, if the strict grammar accepts it."""
+    """Return the messages of the Harmony text under `field`, if the strict grammar accepts it."""
     found = parse(value_at(record, field, "no_messages"))
     if isinstance(found, Fault):
         where = f"{field}, character {found.offset}"
@@ -257,7 +257,7 @@ NAMES = (
 
 
 def converter_for(path: str) -> str:
-    """The converter for one of NVIDIA's repositories, or a path that contains its name; `openai_messages` for all others."""
+    """Return the converter for one of NVIDIA's repositories, or a path that contains its name; `openai_messages` for all others."""
     names = path.lower().split("/")
     repository = next((name for name in reversed(names) if "nemotron-" in name), "")
     named = "" if "harmony" in repository else repository.partition("nemotron-")[2]

@@ -102,7 +102,7 @@ class FaultError(ValueError):
 
 
 def parse(text: object) -> list[ParsedMessage] | Fault:
-    """The messages of a Harmony text, at least one, or the first fault; in a header, tags are checked before words."""
+    """Return the messages of a Harmony text, at least one, or the first fault; in a header, tags are checked before words."""
     try:
         return list(_messages(_checked(text)))
     except FaultError as error:
@@ -110,7 +110,7 @@ def parse(text: object) -> list[ParsedMessage] | Fault:
 
 
 def bodies(text: bytes) -> Iterator[tuple[str, bytes]]:
-    """The author and the body of each message of a text that `parse` accepts, in half of the time, all in UTF-8.
+    """Yield the author and the body of each message of a text that `parse` accepts, in half of the time, all in UTF-8.
 
     Raises ValueError for a text that is obviously none.
     """
@@ -142,7 +142,7 @@ def check_characters(text: str) -> None:
 
 
 def is_whole(text: str) -> bool:
-    """Whether a text is without lone surrogates."""
+    """Return whether a text is without lone surrogates."""
     try:
         check_characters(text)
     except FaultError:
@@ -209,7 +209,7 @@ def _header(text: str, start: int, end: int) -> Header:
 
 @lru_cache(maxsize=4096)
 def read_header(header: str) -> Header:
-    """The parts of a header whose tags are in order. Raises FaultError with an offset within the header."""
+    """Return the parts of a header whose tags are in order. Raises FaultError with an offset within the header."""
     named, tag, constraint = header.partition(CONSTRAIN)
     if tag:
         named = named.removesuffix(" ")  # this blank may be missing

@@ -82,7 +82,7 @@ def _by_field(records: Sequence[Mapping[str, Any]]) -> Counts:
 
 
 def bounded(counts: Counts) -> Counts:
-    """The counts with the MAX_NAMES most frequent names per object; other names, and long ones (MAX_NAME_LENGTH), become OTHER."""
+    """Return the counts with the MAX_NAMES most frequent names per object; other names, and long ones (MAX_NAME_LENGTH), become OTHER."""
     names = sorted(counts, key=lambda name: (len(name) > MAX_NAME_LENGTH, -_total(counts[name]), name))
     kept = [name for name in names[:MAX_NAMES] if len(name) <= MAX_NAME_LENGTH]
     rest: Counts = {}
@@ -97,7 +97,7 @@ def _total(counts: Any) -> int:  # noqa: ANN401 - a tree of counts, or a count
 
 
 def coverage_of(rows: pa.Table) -> Counts:
-    """Count values per column and lengths of rows of a table with SCHEMA.
+    """Count values per column and lengths of rows in a table with SCHEMA.
 
     `{"rows", "columns": {column: count}, "tokens": {"128": count, …}, "completion_tokens": {…}}`: a row of 128 to 255
     tokens counts under "128", one without tokens under "0".
@@ -115,7 +115,7 @@ def _histogram(lengths: pa.ChunkedArray) -> Counts:
 
 
 def merged(one: Counts, other: Counts) -> Counts:
-    """The sum of two trees of counts."""
+    """Return the sum of two trees of counts."""
     total = dict(one)
     for name, value in other.items():
         mine = total.get(name)
@@ -163,7 +163,7 @@ def _sorted(counts: Counts) -> Counts:
 
 
 def coverage_markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """An inventory as Markdown: a table of all splits, then details of each."""
+    """Return an inventory as Markdown: a table of all splits, then details of each."""
     splits = [(dataset, split, summary) for dataset, of in found.items() for split, summary in of.items()]
     rows = [
         (dataset, split, summary["rows_in"], summary["rows_out"], sum(summary["drops"].values()), summary["tokens"])

@@ -108,7 +108,7 @@ def _recipe(
 
 
 def splits_of(source: DataSource, files: Sequence[str]) -> dict[str, str]:
-    """The split of each file of a dataset: the dataset's own, the one that the paths name, or else the file's name.
+    """Return the split of each file of a dataset: the dataset's own, the one that the paths name, or else the file's name.
 
     A name counts up to its first dot, and without the number of a part.
     """

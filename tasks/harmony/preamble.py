@@ -40,7 +40,7 @@ PYTHON_SECTION = re.compile(rf"^## {PYTHON}$", re.MULTILINE)
 
 @cache
 def system_body(effort: str = "medium", *, python: bool = False, functions: bool = False) -> str:
-    """The system message: identity, knowledge cutoff, effort (low, medium or high), python tool, channels, and where
+    """Return the system message: identity, knowledge cutoff, effort (low, medium or high), python tool, channels, and where
     functions are called, if any are declared. Raises InputError for other efforts.
     """
     if effort not in EFFORTS:
@@ -50,7 +50,7 @@ def system_body(effort: str = "medium", *, python: bool = False, functions: bool
 
 
 def developer_body(instructions: str | None, tools: Sequence[Mapping[str, Any]]) -> str:
-    """The developer message: unchanged instructions, and tools; empty without either.
+    """Return the developer message: unchanged instructions, and tools; empty without either.
 
     A tool is OpenAI's, with or without the `function` around it. Raises RejectionError, bad_tools, for a tool without a name or
     one that cannot be written.
@@ -62,7 +62,7 @@ def developer_body(instructions: str | None, tools: Sequence[Mapping[str, Any]])
 
 
 def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any] | None]:
-    """The repaired schema of each tool's arguments, or None, by the recipient of its calls.
+    """Return the repaired schema of each tool's arguments, or None, by the recipient of its calls.
 
     Raises RejectionError as `developer_body` does.
     """
@@ -70,7 +70,7 @@ def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any] |
 
 
 def declared(messages: Iterable[HarmonyMessage]) -> tuple[str, ...]:
-    """The recipients declared by the system and developer messages, in order."""
+    """Return the recipients declared by the system and developer messages, in order."""
     return tuple(name for message in messages for name in _declared(message.author, message.body))
 
 
@@ -82,7 +82,7 @@ def _declared(author: str, body: str) -> list[str]:
 
 
 def body_of(role: Role, content: SystemContent | DeveloperContent, *, functions: bool) -> str:
-    """The text of a system or developer message as the library writes it; `functions` if the conversation has any."""
+    """Return the text of a system or developer message as the library writes it; `functions` if the conversation has any."""
     options = RenderOptions(conversation_has_function_tools=functions)
     text = encoding().decode_utf8(encoding().render(Message.from_role_and_content(role, content), options))
     return text.removeprefix(f"{START}{role.value}{MESSAGE}").removesuffix("<|end|>")

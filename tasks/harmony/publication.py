@@ -128,7 +128,7 @@ def _write(output_dir: str, name: str, data: bytes) -> Output:
 
 
 def published_split(recipe: Mapping[str, Any]) -> str:
-    """The published split name of a recipe's rows: their split, prefixed with the blend's split if any, as a safe name."""
+    """Return the published split name of a recipe's rows: their split, prefixed with the blend's split if any, as a safe name."""
     of_blend = f"{recipe['blend_split']}-" if recipe["blend_split"] else ""
     name = UNSAFE.sub("_", f"{of_blend}{recipe['split']}")
     return name if name[:1].isalnum() else f"rows{name}"

@@ -36,14 +36,14 @@ ENDS_BY_ID: dict[int, Terminator] = {IDS[tag]: name for tag, name in TERMINATORS
 
 
 def render(messages: Sequence[HarmonyMessage]) -> str:
-    """The canonical text of at least one message. Raises InputError for messages that would not parse back unchanged."""
+    """Return the canonical text of at least one message. Raises InputError for messages that would not parse back unchanged."""
     if not messages:
         raise InputError("a conversation without messages can't be written as Harmony text; remove it")
     return "".join([_text(number, message) for number, message in enumerate(messages)])
 
 
 def official(text: str) -> list[HarmonyMessage] | Fault:
-    """The messages as the reference reads them, or R01 if it rejects the text.
+    """Return the messages as the reference reads them, or R01 if it rejects the text.
 
     The ids are from our encoder: the library's own takes time quadratic in the length of a word or of a run of one character.
     """
@@ -86,7 +86,7 @@ def _text(number: int, message: HarmonyMessage) -> str:
 
 
 def opening(message: HarmonyMessage) -> str:
-    """The text of a message before its body. Raises FaultError if it would be read differently."""
+    """Return the text of a message before its body. Raises FaultError if it would be read differently."""
     constrained = message.constrained or message.content_type is None
     return _opening(message.author, message.recipient, message.channel, message.content_type, constrained)
 
@@ -111,7 +111,7 @@ def _opening(
 
 
 def from_reference(message: Message, terminator: Terminator) -> HarmonyMessage:
-    """A message of the library, with the texts of its content."""
+    """Return a message of the library, with the texts of its content."""
     author, named = message.author, message.content_type
     name = author.name or "" if author.role == Role.TOOL else author.role.value
     body = "".join(part.text for part in message.content if isinstance(part, TextContent))

@@ -12,7 +12,7 @@ too, are about headers: channels, recipients, order, ends. A corpus has few sequ
 once, with an empty object as every body, and the verdict is cached. Only questions, the arguments of calls and the last
 answer are then looked at in each row.
 
-`accepted` only accepts. It returns None for whatever is doubtful (a body with `<|`, half a character, a broken rule, no
+`accepted` only accepts. It returns None for anything doubtful (a body with `<|`, half a character, a broken rule, no
 answer), and the caller parses the text (`judged`), which finds the fault and its place. Accepting takes 1 µs per message,
 parsing and judging 8.
 """
@@ -79,7 +79,7 @@ def faults(
     off: frozenset[str] = NONE_OFF,
     schemas: Schemas | None = None,
 ) -> list[Fault]:
-    """The rules that a conversation breaks, in the order of its messages, except those that are `off`.
+    """Return the rules that a conversation breaks, in the order of its messages, except those that are `off`.
 
     `declared` are the recipients that may be called (None: any), `schemas` are for checking arguments. The offset belongs to
     the faulty message, or 0.
@@ -228,7 +228,7 @@ def argument_faults(
 
 
 def violation(value: object, schema: Mapping[str, Any], place: str) -> str | None:
-    """How a JSON value breaks a schema's type, enum, required, properties, additionalProperties or items, or None.
+    """Return how a JSON value breaks a schema's type, enum, required, properties, additionalProperties or items, or None.
 
     Other keywords and malformed ones are ignored: schemas in data are loose.
     """
@@ -322,7 +322,7 @@ def judge(
     least: int = 1,
     second_parser: Parser | None = cross_check,
 ) -> Quality:
-    """The quality of a text that `parse` reads as `parsed`.
+    """Return the quality of a text that `parse` reads as `parsed`.
 
     `declared` are the recipients that may be called, with their schemas, or None if they are unknown. `off` holds codes of
     rules that are switched off. A completion is an answer of at least `least` characters, not counting blanks at its ends, or a
@@ -386,7 +386,7 @@ class _Outline:
 
 
 def accepted(composed: Composed, off: frozenset[str], least: int) -> ValidText | None:
-    """The text of a conversation that is valid, or None if that is in doubt; `off` and `least` as for `judge`."""
+    """Return the text of a conversation that is valid, or None if that is in doubt; `off` and `least` as for `judge`."""
     messages = composed.messages
     if not composed.tagless or not messages:
         return None
@@ -442,7 +442,7 @@ def _with_arguments(
 def judged(
     composed: Composed, off: frozenset[str], least: int, second_parser: Parser | None
 ) -> tuple[ValidText | None, Quality]:
-    """The text of a conversation, parsed and judged, or None if it is invalid; and its quality."""
+    """Return the text of a conversation, parsed and judged, or None if it is invalid; and its quality."""
     text = render(composed.messages)
     messages = parse(text)
     quality = judge(text, messages, composed.declared, off, least, second_parser)
@@ -452,7 +452,7 @@ def judged(
 
 
 def in_parts(text: str, messages: Sequence[ParsedMessage], quality: Quality) -> ValidText:
-    """A valid text in its parts, given its messages."""
+    """Return a valid text in its parts, given its messages."""
     spoken = [message.author == "assistant" for message in messages]
     return ValidText(
         text,

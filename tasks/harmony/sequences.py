@@ -79,7 +79,7 @@ class HarmonyRenderer:
     splits_turns: bool
 
     def sequences(self, conversation: HarmonyConversation) -> list[Segments] | Rejected:
-        """The sequences of a conversation that have something to train on. Rejected if there are none, and for a `<|return|>`
+        """Return the sequences of a conversation that have something to train on. Rejected if there are none, and for a `<|return|>`
         before the last message.
         """
         early = [number for number, each in enumerate(conversation.messages[:-1], 1) if each.terminator == "return"]
@@ -143,13 +143,13 @@ def encode(conversations: Sequence[str | Sequence[HarmonyMessage]], policy: Loss
 
 @cache
 def literal_encoder() -> Encoder:
-    """The encoder of text between control tokens, where control strings are plain text."""
+    """Return the encoder of text between control tokens, where control strings are plain text."""
     vocabulary = find_vocabulary(TokenizerSource(model=VOCABULARY))
     return text_encoder(vocabulary, CONTROLS, "gigatoken", "literal")
 
 
 def part_of(message: HarmonyMessage) -> int:
-    """The part that all tokens of a message belong to."""
+    """Return the part that all tokens of a message belong to."""
     if message.author != "assistant":
         return NONE
     if message.recipient is not None:
@@ -160,7 +160,7 @@ def part_of(message: HarmonyMessage) -> int:
 def learned_of(messages: Sequence[HarmonyMessage], policy: LossPolicy) -> list[Learned]:
     """What to train on in each message of a conversation.
 
-    `assistant_bodies` leaves headers out, `end_of_turn` applies to every terminator, and `final_only` takes the last
+    `assistant_bodies` omits headers, `end_of_turn` applies to every terminator, and `final_only` takes the last
     message by the assistant, if that is an answer.
     """
     first = _first_chosen(messages, policy)
@@ -203,7 +203,7 @@ def _returned(message: HarmonyMessage | None) -> bool:
 
 
 def segments_of(message: HarmonyMessage, learned: Learned) -> Segments:
-    """The segments of one message."""
+    """Return the segments of one message."""
     role = ROLE_NUMBERS[message.author if message.author in ROLES else "tool"]
     header = Header(message.author, message.recipient, message.channel, message.content_type, message.constrained)
     body = [Segment(message.body, -1, role, learned.body)] if message.body else []

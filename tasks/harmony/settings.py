@@ -74,6 +74,6 @@ class HarmonyRecipe:
 
 
 def policy_of(settings: HarmonySettings) -> Policy:
-    """The composition policy of the settings."""
+    """Return the composition policy of the settings."""
     chosen = {name: getattr(settings, LEAVES.get(name, name)) for name in asdict(DEFAULT)}
     return Policy(**chosen)

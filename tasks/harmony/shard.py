@@ -45,7 +45,7 @@ RULES = {**grammar.CODES, **semantics.CODES}
 """Rule names by code."""
 
 CHECKED_CHARACTERS = 1000
-"""Of rows with more characters, fewer are sampled for the reference, so that a sample costs the same whatever their length."""
+"""Of rows with more characters, fewer are sampled for the reference, so that a sample costs the same at any length."""
 
 GROUP_CHARACTERS = 8 << 20
 """A row group ends after this many characters, or up to a batch later."""
@@ -71,14 +71,14 @@ class Normalizer:
 
     @classmethod
     def of(cls, recipe: HarmonyRecipe) -> "Normalizer":
-        """The normalizer of a recipe."""
+        """Return the normalizer of a recipe."""
         policy = Policy(**cast("dict[str, Any]", recipe.policy))
         names = Names(recipe.messages_field, recipe.tools_field, given_of(recipe.fields))
         return cls(recipe, CONVERTERS[recipe.converter], policy, frozenset(recipe.rules_off), names=names)
 
     @rejecting
     def row(self, record: Mapping[str, Any], number: int) -> Accepted:
-        """The row of a record."""
+        """Return the row of a record."""
         recipe = self.recipe
         found = required(self.converter(record, recipe.split, self.names))
         composed = found if isinstance(found, Composed) else required(compose(found, self.policy))
@@ -186,7 +186,7 @@ class _Written:
 
 
 def catalog_bytes(catalog: Mapping[str, bytes]) -> bytes:
-    """A catalog of tools as one JSON object, by id."""
+    """Return a catalog of tools as one JSON object, by id."""
     return b"{" + b",\n".join(b'"%s":%s' % (name.encode(), catalog[name]) for name in sorted(catalog)) + b"}"
 
 

@@ -70,7 +70,7 @@ class HarmonyTemplate:
 
     @classmethod
     def of(cls, variables: Mapping[str, Any]) -> "HarmonyTemplate":
-        """The template with some options. Raises InputError for an unknown option or value, and for an option's old name."""
+        """Return the template with some options. Raises InputError for an unknown option or value, and for an option's old name."""
         for name, value in variables.items():
             if name not in OPTIONS:
                 why = renamed(name, OPTIONS) or f"{name!r} isn't an option of Harmony; {nearest(name, OPTIONS)}"
@@ -106,7 +106,7 @@ class HarmonyRows:
 
     @rejecting
     def read(self, record: Mapping[str, Any]) -> HarmonyConversation:
-        """The conversation in a record."""
+        """Return the conversation in a record."""
         field = text_field(record, self.names)
         if field is not None:
             return HarmonyConversation(required(harmony_text(record, field)))
@@ -117,11 +117,11 @@ class HarmonyRows:
         return HarmonyConversation(composed.messages, self.template.policy.thoughts == "last_turn", source.unread)
 
     def sequences(self, conversation: HarmonyConversation) -> list[Segments] | Rejected:
-        """The sequences that a conversation is trained as."""
+        """Return the sequences that a conversation is trained as."""
         return self.renderer.sequences(conversation)
 
     def said(self, conversation: HarmonyConversation) -> Iterable[str]:
-        """The texts and authors that identify a conversation."""
+        """Yield the texts and authors that identify a conversation."""
         for message in conversation.messages:
             yield from (message.author, message.recipient or "", message.channel or "", message.body)
 
@@ -140,7 +140,7 @@ class HarmonyRows:
 
 
 def has_tokens(vocabulary: Vocabulary) -> bool:
-    """Whether a vocabulary has Harmony's control tokens with their ids."""
+    """Return whether a vocabulary has Harmony's control tokens with their ids."""
     return all(vocabulary.controls.get(token) == number for token, number in CONTROLS.ids.items())
 
 

@@ -60,14 +60,14 @@ def ensure_vocabulary() -> None:
 
 @cache
 def encoding() -> openai_harmony.HarmonyEncoding:
-    """The library's encoding, loaded once per process. Raises as `ensure_vocabulary`."""
+    """Return the library's encoding, loaded once per process. Raises as `ensure_vocabulary`."""
     ensure_vocabulary()
     return openai_harmony.load_harmony_encoding(openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
 
 
 @cache
 def harmony_encoder() -> Encoder:
-    """The encoder of Harmony text with its control tokens."""
+    """Return the encoder of Harmony text with its control tokens."""
     return exact_encoder(find_vocabulary(TokenizerSource(model=VOCABULARY)), "gigatoken", literal=False)
 
 

@@ -67,12 +67,12 @@ def _json(value: object) -> Markup:
 
 
 def anchor(title: str) -> str:
-    """The id of a section."""
+    """Return the id of a section."""
     return title.lower().replace(" ", "-")
 
 
 def document(template: str, **values: object) -> str:
-    """A template with its values."""
+    """Return a template with its values."""
     constants = {"light": LIGHT, "dark": DARK, "width": WIDTH, "max_rows": MAX_ROWS}
     return _environment().get_template(template).render(constants, **values)
 
@@ -92,5 +92,5 @@ def section(title: str, parts: Sequence[Block]) -> str:
 
 
 def page(title: str, sections: Mapping[str, Sequence[Block]], footer: Sequence[Block] = ()) -> str:
-    """The page with its sections, and links to them if there are several."""
+    """Return the page with its sections, and links to them if there are several."""
     return document("report.html.jinja", title=title, sections=sections, footer=footer)

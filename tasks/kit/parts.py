@@ -4,7 +4,7 @@ and Prefect artifacts show them as Markdown.
 Untrusted text is made safe to print: it cannot control a terminal or reorder a line. Control
 codes become their symbols (␛). Other invisible code points (bidi overrides, zero-width characters, line separators, unassigned
 code points) become escapes (\u202e). A line break becomes ↵ and a line break. Each code point is looked up once; text then
-passes at some 15 MB/s.
+passes at about 15 MB/s.
 """
 
 import re
@@ -18,7 +18,7 @@ NUMBER = re.compile(r"~?[+-]?[\d.,]+( ?%|x| ([kMGTPE]B|bytes?))?|-")
 
 
 def number(value: Cell) -> str:
-    """A cell as text: integers in full with separators, others with three significant digits."""
+    """Return a cell as text: integers in full with separators, others with three significant digits."""
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.3g}" if isinstance(value, float) else value
@@ -30,12 +30,12 @@ def counted(count: int, noun: str) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A part as a percentage of a whole."""
+    """Return a part as a percentage of a whole."""
     return f"{part / whole:.1%}" if whole else "-"
 
 
 def shortened(text: str, limit: int) -> str:
-    """The text, or its beginning and its end, which distinguishes files."""
+    """Return the text, or its beginning and its end, which distinguishes files."""
     return text if len(text) <= limit else f"{text[: limit // 3]}…{text[-(limit - limit // 3 - 1) :]}"
 
 
@@ -121,7 +121,7 @@ def escaped(text: str) -> str:
 
 
 def table_lines(table: Table) -> list[str]:
-    """The lines of a table without its caption, and an empty line; nothing without rows."""
+    """Return the lines of a table without its caption, and an empty line; nothing without rows."""
     if not table.rows:
         return []
     rows = [
@@ -152,10 +152,10 @@ _SHOWN = _Shown(PICTURES)
 
 
 def visible(text: str) -> str:
-    """The text with everything unsafe escaped. Its only control codes are line breaks, each after a ↵."""
+    """Return the text with everything unsafe escaped. Its only control codes are line breaks, each after a ↵."""
     return text.translate(_SHOWN)
 
 
 def visible_line(text: str) -> str:
-    """The same on one line, for names and paths."""
+    """Return the same on one line, for names and paths."""
     return visible(text).replace("\n", "")

@@ -85,7 +85,7 @@ def _misnamed(prefix: str, name: str, found: Collection[str]) -> str | None:
 
 
 def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> PreparationSettings:
-    """The settings of a blend: its own override its folder's defaults, which override `under`.
+    """Return the settings of a blend: its own override its folder's defaults, which override `under`.
 
     Raises InputError for a folder that isn't a preparation kind, and for invalid settings.
     """

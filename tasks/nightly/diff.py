@@ -124,7 +124,7 @@ class Snapshot:
         return {**recipe, "recipe": choices, "split": entry["split"], "decided": entry.get("decided", {}).get("mode")}
 
     def place(self, shard: int, row: int) -> str:
-        """The source row, as FILE:LINE."""
+        """Return the source row, as FILE:LINE."""
         origin, line = self.prepared.source(shard, row)
         return f"{origin.file}:{line}"
 
@@ -367,7 +367,7 @@ def _described(changed: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def difference_record(found: Difference) -> dict[str, Any]:
-    """The difference as a JSON record."""
+    """Return the difference as a JSON record."""
     findings = [
         {"class" if name == "what" else name: value for name, value in asdict(each).items()} for each in found.findings
     ]
@@ -382,7 +382,7 @@ def difference_record(found: Difference) -> dict[str, Any]:
 
 
 def sentence(found: Difference) -> str:
-    """The totals in one line, with the change in percent."""
+    """Return the totals in one line, with the change in percent."""
     before, after = found.documents
     share = f" ({(after - before) / before:+.1%})" if before else ""
     counts = ", ".join(f"{found.count(what):,} {what}" for what in CLASSES)

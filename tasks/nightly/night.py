@@ -58,7 +58,7 @@ class Comparison:
 
 
 def store_of(output_dir: str) -> str:
-    """The store of the shards of all blends."""
+    """Return the store of the shards of all blends."""
     return join(absolute(output_dir), STORE)
 
 
@@ -90,7 +90,7 @@ def compare_blend(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any]
 
 
 def claimed(compared: Comparison, now: float) -> Comparison:
-    """The comparison with a version that no other run uses."""
+    """Return the comparison with a version that no other run uses."""
     return replace(compared, version=claim(compared.output_dir, compared.version, now))
 
 
@@ -150,7 +150,7 @@ class Outcome:
 
 
 def night_record(outcomes: Sequence[Outcome], output_dir: str, prune_error: str | None) -> dict[str, Any]:
-    """The JSON record of a nightly run; `prune_error` is the error of pruning, or None."""
+    """Return the JSON record of a nightly run; `prune_error` is the error of pruning, or None."""
     counts = Counter(outcome.result for outcome in outcomes)
     made_from = [{"type": "blend", "path": outcome.blend.path} for outcome in outcomes]
     blends = {row.pop("blend"): row for row in (outcome.row for outcome in outcomes)}
@@ -160,7 +160,7 @@ def night_record(outcomes: Sequence[Outcome], output_dir: str, prune_error: str 
 
 
 def failures(outcomes: Sequence[Outcome]) -> str:
-    """The failed blends with their errors; empty if none failed."""
+    """Return the failed blends with their errors; empty if none failed."""
     failed = [outcome for outcome in outcomes if outcome.result == "failed"]
     if not failed:
         return ""

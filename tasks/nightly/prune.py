@@ -113,7 +113,7 @@ def leftovers(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECO
 
 
 def prune_record(found: Leftovers, store: str, keep: Iterable[str]) -> dict[str, Any]:
-    """The JSON record of the shards that were or would be removed."""
+    """Return the JSON record of the shards that were or would be removed."""
     record = {
         "path": absolute(store), "type": "prune", "shards": len(found.removable), "bytes": found.size,
         "young": found.young, "referenced": found.referenced,
@@ -123,7 +123,7 @@ def prune_record(found: Leftovers, store: str, keep: Iterable[str]) -> dict[str,
 
 
 def references(store: str, keep: Iterable[str]) -> References:
-    """The shards that the manifests of output folders refer to."""
+    """Return the shards that the manifests of output folders refer to."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for output_dir in map(absolute, keep):
         manifest = published_manifest(output_dir)

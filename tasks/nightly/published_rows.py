@@ -37,7 +37,7 @@ PLACED = frozenset({"dataset", "split", "source_file", "source_row", "row_id", "
 
 
 def outcomes(prepared: ShardIndex, shard: int) -> np.ndarray:
-    """The outcome of every row of a shard (unsigned integers [rows]). Raises RunError for missing or damaged files."""
+    """Return the outcome of every row of a shard (unsigned integers [rows]). Raises RunError for missing or damaged files."""
     entry, receipt = prepared.entries[shard], prepared.receipt(shard)
     if prepared.manifest["type"] == "harmony":
         return _normalized_outcomes(prepared, shard)
@@ -84,7 +84,7 @@ def _normalized_outcomes(prepared: ShardIndex, shard: int) -> np.ndarray:
 
 
 def _normalized(prepared: ShardIndex, shard: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Batches of the rows of a shard of normalized rows; none if it kept no row."""
+    """Batches of the rows in a shard of normalized rows; none if it kept no row."""
     entry = prepared.entries[shard]
     if not sum(entry["documents"].values()):
         return

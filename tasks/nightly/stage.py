@@ -55,7 +55,7 @@ def announce(blend: NightlyBlend, happened: Happened, version: str, reasons: Seq
 
 
 def error_of(state: State[Any]) -> str | None:
-    """The error of a task or flow run, or None if it succeeded."""
+    """Return the error of a task or flow run, or None if it succeeded."""
     return None if state.is_completed() else str(state.result(raise_on_failure=False))
 
 

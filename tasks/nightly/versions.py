@@ -47,7 +47,7 @@ class Latest:
 
 
 def latest(output_dir: str) -> Latest | None:
-    """The latest version of a blend, or None before the first. Raises InputError if the file is damaged.
+    """Return the latest version of a blend, or None before the first. Raises InputError if the file is damaged.
 
     The first versions of tokenmill wrote it without a seal; `named_files` was the last field then.
     """
@@ -80,12 +80,12 @@ def _sealed_record(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def lineage(output_dir: str) -> list[str]:
-    """The complete versions of a blend, oldest first."""
+    """Return the complete versions of a blend, oldest first."""
     return [name for name in _version_folders(output_dir) if size_of(join(output_dir, name, BLEND)) is not None]
 
 
 def next_version(existing: Iterable[str], now: float) -> str:
-    """The name after all `existing` ones: the day of `now` (a Unix time), or the next number of the last day."""
+    """Return the name after all `existing` ones: the day of `now` (a Unix time), or the next number of the last day."""
     today = datetime.fromtimestamp(now, UTC).date().isoformat()
     day, number = max(map(order, existing), default=("", 0))
     if today > day:
@@ -94,7 +94,7 @@ def next_version(existing: Iterable[str], now: float) -> str:
 
 
 def order(version: str) -> tuple[str, int]:
-    """The sort key of a version: day and number."""
+    """Return the sort key of a version: day and number."""
     found = cast("re.Match[str]", VERSION.fullmatch(version))
     return found[1], int(found[2] or 1)
 
@@ -116,7 +116,7 @@ def claim(output_dir: str, version: str, now: float) -> str:
 
 
 def remedy_for(output_dir: str) -> str:
-    """How to repair a damaged version or other output."""
+    """Return how to repair a damaged version or other output."""
     folder, _, name = absolute(output_dir).rpartition("/")
     if VERSION.fullmatch(name) is None or size_of(join(folder, LATEST)) is None:
         return "run the preparation again to repair them"
@@ -182,5 +182,5 @@ def folders_in(place: str) -> list[str]:
 
 
 def is_link(place: str) -> bool:
-    """Whether a folder is a link to a different one; its content is never removed."""
+    """Return whether a folder is a link to a different one; its content is never removed."""
     return is_local(place) and Path(place).is_symlink()

@@ -43,15 +43,15 @@ class Rows(Protocol[Read]):
         ...
 
     def read(self, record: Mapping[str, Any]) -> Read | Rejected:
-        """The conversation in a record."""
+        """Return the conversation in a record."""
         ...
 
     def sequences(self, conversation: Read, /) -> Sequence[Segments | Filled] | Rejected:
-        """The sequences that a conversation is trained as, at least one."""
+        """Return the sequences that a conversation is trained as, at least one."""
         ...
 
     def said(self, conversation: Read, /) -> Iterable[str]:
-        """The texts that identify a conversation, regardless of its row's format."""
+        """Return the texts that identify a conversation, regardless of its row's format."""
         ...
 
     def texts(self, conversation: Read, /) -> Iterable[str]:
@@ -68,7 +68,7 @@ class Rows(Protocol[Read]):
 
 
 def renderer_in(maker: Programs | Renderer) -> Renderer:
-    """The renderer that programs are learned from, or the one that works without them."""
+    """Return the renderer that programs are learned from, or the one that works without them."""
     return maker.renderer if isinstance(maker, Programs) else maker
 
 
@@ -142,7 +142,7 @@ class ChatRows:
 
 
 def without_programs(rows: Rows[Any]) -> Rows[Any]:
-    """The same, but every conversation is rendered."""
+    """Return the same, but every conversation is rendered."""
     if isinstance(rows, ChatRows) and isinstance(rows.maker, Programs):
         return replace(rows, maker=rows.maker.renderer, _variants={})
     return rows
@@ -177,7 +177,7 @@ def with_template(settings: SftSettings, vocabulary: Vocabulary) -> SftSettings:
 
 
 def find_template(settings: SftSettings, vocabulary: Vocabulary) -> Template:
-    """The template that the settings name.
+    """Return the template that the settings name.
 
     Raises InputError if it does not exist, or does not fit the vocabulary or the settings.
     """
@@ -194,7 +194,7 @@ def find_template(settings: SftSettings, vocabulary: Vocabulary) -> Template:
 
 
 def checked_format(settings: SftSettings, vocabulary: Vocabulary, policy: LossPolicy, store: str) -> CheckedFormat:
-    """The format of the settings after its self-check, which is cached in the store.
+    """Return the format of the settings after its self-check, which is cached in the store.
 
     Raises InputError as `find_template` does, and if its masks cannot be trusted.
     """
@@ -217,7 +217,7 @@ def format_of(
     source: str, variables: Mapping[str, Any], vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns,
     special: SpecialTokens,
 ) -> Format:  # fmt: skip
-    """The format of a template's source and variables, without a self-check."""
+    """Return the format of a template's source and variables, without a self-check."""
     if source == HARMONY:
         return _harmony(HarmonyTemplate(Policy(**variables)), _harmony_renderer(policy, split_turns), special)
     renderer = renderer_of(compiled(source, variables), vocabulary, policy, split_turns, special)

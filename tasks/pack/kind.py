@@ -79,7 +79,7 @@ SftPlan = Planned[SftSettings, SftFound]
 
 
 def _texts(rows: Rows[Any], part: Slice) -> Iterator[str]:
-    """The texts of the conversations of a slice."""
+    """The texts of the conversations in a slice."""
     for batch in read_records(part, [*rows.fields]):
         for record in batch.records:
             found = rows.read(record)
@@ -112,7 +112,7 @@ def _recipe(
 
 
 def worker_arguments(planned: SftPlan) -> dict[str, Any]:
-    """The arguments that workers get besides the shard."""
+    """Return the arguments that workers get besides the shard."""
     settings = planned.settings
     return {
         "tokenizer": pinned(settings.tokenizer, planned.found.vocabulary.commit).model_dump(),
@@ -150,12 +150,12 @@ def _format(
     source: str, variables: bytes, vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns,
     special: SpecialTokens,
 ) -> Format:  # fmt: skip
-    """Cached, because probing a template takes some 30 ms."""
+    """Cached, because probing a template takes about 30 ms."""
     return format_of(source, orjson.loads(variables), vocabulary, policy, split_turns, special)
 
 
 def pack_counts(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The packs of each split, published and prepared (which `sampling` may repeat or omit), and the excluded packs."""
+    """Return the packs of each split, published and prepared (which `sampling` may repeat or omit), and the excluded packs."""
     prepared: dict[str, Counter[str]] = {}
     counts: Counter[str] = Counter()
     packed = manifest.get("derived", {}).get("shards", [])

@@ -1,7 +1,7 @@
 """Packs: the second round of an SFT preparation, which lays out the sequences of many shards.
 
 A dataset in a split is packed in groups of consecutive shards, in plan order, of at most `GROUP_TOKENS` tokens or
-`GROUP_PACKS` packs, whichever is more. So memory does not grow with the dataset, workers pack groups side by side, and a
+`GROUP_PACKS` packs, or more if that is more. So memory does not grow with the dataset, workers pack groups side by side, and a
 group becomes one Parquet file of about 130 MB. A larger shard is a separate group. Fill of packs of 4096 and of 294,912
 tokens (lognormal lengths, medians 512 and 2000), laid out over all 400,000 sequences, in groups, and for parts of 600,000 tokens,
 such as those that a shard of 256 MB holds out, each separately and in groups:
@@ -63,7 +63,7 @@ class Member:
 
 
 def plan_packs(finished: Sequence[Finished], shards: Store, recipe: PackRecipe, *, rebuild: bool = False) -> Plan:
-    """The groups of finished shards, in the order of the plan, and the receipts of packed ones, unless `rebuild`."""
+    """Return the groups of finished shards, in the order of the plan, and the receipts of packed ones, unless `rebuild`."""
     groups: dict[tuple[str, str, str, str], list[Member]] = {}
     for item, part, published in parts_with_tokens(finished):
         groups.setdefault((*item.dataset, part, published), []).append(Member(item.receipt, part))

@@ -158,12 +158,12 @@ PARQUET: dict[str, Any] = {
 
 
 def parquet_writer(file: Publication, schema: pa.Schema) -> pq.ParquetWriter:
-    """A writer of packs; `schema` is SCHEMA with the file's metadata."""
+    """Return a writer of packs; `schema` is SCHEMA with the file's metadata."""
     return pq.ParquetWriter(cast("BinaryIO", file), schema, **PARQUET)
 
 
 def padded(lengths: np.ndarray, multiple: int) -> np.ndarray:
-    """The stored lengths, of the form multiple·k + 1, because the trainer sees one token less of each."""
+    """Return the stored lengths, of the form multiple·k + 1, because the trainer sees one token less of each."""
     return -(-(lengths - 1) // multiple) * multiple + 1
 
 
@@ -187,7 +187,7 @@ class PackFacts:
 
     @classmethod
     def of(cls, recorded: Mapping[str, Any]) -> Self:
-        """The facts of a part in a receipt, which may hold more."""
+        """Return the facts of a part in a receipt, which may hold more."""
         return cls(**{field.name: recorded[field.name] for field in fields(cls)})
 
     @classmethod

@@ -47,7 +47,7 @@ class Draw:
 
 
 def order(key: str, copy: int, seed: int) -> int:
-    """The sort key of a copy of a file: a hash, so that datasets mix."""
+    """Return the sort key of a copy of a file: a hash, so that datasets mix."""
     return xxh3_64_intdigest(f"{key}/{copy}".encode(), seed)
 
 
@@ -62,7 +62,7 @@ def draw(held: Held, weights: Weights, sampling: Sampling, seed: int, wanted: in
 
 
 def wanted_shares(held: Held, weights: Weights) -> dict[DataSet, float]:
-    """The wanted share of tokens of each dataset that has any."""
+    """Return the wanted share of tokens in each dataset that has any."""
     present = {dataset: weights[dataset] for dataset, files in held.items() if weights[dataset] and _tokens(files)}
     return {dataset: weight / sum(present.values()) for dataset, weight in present.items()}
 

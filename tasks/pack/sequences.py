@@ -4,9 +4,9 @@
     <part>.index.parquet   per sequence: length, trained, row, content, role_start, role
 
 Tokens take 4 bytes each on disk, and nothing has to be decoded: a sequence is read into its place in a pack. Mapped files would be
-as fast, but their pages would count as memory of the process. The index takes some 60 bytes of memory per sequence, so
+as fast, but their pages would count as memory of the process. The index takes about 60 bytes of memory per sequence, so
 a million sequences can be laid out without a look at their tokens. Tokens on an object store are first copied to an unnamed
-temporary file, which disappears when the process ends, however it ends.
+temporary file, which disappears when the process ends, even after a crash.
 """
 
 import os
@@ -60,12 +60,12 @@ def loss_of(tokens: np.ndarray) -> np.ndarray:
 
 
 def tokens_file(part: str) -> str:
-    """The file of the tokens of a part."""
+    """Return the file of the tokens in a part."""
     return f"{part}.tokens"
 
 
 def index_file(part: str) -> str:
-    """The file of the index of a part."""
+    """Return the file of the index in a part."""
     return f"{part}.index.parquet"
 
 
@@ -157,7 +157,7 @@ class StoredSequences:
                 raise OSError(EIO, "became shorter while it was read", self.opened[file].name)
 
     def first_tokens(self, number: int, count: int) -> np.ndarray:
-        """The first `count` stored tokens of a sequence. Raises OSError as `read`."""
+        """Return the first `count` stored tokens of a sequence. Raises OSError as `read`."""
         tokens = np.empty(int(self.lengths[number]), "<u4")
         self.read(np.array([number]), tokens, np.zeros(1, np.int64))
         return tokens[:count]
@@ -165,7 +165,7 @@ class StoredSequences:
 
 @contextmanager
 def stored_sequences(store: Store, members: Sequence[tuple[Receipt, str]]) -> Generator[StoredSequences]:
-    """The sequences of parts of shards, one part after the other, for a block. Rows are numbered over all rows of the shards.
+    """The sequences of parts in shards, one part after the other, for a block. Rows are numbered over all rows of the shards.
 
     Raises RunError, and withdraws the receipt, for a file that has changed since it was built.
     """
@@ -196,19 +196,19 @@ def stored_sequences(store: Store, members: Sequence[tuple[Receipt, str]]) -> Ge
 
 
 def read_index(store: Store, receipt: Receipt, part: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """The index of a part, with these columns. Raises as `stored_sequences`."""
+    """Return the index of a part, with these columns. Raises as `stored_sequences`."""
     data = store.read(receipt, index_file(part))
     return pq.ParquetFile(pa.BufferReader(data)).read(columns and list(columns), use_threads=False)
 
 
 def stored_rows(store: Store, receipt: Receipt, part: str) -> np.ndarray:
-    """The rows (int64) that the sequences of a part were made of. Raises as `stored_sequences`."""
+    """Return the rows (int64) that the sequences of a part were made of. Raises as `stored_sequences`."""
     return read_index(store, receipt, part, ["row"])["row"].to_numpy()
 
 
 @contextmanager
 def _tokens(store: Store, receipt: Receipt, part: str) -> Generator[IO[bytes]]:
-    """The file of the tokens of a part, for a block; a copy if it is on an object store."""
+    """The file of the tokens in a part, for a block; a copy if it is on an object store."""
     name = tokens_file(part)
     place = store.path(receipt.key, name)
     system, path = filesystem(place)

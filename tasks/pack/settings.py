@@ -27,7 +27,7 @@ LOSS_FIELDS = ("loss_on", "loss_reasoning", "loss_tool_calls", "loss_end_of_turn
 
 
 def policy_of(loss: "LossSettings | SftRecipe") -> LossPolicy:
-    """The loss policy that settings or a recipe describe."""
+    """Return the loss policy that settings or a recipe describe."""
     return LossPolicy(*(getattr(loss, name) for name in LOSS_FIELDS))
 
 

@@ -144,7 +144,7 @@ class SequenceShard:
 
 
 def digest(said: Iterable[str], seed: int) -> int:
-    """A 64-bit hash of the texts of a conversation."""
+    """Return a 64-bit hash of the texts in a conversation."""
     return xxh3_64_intdigest("\x1f".join(said).encode(), seed)
 
 

@@ -13,7 +13,7 @@ The summary has the headings and items of the form in the Commission's Explanato
 Training Content for general-purpose AI models (24 July 2025; adopted as C(2025) 8311, 5 December 2025):
 https://digital-strategy.ec.europa.eu/en/library/explanatory-notice-and-template-public-summary-training-content-general-purpose-ai-models
 They were checked against the common parts of the published summaries of Apertus, Bielik v3 and Gemini 3. Optional comments, and
-modalities other than text, are left out.
+modalities other than text, are omitted.
 """
 
 import re
@@ -86,12 +86,12 @@ FORMATS = {"bin": "application/octet-stream", "idx": "application/octet-stream",
 
 
 def licence_rows(manifest: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The documents of each license: of rows that name one (Harmony), otherwise of datasets, from the blend."""
+    """Return the documents of each license: of rows that name one (Harmony), otherwise of datasets, from the blend."""
     return sorted(manifest["licences"].items()) if "licences" in manifest else stated_rows(manifest, "license")
 
 
 def strictest(licences: Collection[str]) -> str:
-    """The license of the whole by its name on the Hub: the strictest one, because one share-alike row makes all rows
+    """Return the license of the whole by its name on the Hub: the strictest one, because one share-alike row makes all rows
     share-alike. `other` if one of several is unknown, or if one is missing.
     """
     spelled = [name.lower().replace("_", "-").replace(" ", "-") for name in licences]
@@ -113,7 +113,7 @@ def stated_rows(manifest: Mapping[str, Any], field: str) -> list[tuple[str, int]
 
 
 def languages(manifest: Mapping[str, Any]) -> list[str]:
-    """The languages that the blend states, in its order."""
+    """Return the languages that the blend states, in its order."""
     return list(dict.fromkeys(each for source in sources_of(manifest).values() for each in source.get("languages", [])))
 
 
@@ -143,7 +143,7 @@ def _public_place(source: Mapping[str, Any]) -> str:
 
 
 def digest(run: Measured) -> str:
-    """A digest that identifies the published data, wherever they are: of every shard and file without local paths."""
+    """Return a digest that identifies the published data, independent of their location: of every shard and file without local paths."""
     keys = [entry["key"] for entry in run.manifest["shards"]]
     named = [(file["path"], file["xxh3_128"]) for file in run.manifest["files"]]
     files = [each for each in named if each[0].partition("/")[0] not in {*BLENDS, QUARANTINE}]
@@ -151,14 +151,14 @@ def digest(run: Measured) -> str:
 
 
 def title(run: Measured) -> str:
-    """A name for the data."""
+    """Return a name for the data."""
     names = list(sources_of(run.manifest))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""  # noqa: PLR2004 - as many as a title holds
     return f"{', '.join(names[:3])}{more} ({KINDS[run.manifest['type']].command})"
 
 
 def card(run: Measured) -> str:
-    """The dataset card: front matter that the hub reads, then figures."""
+    """Return the dataset card: front matter that the hub reads, then figures."""
     manifest, totals = run.manifest, run.manifest["totals"]
     matter: dict[str, Any] = {
         "license": strictest([name for name, _ in licence_rows(manifest)]),
@@ -379,7 +379,7 @@ def _measured_tables(manifest: Mapping[str, Any]) -> dict[str, Table]:
 
 
 def cards(run: Measured, *, summary: bool = False) -> dict[str, bytes]:
-    """The cards by their names in the output folder, without those that the kind publishes itself.
+    """Return the cards by their names in the output folder, without those that the kind publishes itself.
 
     They include the EU's summary if it's asked for or already there.
     """

@@ -22,7 +22,7 @@ SHARD_COLUMNS = ("dataset", "split", "key", "file", "start", "stop", "rows", "qu
 
 
 def dataframe(output_dir: str | PathLike[str], rows: Rows = "documents") -> "DataFrame":
-    """The results of a preparation of documents or conversations, with a row for each of its documents, packs or shards.
+    """Return the results of a preparation of documents or conversations, with a row for each of its documents, packs or shards.
 
     Documents: dataset, split, id (as in `view`), file, line, input_ids, text, and for packs also trained (bool): the tokens that
     the loss is computed on. Packs: dataset, split, input_ids, trained, and the starts and ids of their documents. Raises

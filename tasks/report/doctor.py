@@ -166,5 +166,5 @@ def print_checks(checks: Sequence[Check], console: Console) -> None:
 
 
 def doctor_record(checks: Sequence[Check]) -> dict[str, Any]:
-    """The checks as a JSON record."""
+    """Return the checks as a JSON record."""
     return {"doctor": {"type": "doctor", "checks": [asdict(check) for check in checks]}}

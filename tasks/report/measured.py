@@ -234,7 +234,7 @@ class Measured(Dataset):
 
 
 def measured(output_dir: str, known: Mapping[str, Receipt] = MappingProxyType({})) -> Measured:
-    """The published preparation in a folder, of which some receipts are known; errors as in `open_dataset`."""
+    """Return the published preparation in a folder, of which some receipts are known; errors as in `open_dataset`."""
     data = open_dataset(output_dir)
     return Measured(data.path, data.manifest, known)
 
@@ -324,7 +324,7 @@ def _texts(file: Part) -> Iterator[tuple[int, int]]:
 
 
 def lines_of(file: Part) -> Iterator[bytes]:
-    """The whole lines in the first MOST_BYTES, without their ends."""
+    """Yield the whole lines in the first MOST_BYTES, without their ends."""
     ending = file.place.rpartition(".")[2]
     source = SourceFile(file.place, 1, "jsonl", COMPRESSIONS.get(ending))
     with closing(open_source(source)) as stream:
@@ -385,7 +385,7 @@ def _as_json(row: Mapping[str, Any]) -> Passage:
 
 
 def sources_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The datasets of the blend, by their name in a report."""
+    """Return the datasets of the blend, by their name in a report."""
     return {
         dataset_name(split, each["name"]): each
         for split, listed in listed_sources(manifest["blend"]).items()
@@ -394,7 +394,7 @@ def sources_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def drops_by_file(manifest: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """The rows and drops of each source file; a bundle counts as its first file."""
+    """Return the rows and drops of each source file; a bundle counts as its first file."""
     found: dict[str, dict[str, int]] = {}
     for entry in manifest["shards"]:
         first, *others = entry_files(entry)

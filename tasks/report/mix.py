@@ -19,7 +19,7 @@ PHASE_COLUMNS = ("phase", "dataset", "read", "share of the phase", "epochs")
 
 
 def mix_record(mix: Mix, estimated: Collection[str], steps: Sequence[int]) -> dict[str, Any]:
-    """The mix as a JSON line; `steps` are the last steps of its phases, empty if unknown."""
+    """Return the mix as a JSON line; `steps` are the last steps of its phases, empty if unknown."""
     datasets = {
         name: {
             "tokens": held, "estimated": name in estimated, "drawn": round(mix.drawn(name)),
@@ -48,7 +48,7 @@ def mix_record(mix: Mix, estimated: Collection[str], steps: Sequence[int]) -> di
 
 
 def last_steps(mix: Mix, step_tokens: int) -> list[int]:
-    """The last step of each phase, for steps of so many tokens."""
+    """Return the last step of each phase, for steps of so many tokens."""
     return [round(end / step_tokens) for end in accumulate(phase.tokens for phase in mix.phases)]
 
 

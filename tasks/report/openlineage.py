@@ -46,7 +46,7 @@ def tell(manifest: Mapping[str, Any], output_dir: str) -> None:
 
 
 def events(manifest: Mapping[str, Any], output_dir: str) -> list[Any]:
-    """The RunEvents of a preparation, START and COMPLETE."""
+    """Return the RunEvents of a preparation, START and COMPLETE."""
     from openlineage.client import set_producer
     from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
     from openlineage.client.generated.input_statistics_input_dataset import InputStatisticsInputDatasetFacet
@@ -77,7 +77,7 @@ def events(manifest: Mapping[str, Any], output_dir: str) -> list[Any]:
 
 
 def named(place: str) -> tuple[str, str]:
-    """The namespace and name of a path or URI."""
+    """Return the namespace and name of a path or URI."""
     scheme, separator, rest = absolute(place).partition("://")
     if not separator:
         return "file", scheme

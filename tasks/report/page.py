@@ -2,7 +2,7 @@
 
 It leads with warnings, then shows samples, then numbers. A section is a row of `SECTIONS`: its title, its requirements, and the
 function that makes its tables and charts. A kind has the sections whose needs it meets, so a new kind has a page. Every section
-but the last is the same for the same data, wherever and whenever they were prepared; `verify` makes them again and compares. The
+but the last is the same for the same data, at any place and time; `verify` makes them again and compares. The
 last one, `This run`, has times. The tiny blend's page takes 0.3 s and 25 kB.
 """
 
@@ -168,7 +168,7 @@ QUANTILES = (0, 0.5, 0.99, 1)
 
 
 def document_lengths(run: Measured) -> list[Block]:
-    """How long documents are: between powers of two, and quantiles by dataset and split."""
+    """Return how long documents are: between powers of two, and quantiles by dataset and split."""
     if not run.lengths:
         return []
     unit = "bytes" if run.format == "lines" else "tokens"
@@ -200,7 +200,7 @@ def _short(count: int) -> str:
 
 
 def density(run: Measured) -> list[Block]:
-    """How many tokens the vocabulary needs for the text of each dataset."""
+    """Return how many tokens the vocabulary needs for the text of each dataset."""
     measured = [(each, each.tokens / each.size) for each in run.densities if each.size]
     if not measured:
         return []
@@ -214,7 +214,7 @@ def density(run: Measured) -> list[Block]:
 
 
 def packing(run: Measured) -> list[Block]:
-    """How full packs are."""
+    """Return how full packs are."""
     size = run.manifest["settings"]["pack_size"]
     found: list[Block] = []
     rows: list[tuple[Cell, ...]] = []
@@ -263,7 +263,7 @@ def contents(run: Measured) -> list[Block]:
 
 
 def worst_files(run: Measured) -> list[Block]:
-    """The source files with the most dropped rows."""
+    """Return the source files with the most dropped rows."""
     rows: list[tuple[Cell, ...]] = []
     for name, counts in drops_by_file(run.manifest).items():
         drops = {reason: count for reason, count in counts.items() if reason not in {"rows", "quarantined"} and count}
@@ -281,7 +281,7 @@ def _short_place(place: str) -> str:
 
 
 def samples(run: Measured) -> list[Block]:
-    """The beginnings of documents, decoded; rows without a text as JSON."""
+    """Return the beginnings of documents, decoded; rows without a text as JSON."""
     about = {"packs": "Text that is trained on has a colored background.", "documents": "All text is trained on."}
     introduction = Text(f"The beginning of the first document of each dataset and split. {about.get(run.format, '')}")
     laid_out = run.format in {"lines", "parquet"}
@@ -324,7 +324,7 @@ def _chosen(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command(manifest: Mapping[str, Any]) -> str:
-    """The command that prepares the same data."""
+    """Return the command that prepares the same data."""
     kind = preparation(manifest["type"])
     chosen = _flat(manifest["settings"])
     usual = _flat(kind.settings.model_construct().model_dump())
@@ -397,7 +397,7 @@ MOST_TIMES = 24
 
 
 def _throughput(receipts: Sequence[Receipt]) -> list[Block]:
-    """Source bytes per second over the time in which the shards were built, whichever run built them."""
+    """Source bytes per second over the time in which the shards were built, by any run."""
     ends = np.array([receipt.volatile["built_at"] for receipt in receipts])
     sizes = np.array([receipt.volatile.get("source_bytes", 0) for receipt in receipts])
     start = float((ends - [receipt.volatile["seconds"] for receipt in receipts]).min())
@@ -423,7 +423,7 @@ def _slowest(receipts: Mapping[str, Receipt], manifest: Mapping[str, Any]) -> li
 
 
 def sections(run: Measured) -> dict[str, html.Rendered]:
-    """The sections that are the same for the same data, by title: tables and charts, which a notebook shows."""
+    """Return the sections that are the same for the same data, by title: tables and charts, which a notebook shows."""
     found = {
         each.title: html.Rendered(_parts(each, run)) for each in SECTIONS if not each.needs or run.format in each.needs
     }
@@ -450,7 +450,7 @@ GLOSSARY = {
 
 
 def page(run: Measured) -> str:
-    """The page."""
+    """Return the page."""
     found = {**sections(run), THIS_RUN: this_run(run)}
     name = KINDS[run.manifest["type"]].command
     title = f"tokenmill {name}: {counted(run.manifest['totals']['documents'], 'document')}"
@@ -483,7 +483,7 @@ def leave_report(
 
 
 def report_problems(output_dir: str) -> tuple[list[str], list[str]]:
-    """The figures of a written page and of cards that the published files do not give, and those that can't be compared.
+    """Return the figures of a written page and of cards that the published files do not give, and those that can't be compared.
 
     Parts that need a tokenizer can't be compared if it isn't found, or wasn't when the page was written. Other code
     writes other pages, so a difference from its page isn't evidence.

@@ -117,7 +117,7 @@ def _text_bytes(shard: PlannedShard) -> int:
 
 
 def _kept_bytes(planned: Planned[Any, Any], shard: PlannedShard) -> float:
-    """Estimated bytes of the rows of a shard that the filter of its dataset keeps."""
+    """Estimated bytes of the rows in a shard that the filter of its dataset keeps."""
     sample = planned.plan.samples.get(_name(shard))
     return _text_bytes(shard) * (sample.kept_bytes if sample else 1)
 

@@ -280,7 +280,7 @@ def _checked(api: HfApi, repository: str, info: DatasetInfo, *, public: bool) ->
 
 
 def fitted(parcel: Parcel, target: Target) -> Parcel:
-    """The parcel without its generated card, if the repository has a card that no push brought."""
+    """Return the parcel without its generated card, if the repository has a card that no push brought."""
     if CARD not in parcel.documents or CARD not in target.names or CARD in _names_in_manifest(target):
         return parcel
     manifest = unsealed(parcel.documents[MANIFEST])
@@ -432,7 +432,7 @@ def _refusal(where: str, status: int, message: str) -> InputError | RunError:
 
 
 def push_record(parcel: Parcel, target: Target, commit: str | None) -> dict[str, Any]:
-    """The push as the JSON line for the next program; `commit` is None for a dry run."""
+    """Return the push as the JSON line for the next program; `commit` is None for a dry run."""
     return {
         "push": {
             "path": f"{target.uri}@{commit}" if commit else target.uri, "type": "push", "commit": commit,

@@ -2,7 +2,7 @@
 
     ROOT/NAME/v1.json, v2.json …   one record per version, never overwritten; the highest number is the latest
 
-Nothing is copied: a record points at a folder, and `art://NAME:v2` works wherever a folder does. A record also holds a digest
+Nothing is copied: a record points at a folder, and `art://NAME:v2` works in place of a folder. A record also holds a digest
 of the folder's content. So a new preparation in the same folder is a new version, and lineage shows which content has been
 replaced. ROOT is TOKENMILL_ARTIFACTS, on a disk or object store that all users of the names can reach. Lineage follows inputs
 through other names, from a model back to its datasets, and through preparations that published the inputs of others.
@@ -90,7 +90,7 @@ def _read(folder: str, number: int) -> Mapping[str, Any]:
 
 
 def artifact_in(place: str) -> Artifact:
-    """The artifact in a folder: a preparation, a training, or results. Raises InputError for anything else."""
+    """Return the artifact in a folder: a preparation, a training run, or results. Raises InputError for anything else."""
     folder = absolute(place)
     for name in RECORDS:
         record = _record_at(join(folder, name))
@@ -117,7 +117,7 @@ def _record_at(place: str) -> Mapping[str, Any] | None:
 
 
 def _sources(record: Mapping[str, Any]) -> list[MadeFrom]:
-    """The inputs of a training or of results."""
+    """The inputs of a training run or of results."""
     if record["type"] != "results":
         return [MadeFrom(**source) for source in record["made_from"]]
     digests = record["made_from"]
@@ -134,7 +134,7 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def lineage(place: str) -> dict[str, Any]:
-    """An artifact with its inputs, nested. Raises InputError as `artifact_in` does.
+    """Return an artifact with its inputs, nested. Raises InputError as `artifact_in` does.
 
     `changed` marks content that was replaced since it was registered or used.
     """
@@ -179,7 +179,7 @@ def _known(source: MadeFrom) -> Artifact | None:
 
 
 def publisher(place: str) -> str | None:
-    """The output folder of the preparation that published a local file or folder; None for any other."""
+    """Return the output folder of the preparation that published a local file or folder; None for any other."""
     if not is_local(place):
         return None
     path = Path(absolute(place))

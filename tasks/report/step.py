@@ -47,7 +47,7 @@ MOST_FOUND = 100
 @dataclass(frozen=True, slots=True)
 class Found:
     """A document with its source row (`line` is None if unknown), its place, from 0, in the published file `name`, the steps
-    that read it, and its entry in a list of what to leave out.
+    that read it, and its entry in a list of what to omit.
     """
 
     document: str
@@ -70,7 +70,7 @@ class ShownStep:
 
 
 class Reading:
-    """The order in which a training reads its data: the one in the folder of a training, or planned by `tokenmill order`."""
+    """The order in which a training run reads its data: the one in the folder of a training run, or planned by `tokenmill order`."""
 
     def __init__(self, path: str, data: TrainData, steps: int, global_batch: int, read: Opened) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class Reading:
 
     @classmethod
     def of(cls, path: str) -> "Reading":
-        """The order of a training or an order in a folder. Raises InputError if there is none, or the data were replaced."""
+        """Return the order of a training run or an order in a folder. Raises InputError if there is none, or the data were replaced."""
         path = absolute(path)
         if is_training(path):
             job = read_job(path)
@@ -122,7 +122,7 @@ class Reading:
         return vocabulary_of(self.data).decode
 
     def step(self, step: int, rows: int | None) -> ShownStep:
-        """The first `rows` samples of a step, all for None. Raises InputError for a step that is not in the training."""
+        """Return the first `rows` samples of a step, all for None. Raises InputError for a step that is not in the training run."""
         if not 1 <= step <= self.steps:
             raise InputError(f"--step: {step} isn't a step of {self.path}, which has steps 1 to {self.steps:,}")
         begin = (step - 1) * self._batch
@@ -153,7 +153,7 @@ class Reading:
         ]
 
     def _in_file(self, pack: int) -> tuple[str, int]:
-        """The file of a pack of the split, and its number there."""
+        """The file of a pack in the split, and its number there."""
         file = int(np.searchsorted(self._ends, pack, side="right"))
         return self._files[file], pack - (int(self._ends[file - 1]) if file else 0)
 
@@ -176,7 +176,7 @@ class Reading:
         return Pack(part.dataset, self._files[first.source], first.document, size, 0, None, len(pieces), sequences)
 
     def steps_of(self, name: str, number: int) -> list[Read]:
-        """The steps that read a document, or pack, of a published file, each with the number of the sample."""
+        """Return the steps that read a document, or pack, of a published file, each with the number of the sample."""
         if name not in self._files:
             return []
         file, size = self._files.index(name), self.steps * self._batch
@@ -258,12 +258,12 @@ def _tokens(packs: FlatPacks, pack: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def data_in(path: str) -> str:
-    """The folder of the data: that which a training in `path` reads, else `path`. Raises InputError for a damaged job."""
+    """Return the folder of the data: that which a training run in `path` reads, else `path`. Raises InputError for a damaged job."""
     return read_job(path).data.path if is_training(path) else path
 
 
 def with_steps(path: str, stories: Sequence[Story]) -> list[Story]:
-    """The stories, with the steps that train on each document if `path` is a training or has an order."""
+    """Return the stories, with the steps that train on each document if `path` is a training run or has an order."""
     if not is_training(path) and read_order(absolute(path)) is None:
         return list(stories)
     reading = Reading.of(path)
@@ -277,14 +277,14 @@ def with_steps(path: str, stories: Sequence[Story]) -> list[Story]:
 
 
 def step_record(shown: ShownStep) -> dict[str, Any]:
-    """A step as a JSON record for the next command."""
+    """Return a step as a JSON record for the next command."""
     view = view_record(shown.view)["view"]
     metrics = shown.metrics.model_dump() if shown.metrics else None
     return {"step": {**view, "type": "step", "step": shown.step, "samples": shown.samples, "metrics": metrics}}
 
 
 def find_record(path: str, found: Sequence[Found]) -> dict[str, Any]:
-    """The steps that read documents, as a JSON record for the next command."""
+    """Return the steps that read documents, as a JSON record for the next command."""
     documents = [{**asdict(each), "skip": each.skip.model_dump()} for each in found]
     return {"step": {"path": absolute(path), "type": "step", "documents": documents}}
 

@@ -27,14 +27,14 @@ MOST_EPOCHS = 4
 
 
 def next_commands(manifest: Mapping[str, Any], output_dir: str) -> list[str]:
-    """The commands to run next, as a shell takes them."""
+    """Return the commands to run next, as a shell takes them."""
     place = quote(output_dir)
     steps = preparation(manifest["type"]).next_steps.format(place, manifest=manifest)
     return [f"tokenmill verify {place}", *steps.splitlines()]
 
 
 def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
-    """The artifact record for the next command."""
+    """Return the artifact record for the next command."""
     totals = manifest["totals"]
     record = {
         "path": output_dir,
@@ -66,7 +66,7 @@ def splits_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
 
 
 def dataset_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A table row per dataset: counts; tokens if the kind counts them; target share and epochs if the output follows the weights.
+    """Return a table row per dataset: counts; tokens if the kind counts them; target share and epochs if the output follows the weights.
 
     Shares are of the dataset's own split.
     """
@@ -93,7 +93,7 @@ def dataset_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def follows_weights(manifest: Mapping[str, Any]) -> bool:
-    """Whether the output is read in proportion to the blend's weights: Megatron reads documents so, packs and rows are sampled."""
+    """Return whether the output is read in proportion to the blend's weights: Megatron reads documents so, packs and rows are sampled."""
     return preparation(manifest["type"]).tokens == "documents" or manifest["settings"].get("sampling", "none") != "none"
 
 
@@ -129,13 +129,13 @@ def _epochs(manifest: Mapping[str, Any]) -> dict[str, float]:
 
 
 def amount(totals: Mapping[str, Any]) -> str:
-    """The documents and, if the kind counts them, tokens."""
+    """Return the documents and, if the kind counts them, tokens."""
     tokens = f", {counted(totals['tokens'], 'token')}" if totals["tokens"] else ""
     return f"{counted(totals['documents'], 'document')}{tokens}"
 
 
 def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
-    """The summary as Markdown, for the Prefect UI."""
+    """Return the summary as Markdown, for the Prefect UI."""
     totals, shards = manifest["totals"], manifest["volatile"]["shards"]
     lines = [
         f"**{amount(totals)}** from {counted(totals['rows'], 'row')}, published in `{output_dir}`.",
@@ -154,14 +154,14 @@ def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
 
 
 def report_link(output_dir: str) -> str:
-    """The URI of the report in an output folder, as a Markdown link that shows it: browsers follow no `file://` link of a server."""
+    """Return the URI of the report in an output folder, as a Markdown link that shows it: browsers follow no `file://` link of a server."""
     place = join(output_dir, PAGE)
     uri = url_quote(place if "://" in place else f"file://{place}", safe=":/")
     return f"[{uri}]({uri})"
 
 
 def not_read(manifest: Mapping[str, Any]) -> list[str]:
-    """A line for each dataset whose rows have something that isn't read."""
+    """Return a line for each dataset whose rows have something that isn't read."""
     return [
         f"{name.removeprefix('datasets/')}: {unread_fields(counts)}"
         for name, counts in manifest["totals"].get("not_read", {}).items()
@@ -251,7 +251,7 @@ def input_lines(found: Iterable[Mapping[str, Any]], epochs: Mapping[str, float])
 
 
 def epochs_of(weights: Mapping[str, float], amounts: Mapping[str, float]) -> dict[str, float]:
-    """How often a run over as much as its split has reads each dataset (by `split/name`) that isn't empty."""
+    """Return how often a run over as much as its split has reads each dataset (by `split/name`) that isn't empty."""
     there, total = defaultdict[str, float](float), defaultdict[str, float](float)
     for name, weight in weights.items():
         there[name.partition("/")[0]] += amounts.get(name, 0)

@@ -53,7 +53,7 @@ SLICE_BYTES = 256_000_000
 class Sample:
     """The first rows in a dataset: their sizes, and each tokenizer's counts.
 
-    `unread` counts rows that are blank or cannot be read, `filtered` those that the blend leaves out. `languages` are those that the blend states, joined.
+    `unread` counts rows that are blank or cannot be read, `filtered` those that the blend omits. `languages` are those that the blend states, joined.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Tokenizer:
     kinds: TokenKinds
 
     def encoder(self, source: DataSource, slices: Sequence[Slice]) -> Encoder:
-        """The encoder that a preparation would use for a dataset, warm."""
+        """Return the encoder that a preparation would use for a dataset, warm."""
         texts = partial(texts_of, source.text_field)
         gate = Gate(self.vocabulary, slices, texts, source.text_field, user_cache("plan"), literal=True)
         encoder = encoder_of(self.vocabulary, gate.verdict().backend, literal=True)
@@ -82,7 +82,7 @@ class Tokenizer:
 
 
 def compared(blend: Blend, models: Sequence[str], rows: int) -> list[Sample]:
-    """The first `rows` rows of each dataset of a blend, encoded with each tokenizer.
+    """Return the first `rows` rows of each dataset of a blend, encoded with each tokenizer.
 
     Raises InputError for a tokenizer that cannot be found, and for rows without text.
     """
@@ -136,7 +136,7 @@ def _sampled(source: DataSource, name: str, slices: Sequence[Slice], tokenizers:
 
 
 def by_language(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of datasets that state the same languages, added up under these; empty if none states any."""
+    """Return the samples of datasets that state the same languages, added up under these; empty if none states any."""
     found: dict[str, Sample] = {}
     for each in samples:
         named = replace(each, name=each.languages or "not stated")
@@ -176,13 +176,13 @@ FIGURES = (
 
 
 def autotokenizers(models: Sequence[str]) -> dict[str, AutoTokenizerCheck]:
-    """Whether transformers' `AutoTokenizer` gives the same ids, by the short name of each tokenizer."""
+    """Return whether transformers' `AutoTokenizer` gives the same ids, by the short name of each tokenizer."""
     found = (check_autotokenizer(model, None, find_vocabulary(TokenizerSource(model=model))) for model in models)
     return dict(zip(_short(models), found, strict=True))
 
 
 def comparison_record(samples: Sequence[Sample], checks: Mapping[str, AutoTokenizerCheck]) -> dict[str, Any]:
-    """The comparison as a JSON line."""
+    """Return the comparison as a JSON line."""
     return {
         "compare-tokenizers": {
             "type": "comparison",
@@ -252,7 +252,7 @@ def publish_comparison(samples: Sequence[Sample], place: str) -> Output:
 
 
 def comparison_page(samples: Sequence[Sample]) -> str:
-    """The page: bars for each figure by dataset, and for fertility by language if the blend states any; then the tables."""
+    """Return the page: bars for each figure by dataset, and for fertility by language if the blend states any; then the tables."""
     from tokenmill.tasks.kit import html  # noqa: PLC0415 - Jinja2 takes 40 ms, and terminals need none of it
 
     pictures = [_bars(figure, figure.title, samples) for figure in FIGURES]

@@ -49,7 +49,7 @@ def verified(output_dir: str, settings: ClusterSettings) -> Verification:
 
 
 def inspector_of(output_dir: str) -> Inspect:
-    """The check of a preparation's shards beyond sizes and hashes, where this version knows the form of their files."""
+    """Return the check of a preparation's shards beyond sizes and hashes, where this version knows the form of their files."""
     kind = _kind_in(output_dir)
     return partial(_inspect, kind.inspect, kind.formats) if kind else _nothing_to_inspect
 
@@ -71,7 +71,7 @@ def _nothing_to_inspect(_store: Store, _receipt: Receipt) -> list[str]:
 
 
 def verification_record(verification: Verification, output_dir: str) -> dict[str, Any]:
-    """The verification as a JSON line for the next command; `path` is the verified folder."""
+    """Return the verification as a JSON line for the next command; `path` is the verified folder."""
     return {
         "verify": {
             "path": output_dir,

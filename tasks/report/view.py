@@ -100,7 +100,7 @@ class View:
 def view_output(
     output_dir: str, *, doc: str | None = None, dataset: str | None = None, seed: int | None = None, rows: int = 1
 ) -> View:
-    """The first `rows` packs (documents for bin/idx) of a preparation, or with a `seed`, random ones.
+    """Return the first `rows` packs (documents for bin/idx) of a preparation, or with a `seed`, random ones.
 
     `dataset` restricts the rows to one dataset. `doc` shows every sub-sequence of one document instead. Raises InputError for
     an unknown dataset or document and for a changed tokenizer, RunError for a damaged file.
@@ -164,14 +164,14 @@ def decoded(
 
 
 def sub_sequence(part: ShardPart, document: int, number: int, passages: list[Passage], offset: int = 0) -> SubSequence:
-    """The tokens of document `document` of a part, as number `number` of a row."""
+    """Return the tokens of document `document` of a part, as number `number` of a row."""
     source, line = part.source(document)
     name = part.document(document)
     return SubSequence(name, number, source.file, source.start, source.stop, line, passages, offset)
 
 
 def passages_of(row: Row, start: int, stop: int, decode: Decode) -> Iterator[Passage]:
-    """The runs of equal role and loss mask in `[start, stop)`."""
+    """Yield the runs of equal role and loss mask in `[start, stop)`."""
     roles, trained = row.roles[start:stop], row.trained[start:stop]
     borders = np.flatnonzero((roles[1:] != roles[:-1]) | (trained[1:] != trained[:-1])) + start + 1
     for first, last in itertools.pairwise([start, *borders.tolist(), stop]):
@@ -181,6 +181,6 @@ def passages_of(row: Row, start: int, stop: int, decode: Decode) -> Iterator[Pas
 
 
 def view_record(view: View) -> dict[str, Any]:
-    """The view as a JSON record for the next command, with unescaped text; `path` is the folder."""
+    """Return the view as a JSON record for the next command, with unescaped text; `path` is the folder."""
     packs = [{**asdict(pack), "fill": pack.fill} for pack in view.packs]
     return {"view": {"path": view.path, "type": view.type, "tokenizer": view.tokenizer, "packs": packs}}

@@ -15,7 +15,7 @@ def publish_html(view: View, place: str, about: str = "") -> Output:
 
 
 def view_html(view: View, about: str = "") -> str:
-    """The page; `about` follows its title."""
+    """Return the page; `about` follows its title."""
     title = f"{view.path}: {view.type}, decoded with {view.tokenizer}{about}"
     return html.document(
         "view.html.jinja", title=title, view=view, padding=PADDING, describe_pack=describe_pack,

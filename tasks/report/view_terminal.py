@@ -85,5 +85,5 @@ def _source(sequence: SubSequence) -> str:
 
 
 def describe_padding(passage: Passage) -> str:
-    """The label of padding."""
+    """Return the label of padding."""
     return counted(passage.tokens, "token")

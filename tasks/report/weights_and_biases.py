@@ -71,7 +71,7 @@ def _log(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> None:  # n
 
 
 def plan_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The plan, a row per dataset; sizes in bytes."""
+    """Return the plan, a row per dataset; sizes in bytes."""
     shards, settings = _shards(manifest), manifest["settings"]
     return [
         {
@@ -87,7 +87,7 @@ def plan_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def progress_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The result, a row per dataset."""
+    """Return the result, a row per dataset."""
     shards = _shards(manifest)
     return [
         {
@@ -129,7 +129,7 @@ def _take(run: Any, artifact: Any) -> None:  # noqa: ANN401 - wandb is imported 
 
 
 def artifact_name(uri: str) -> str:
-    """A URI as an artifact name: without its scheme, and with allowed characters only."""
+    """Return a URI as an artifact name: without its scheme, and with allowed characters only."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", uri.partition("://")[2] or uri).strip("-")[-LONGEST:]
 
 

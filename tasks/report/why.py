@@ -36,7 +36,7 @@ class UnknownFileError(InputError):
 
 
 def why_row(output_dir: str, row: str, option: str = "--row") -> list[Story]:
-    """The stories of the row `FILE:LINE`, one for every time that it is read; `option` is the one that named it.
+    """Return the stories of the row `FILE:LINE`, one for every time that it is read; `option` is the one that named it.
 
     Raises InputError for a folder, file or line that is unknown here, RunError for missing or damaged shards.
     """
@@ -47,7 +47,7 @@ def why_row(output_dir: str, row: str, option: str = "--row") -> list[Story]:
 
 
 def why_document(output_dir: str, document: str) -> list[Story]:
-    """The stories of the row that a document was made of. Raises as `why_row`, and InputError for an unknown id."""
+    """Return the stories of the row that a document was made of. Raises as `why_row`, and InputError for an unknown id."""
     return Follower(output_dir).of_document(document)
 
 
@@ -88,7 +88,7 @@ class Follower:
         return [story for shard in shards for story in self._from_origin(output, shard, row)]
 
     def origin(self, file: str, line: int) -> tuple[str, int]:
-        """The original file and line of a line that a preparation published; the same for other files."""
+        """Return the original file and line of a line that a preparation published; the same for other files."""
         source = self._publisher(file)
         found = source and _read_back(source, file, line - 1)
         if not source or not found:
@@ -102,7 +102,7 @@ class Follower:
         return set(output.source_files).union(*(self._files(each) for each in self._sources(output)))
 
     def _rows(self, output: Dataset, file: str) -> int:
-        """The number of rows of a file that were read."""
+        """The number of rows in a file that were read."""
         return max([output.rows_of(file), *(self._rows(source, file) for source in self._sources(output))])
 
     def _sources(self, output: Dataset) -> list[Dataset]:
@@ -129,7 +129,7 @@ class Follower:
         return None
 
     def _stories(self, output: Dataset, file: str, line: int) -> Iterator[Story]:
-        """The stories of a line of a file that an output was made from."""
+        """The stories of a line in a file that an output was made from."""
         for shard, row in output.rows_at(file, line):
             yield from self._from_origin(output, shard, row)
         if file in output.source_files:
@@ -209,7 +209,7 @@ def _published(source: Dataset, fate: Fate) -> Iterator[tuple[str, int]]:
 
 
 def why_record(output_dir: str, stories: Sequence[Story]) -> dict[str, Any]:
-    """The stories as a JSON record for the next command; `path` is the folder."""
+    """Return the stories as a JSON record for the next command; `path` is the folder."""
     fates = [[{**asdict(fate), "kept": fate.kept} for fate in story] for story in stories]
     return {"why": {"path": absolute(output_dir), "type": open_dataset(output_dir).type, "stories": fates}}
 
@@ -249,7 +249,7 @@ def _lines(fate: Fate) -> Iterator[tuple[str, str]]:
 
 
 def describe_steps(steps: Sequence[Read]) -> str:
-    """The steps that read a document."""
+    """Return the steps that read a document."""
     if not steps:
         return "read by no step"
     more = f" and {len(steps) - MOST_STEPS:,} more" if len(steps) > MOST_STEPS else ""

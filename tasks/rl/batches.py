@@ -41,7 +41,7 @@ from tokenmill.tasks.storage import temporary_folder
 from .settings import Curriculum, RlSettings
 
 MOMENTS = 64
-"""Parts of the training in which the mean of matched rows is brought to the schedule, and quantiles of each Gaussian there."""
+"""Parts of the training run in which the mean of matched rows is brought to the schedule, and quantiles of each Gaussian there."""
 
 MAX_ROUNDS, CLOSE = 200, 1e-4
 """Moves of the centers, and a difference from the schedule that ends them, as a part of the range of pass rates."""
@@ -56,7 +56,7 @@ class RowOrder:
 
 
 def rows_to_read(held: np.ndarray, weights: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The rows to read of each dataset (int64 [datasets]); `none` reads each row once, and no row of a dataset of weight 0."""
+    """Return the rows to read of each dataset (int64 [datasets]); `none` reads each row once, and no row of a dataset of weight 0."""
     wanted = np.where(held > 0, weights, 0.0)
     if sampling == "none" or not wanted.any():
         return np.where(wanted > 0, held, 0)
@@ -67,7 +67,7 @@ def rows_to_read(held: np.ndarray, weights: np.ndarray, sampling: Sampling) -> n
 
 
 def rows_of_phases(mix: Mix, names: Sequence[str], size: int) -> np.ndarray:
-    """The rows to read of each dataset in each phase (int64 [phases, datasets]); all phases but the last fill whole batches."""
+    """Return the rows to read of each dataset in each phase (int64 [phases, datasets]); all phases but the last fill whole batches."""
     drawn = np.array([[phase.drawn.get(name, 0.0) for name in names] for phase in mix.phases])
     ends = np.rint(np.cumsum(drawn.sum(1)) / size).astype(np.int64) * size
     ends[-1] = round(float(drawn.sum()))
@@ -77,7 +77,7 @@ def rows_of_phases(mix: Mix, names: Sequence[str], size: int) -> np.ndarray:
 
 
 def deal(wanted: np.ndarray, size: int) -> np.ndarray:
-    """The rows of each dataset in each batch (int64 [batches, datasets]), if `wanted` rows of each are read.
+    """Return the rows of each dataset in each batch (int64 [batches, datasets]), if `wanted` rows of each are read.
 
     The last batch has the rest, if that doesn't fill one.
     """
@@ -201,7 +201,7 @@ class BatchPlan:
 
     @classmethod
     def of(cls, blend: Blend, settings: RlSettings) -> "BatchPlan | None":
-        """The order that the settings ask for, None if they ask for none."""
+        """Return the order that the settings ask for, None if they ask for none."""
         if settings.batch_size is None:
             return None
         return cls(blend, settings.batch_size, settings.sampling, settings.curriculum, settings.seed)
@@ -233,7 +233,7 @@ class _JoinedRows:
     rates: Mapping[str, np.ndarray]
 
     def line(self, number: int) -> memoryview:
-        """A line with its break."""
+        """Return a line with its break."""
         return self.memory[int(self.ends[number - 1]) if number else 0 : int(self.ends[number])]
 
 
@@ -301,7 +301,7 @@ def _line_ends(memory: memoryview) -> np.ndarray:
 def _chosen(
     memory: memoryview, ends: np.ndarray, files: Sequence[RowFile], curriculum: Curriculum
 ) -> tuple[_JoinedRows, dict[str, Counter[str]]]:
-    """The rows to order, and how many of each dataset the curriculum leaves out, by reason."""
+    """The rows to order, and how many of each dataset the curriculum omits, by reason."""
     every = _JoinedRows(memory, ends, _lines_by_dataset(files), {})
     if curriculum.field is None:
         return _JoinedRows(
@@ -325,7 +325,7 @@ def _chosen(
 
 
 def _lines_by_dataset(files: Sequence[RowFile]) -> dict[str, np.ndarray]:
-    """The numbers of the lines of each dataset (int64)."""
+    """The numbers of the lines in each dataset (int64)."""
     found: dict[str, list[np.ndarray]] = {}
     begin = 0
     for file in files:

@@ -1,7 +1,7 @@
 """RL: rows become JSON Lines that NeMo-RL and NeMo-Gym read, after transforms and with questions filled in from tables.
 
 Planning finds the tables that placeholders refer to and identifies them by content. If `max_tokens` is set, it also reads a
-sample of the text of each dataset for the exactness gate.
+sample of the text in each dataset for the exactness gate.
 
     OUT/train|valid|test/data_00000_1a2b3c4d.jsonl   the shards' files (hard links on a local disk)
     OUT/splits/train_9f8e7d6c.jsonl                  all rows of the split, in the order of the plan, or of batches
@@ -134,7 +134,7 @@ class JsonLinesLayout:
 
 
 def _hash(files: Sequence[_RlFile], order: Mapping[str, Any] | None = None) -> str:
-    """A hash of the contents of some files, and of the order of their rows if it is not theirs: eight hexadecimal digits."""
+    """A hash of the contents in some files, and of the order of their rows if it is not theirs: eight hexadecimal digits."""
     content = [(file.item.key, file.stored.rpartition("/")[2]) for file in files]
     return hashlib.sha256(orjson.dumps([content, order] if order else content)).hexdigest()[:8]
 
@@ -167,7 +167,7 @@ class _TableFinder:
         self._found: dict[TableSource, TableFiles] = {}
 
     def of(self, specs: Sequence[TransformSpec]) -> dict[str, TableFiles]:
-        """The tables that some transforms need. Raises InputError for an invalid transform or a missing table."""
+        """Return the tables that some transforms need. Raises InputError for an invalid transform or a missing table."""
         asked = tables_asked_for(specs)
         for name, source in asked.items():
             if source not in self._found:
@@ -228,7 +228,7 @@ def _recipe(
 
 
 def worker_arguments(planned: RlPlan) -> dict[str, Any]:
-    """The arguments that workers get besides the shard, such as the transforms of every dataset."""
+    """Return the arguments that workers get besides the shard, such as the transforms of every dataset."""
     vocabulary = planned.found.vocabulary
     return {
         "chains": {name: chain.record() for name, chain in planned.found.chains.items()},
@@ -290,7 +290,7 @@ def _mode(planned: RlPlan) -> str:
 
 
 def by_source_splits(blend: Blend) -> Blend:
-    """The blend with every split of its datasets; a file, and a dataset with `split`, are training data.
+    """Return the blend with every split of its datasets; a file, and a dataset with `split`, are training data.
 
     Raises InputError for a blend that lists splits already, and for a dataset without training data.
     """

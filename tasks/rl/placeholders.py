@@ -51,7 +51,7 @@ DAPO_REMINDER = 'Remember to put your answer on its own line after "Answer:".'
 
 
 def resolve_placeholders(tables: Mapping[str, Callable[[], LookupTable]]) -> Transform:
-    """A transform that resolves placeholders with `tables`, by the value of `dataset`; each is called when first needed."""
+    """Return a transform that resolves placeholders with `tables`, by the value of `dataset`; each is called when first needed."""
     loaded: dict[str, LookupTable] = {}
 
     def table(name: object) -> LookupTable:
@@ -162,7 +162,7 @@ def _answered(source: object, answer: str) -> object:
 
 
 def _row(field: str, number: object, table: LookupTable) -> tuple[str, str]:
-    """Question and answer of a row of the table."""
+    """Question and answer of a row in the table."""
     if not isinstance(number, int) or isinstance(number, bool):
         raise _malformed(f"{field}.row", number, "the number of a row of the table")
     found = table.row(number)

@@ -24,7 +24,7 @@ ANSWERS = ("chosen", "rejected")
 
 
 def one_form(record: Record) -> Record:
-    """The record with `chosen`, `rejected` and perhaps `prompt`; the same object if it has them, or no known shape."""
+    """Return the record with `chosen`, `rejected` and perhaps `prompt`; the same object if it has them, or no known shape."""
     if isinstance(record.get("messages"), list) and (rejected := _rejected(record)):
         return {"chosen": record["messages"], "rejected": rejected}
     if any(record.get(name) is None for name in ANSWERS):

@@ -48,7 +48,7 @@ class RowTarget:
 
 
 def placeholder_of(record: Record) -> str | None:
-    """The field in which a row refers to a question elsewhere, if any. Parquet writes a null struct as one full of nulls."""
+    """Return the field in which a row refers to a question elsewhere, if any. Parquet writes a null struct as one full of nulls."""
     if PLACEHOLDER in record and not is_null(record[PLACEHOLDER]):
         return PLACEHOLDER
     if QUESTION_PLACEHOLDER in record and not is_null(record[QUESTION_PLACEHOLDER]):
@@ -57,7 +57,7 @@ def placeholder_of(record: Record) -> str | None:
 
 
 def is_null(value: object) -> bool:
-    """Whether a value is null or an object of nulls."""
+    """Return whether a value is null or an object of nulls."""
     return all(map(is_null, cast("Record", value).values())) if isinstance(value, dict) else value is None
 
 
@@ -129,7 +129,7 @@ def _are_objects(value: object) -> bool:
 
 
 def contents(value: object) -> str:
-    """The type of a value that is not an array of objects, for messages."""
+    """Return the type of a value that is not an array of objects, for messages."""
     if not isinstance(value, list):
         return kind(value)
     return f"an array with {next(kind(item) for item in value if not isinstance(item, dict))} in it"
@@ -156,12 +156,12 @@ def ranked(completions: object) -> tuple[Record, Record] | Rejected:
 
 
 def texts_of_messages(messages: list[Record]) -> list[str]:
-    """The texts of messages, or of items of the Responses API."""
+    """Return the texts of messages, or of items of the Responses API."""
     return [text for message in messages for key in READ if key in message for text in texts_in(message[key])]
 
 
 def texts_in(value: object) -> list[str]:
-    """A text, the items of an array, or anything else as JSON; nothing for null."""
+    """Return a text, the items of an array, or anything else as JSON; nothing for null."""
     if value is None:
         return []
     return [_text_of(item) for item in value] if isinstance(value, list) else [_text_of(value)]

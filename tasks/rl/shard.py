@@ -258,7 +258,7 @@ def _digests(batch: RecordBatch | BytesBatch, indices: Sequence[int], seed: int)
 
 
 def inspect_rl_shard(store: Store, receipt: Receipt) -> list[str]:
-    """Problems of the files of a shard: lines that are not JSON objects, and counts that differ from the receipt."""
+    """Problems of the files in a shard: lines that are not JSON objects, and counts that differ from the receipt."""
     compression = receipt.identity["recipe"]["compression"]
     problems: list[str] = []
     for part, count in receipt.parts.items():

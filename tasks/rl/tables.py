@@ -116,12 +116,12 @@ class TableFiles:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "TableFiles":
-        """The files that `record` wrote."""
+        """Return the files that `record` wrote."""
         return cls(record["style"], tuple(map(slice_of, record["slices"])))
 
 
 def find_table(source: TableSource, name: str, index: ContentIndex, identity: ChangeDetection) -> TableFiles:
-    """The files of a table, identified by content.
+    """Return the files of a table, identified by content.
 
     Raises InputError for a table that is missing or empty or has other columns, SourceCorrupt for a file without footer.
     """
@@ -161,7 +161,7 @@ def _require_questions(metadata: pq.FileMetaData, fields: Sequence[str], uri: st
 
 
 def _inner(kind: pa.DataType, name: str) -> pa.DataType:
-    """The type of a field of a struct, null if there is none."""
+    """The type of a field in a struct, null if there is none."""
     number = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
     return pa.null() if number < 0 else kind.field(number).type
 
@@ -190,7 +190,7 @@ class LookupColumn:
         return len(self.numbers)
 
     def at(self, row: int) -> str | None:
-        """The text of a row in `range(len(self))`, or None."""
+        """Return the text of a row in `range(len(self))`, or None."""
         number = self.numbers.item(row)
         return None if number == NOTHING else self.texts[number]
 
@@ -267,5 +267,5 @@ class _Encoder:
         self._numbers.append(table[encoded.indices.fill_null(-1).to_numpy()])
 
     def column(self) -> LookupColumn:
-        """The column of all batches."""
+        """Return the column of all batches."""
         return LookupColumn(list(self._known), np.concatenate([np.empty(0, np.int32), *self._numbers]))

@@ -45,7 +45,7 @@ _MISSING: Final = object()
 
 
 def tables_asked_for(specs: Sequence[TransformSpec]) -> dict[str, TableSource]:
-    """The tables that transforms refer to, by name. Raises InputError as `parse` does."""
+    """Return the tables that transforms refer to, by name. Raises InputError as `parse` does."""
     sources: dict[str, TableSource] = {}
 
     def note(argument: JsonValue) -> Transform:
@@ -64,7 +64,7 @@ class TransformList:
     tables: Mapping[str, TableFiles]
 
     def functions(self) -> list[Transform]:
-        """The transforms; a table is loaded when a row first needs it."""
+        """Return the transforms; a table is loaded when a row first needs it."""
 
         def resolver(argument: JsonValue) -> Transform:
             tables = {name: partial(load_table, self.tables[name]) for name in table_sources(argument)}
@@ -78,7 +78,7 @@ class TransformList:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "TransformList":
-        """The list that `record` wrote."""
+        """Return the list that `record` wrote."""
         tables = {name: TableFiles.from_record(files) for name, files in record["tables"].items()}
         return cls(record["specs"], tables)
 
@@ -89,7 +89,7 @@ class TransformList:
 
 
 def parse(specs: Sequence[JsonValue], resolver: Callable[[JsonValue], Transform]) -> list[Transform]:
-    """The transforms of `specs`, in order; `resolver` makes those that resolve placeholders.
+    """Return the transforms of `specs`, in order; `resolver` makes those that resolve placeholders.
 
     Raises InputError, which shows the spec, for an unknown name or a wrong argument.
     """
@@ -142,7 +142,7 @@ def sharegpt(argument: JsonValue) -> Transform:
 
 
 def openai_chat(argument: JsonValue) -> Transform:
-    """The messages and the tools, if any: `{messages[, tools]}`."""
+    """Return the messages and the tools, if any: `{messages[, tools]}`."""
     paths = _paths(argument, {"messages": "messages"})
 
     def transform(record: Record) -> Record | Rejected:
@@ -234,7 +234,7 @@ def _without(record: Record, path: Sequence[str]) -> Record:
 
 
 def preference(argument: JsonValue) -> Transform:
-    """A preferred and a rejected answer, as `"completions"` with ranks (the default) or as `"pairs"` of texts, and the tools."""
+    """Return a preferred and a rejected answer, as `"completions"` with ranks (the default) or as `"pairs"` of texts, and the tools."""
     forms: dict[str, Transform] = {"completions": to_completions, "pairs": to_pairs}
     form = "completions" if argument is None else argument
     if not isinstance(form, str):
@@ -373,7 +373,7 @@ def _with_tools(record: Record, made: Record, tools: object, field: str) -> Reco
 
 @rejecting
 def to_completions(record: Record) -> Record:
-    """The record as `{context, completions}`, the chosen one with rank 0; the same object if it has that form."""
+    """Return the record as `{context, completions}`, the chosen one with rank 0; the same object if it has that form."""
     if record.get("context") is not None and record.get("completions") is not None:
         return record
     record = one_form(record)
@@ -390,7 +390,7 @@ def to_completions(record: Record) -> Record:
 
 @rejecting
 def to_pairs(record: Record) -> Record:
-    """The record as `{prompt, chosen, rejected}`, with texts as answers; the same object if it has that form."""
+    """Return the record as `{prompt, chosen, rejected}`, with texts as answers; the same object if it has that form."""
     given = one_form(record)
     if given.get("prompt") is not None and all(isinstance(given.get(name), str) for name in ("chosen", "rejected")):
         return given

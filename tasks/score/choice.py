@@ -88,7 +88,7 @@ def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> d
 
 
 def chosen_rows(choice: Choice, names: pa.Table) -> pa.Table:
-    """The chosen rows, cluster by cluster, the nearest to the center first."""
+    """Return the chosen rows, cluster by cluster, the nearest to the center first."""
     labels, distances = choice.clusters.labels[choice.rows], choice.clusters.distances[choice.rows]
     order = np.lexsort((choice.rows, distances, labels))
     rows, labels = choice.rows[order], labels[order]
@@ -102,7 +102,7 @@ def chosen_rows(choice: Choice, names: pa.Table) -> pa.Table:
 
 
 def rejected_rows(choice: Choice, names: pa.Table) -> pa.Table:
-    """The rejected rows in their original order, each with a reason."""
+    """Return the rejected rows in their original order, each with a reason."""
     rows = np.setdiff1d(np.arange(names.num_rows), choice.rows)
     removed = choice.removed.sort_by("removed")
     places = np.searchsorted(rows, removed["removed"].to_numpy())
@@ -143,12 +143,12 @@ def _manifest(
 
 
 def choice_record(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The record that the next command reads from stdin."""
+    """Return the record that the next command reads from stdin."""
     return {CHOICE: {"path": manifest["volatile"]["store"], "type": CHOICE, **manifest["totals"]}}
 
 
 def choice_facts(choice: Choice, names: pa.Table, quota: int | None) -> dict[str, Any]:
-    """The report as plain JSON. `names` are the rows' `row_id`, `dataset` and `split`; `quota` is the maximum per cluster."""
+    """Return the report as plain JSON. `names` are the rows' `row_id`, `dataset` and `split`; `quota` is the maximum per cluster."""
     ids, sizes, rows = names[ROW_ID], choice.clusters.sizes, names.num_rows
     shares = quotas(np.zeros_like(sizes), np.minimum(sizes, rows if quota is None else quota), choice.budget)
     chosen, near = (

@@ -8,7 +8,7 @@ near-duplicate if its cosine with a chosen row, its witness, reaches the thresho
 rows are so similar. If a cluster runs out of rows, its share is given to the others, up to the quota of each.
 
 k-means takes rows * clusters * dimensions multiplications per round: 6 s on two cores for a million vectors of 256 in 1,000
-clusters. Near-duplicates take budget^2 * dimensions / 2: 2 s for 20,000 rows. Memory is the vectors and some 300 MB. A seed
+clusters. Near-duplicates take budget^2 * dimensions / 2: 2 s for 20,000 rows. Memory is the vectors and about 300 MB. A seed
 gives the same choice on every run on machines of the same type; other processors round the seventh digit of a cosine
 differently, which can move a row between two clusters.
 """
@@ -177,7 +177,7 @@ def _first_centers(vectors: np.ndarray, clusters: int, generator: np.random.Gene
 
 
 def quotas(taken: np.ndarray, left: np.ndarray, budget: int) -> np.ndarray:
-    """The number of rows to add from each cluster, int64 [clusters], for `budget` rows in total, or all there are.
+    """Return the number of rows to add from each cluster, int64 [clusters], for `budget` rows in total, or all there are.
 
     `taken` are the rows already taken from each, `left` its remaining rows. The quotas make the totals as even as possible; a
     remainder is given to the first clusters.

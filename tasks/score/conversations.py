@@ -106,7 +106,7 @@ Conversations = HarmonyTexts | TemplatedChats
 
 
 def text_at(record: Mapping[str, Any], field: str) -> str | None:
-    """The text at a dotted path of a record, or None."""
+    """Return the text at a dotted path of a record, or None."""
     found: object = record
     for key in field_path(field):
         found = cast("Mapping[str, object]", found).get(key) if isinstance(found, Mapping) else None
@@ -114,7 +114,7 @@ def text_at(record: Mapping[str, Any], field: str) -> str | None:
 
 
 def chat_of(messages: Sequence[HarmonyMessage]) -> dict[str, Any]:
-    """A record with Harmony `messages` in OpenAI's chat format."""
+    """Return a record with Harmony `messages` in OpenAI's chat format."""
     turns = itertools.groupby(messages, key=lambda message: message.author)
     return {"messages": [said for author, each in turns for said in _said(author, list(each))]}
 

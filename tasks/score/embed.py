@@ -1,7 +1,7 @@
 """Embeddings: vectors of length one, whose cosine measures the similarity of two texts.
 
 Vectors are checked in float32, where NaN, infinities and wrong lengths still show, and stored as float16, 2 bytes per
-dimension: a million vectors of 256 take 0.5 GB. The cosine of two stored vectors is off by some 0.0002.
+dimension: a million vectors of 256 take 0.5 GB. The cosine of two stored vectors is off by about 0.0002.
 
 Vectors of a Matryoshka model may be cut to their first dimensions, which are normalized again.
 """
@@ -49,7 +49,7 @@ class Embedder(Protocol):
         ...
 
     def token_counts(self, texts: Sequence[str]) -> np.ndarray:
-        """The tokens of every text before truncation, int32 [texts]."""
+        """Return the tokens of every text before truncation, int32 [texts]."""
         ...
 
 
@@ -57,7 +57,7 @@ class HashEmbedder:
     """Hashes words and pairs of words into `dimensions` numbers, without a model or a network.
 
     Every word and every pair of neighbors adds 1 or -1 to the number that its hash selects; in scripts without blanks,
-    characters and letters count as words (`units`). Texts that share words are similar, whatever they mean. Results are the
+    characters and letters count as words (`units`). Texts that share words are similar, even with different meanings. Results are the
     same on every machine. A text of 60 words takes 40 microseconds.
     """
 
@@ -90,14 +90,14 @@ def _units(texts: Sequence[str]) -> Units:
 
 
 def unit_vectors(vectors: np.ndarray, dimensions: int) -> np.ndarray:
-    """The first `dimensions` of each vector, normalized to length one, float32. A vector of zeros becomes NaN."""
+    """Return the first `dimensions` of each vector, normalized to length one, float32. A vector of zeros becomes NaN."""
     cut = np.ascontiguousarray(vectors[:, :dimensions], np.float32)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         return cut / np.linalg.norm(cut, axis=1, keepdims=True)
 
 
 def wanted_dimensions(asked: int | None, available: int) -> int:
-    """The dimensions of the vectors, by default all of the model's. Raises InputError for more than it has."""
+    """Return the dimensions of the vectors, by default all of the model's. Raises InputError for more than it has."""
     if asked is not None and asked > available:
         raise InputError(f"dimensions={asked}: the model's vectors have {available}; set at most that many")
     return asked or available
@@ -145,7 +145,7 @@ class Embedded:
 
 
 def embeddings_folder(place: str) -> ScoreFolder:
-    """A published embedding folder. Raises InputError for other folders."""
+    """Return a published embedding folder. Raises InputError for other folders."""
     folder = score_folder(place)
     if folder.type != "embeddings":
         raise InputError(f"{folder.place}: holds {folder.type}, not embeddings; make them with `tokenmill score embed`")

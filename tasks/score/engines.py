@@ -32,7 +32,7 @@ EMBEDDING_FILES = (*WEIGHTS, *TEXT)
 
 
 def scorer(recipe: NllRecipe, where: ModelLocation, device: str, encode: Callable[[str], Sequence[int]]) -> Scorer:
-    """The engine for NLL; a model is loaded once per process. `encode` tokenizes rows.
+    """Return the engine for NLL; a model is loaded once per process. `encode` tokenizes rows.
 
     Raises RunError if the model differs from the planned one, and errors as in `load_scorer` and `server`.
     """
@@ -43,7 +43,7 @@ def scorer(recipe: NllRecipe, where: ModelLocation, device: str, encode: Callabl
 
 
 def embedder(recipe: EmbedRecipe, where: ModelLocation, device: str) -> Embedder:
-    """The engine for embeddings; a model is loaded once per process. Errors as in `scorer`."""
+    """Return the engine for embeddings; a model is loaded once per process. Errors as in `scorer`."""
     if recipe.model is None:
         return HashEmbedder(recipe.dimensions or HASH_DIMENSIONS)
     limit = recipe.max_tokens or MAX_TOKENS
@@ -90,7 +90,7 @@ def required(package: str) -> ModuleType:
 
 
 def gpus() -> int:
-    """The number of GPUs visible to this process. Raises InputError if torch is not installed.
+    """Return the number of GPUs visible to this process. Raises InputError if torch is not installed.
 
     Does not start CUDA, which processes forked from this one could not use afterwards.
     """
@@ -98,21 +98,21 @@ def gpus() -> int:
 
 
 def device_of(settings: ScoreSettings, engine: NllEngine | EmbedEngine) -> Device:
-    """The device of this process: the requested one, else a GPU if `engine` uses GPUs and there is one."""
+    """Return the device of this process: the requested one, else a GPU if `engine` uses GPUs and there is one."""
     if engine != "transformers":
         return "cpu"
     return settings.device or ("cuda" if gpus() else "cpu")
 
 
 def precision_of(settings: ScoreSettings, engine: NllEngine | EmbedEngine, device: Device) -> Precision | None:
-    """The precision of `engine`; None if the engine determines it."""
+    """Return the precision of `engine`; None if the engine determines it."""
     if engine != "transformers":
         return None
     return settings.precision or ("bfloat16" if device == "cuda" else "float32")
 
 
 def device_for_worker(device: Device, worker: int | None) -> str:
-    """The device of the worker with this number: workers take the GPUs in turn.
+    """Return the device of the worker with this number: workers take the GPUs in turn.
 
     Raises RunError without a GPU, or with several and a worker without a number.
     """

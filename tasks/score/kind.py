@@ -76,7 +76,7 @@ ScorePlan = Planned[AnyScore, ModelLocation]
 
 
 def device_of_plan(planned: ScorePlan) -> Device:
-    """The device that computes the shards."""
+    """Return the device that computes the shards."""
     return planned.plan.shards[0].identity["recipe"]["device"]
 
 
@@ -123,7 +123,7 @@ def require_model(settings: AnyScore) -> None:
 
 
 def public_name(model: ModelFiles) -> str:
-    """The public name of a model: its id on the hub, or the name of its folder without the path."""
+    """Return the public name of a model: its id on the hub, or the name of its folder without the path."""
     return model.name if model.revision else model.folder.name
 
 
@@ -226,7 +226,7 @@ What = Literal["nll", "embed"]
 
 
 def scored_blend(place: Blend | Mapping[str, Any] | str, what: What) -> Blend:
-    """The blend to score: the one at `place`, the rows (nll) or candidates (embed) of a published normalization, or the
+    """Return the blend to score: the one at `place`, the rows (nll) or candidates (embed) of a published normalization, or the
     rows of a file, folder or glob.
 
     Raises InputError for an invalid blend, and for a normalization without candidates.
@@ -252,7 +252,7 @@ GPU_LIMIT = "gpu"
 
 
 def worker_arguments(planned: ScorePlan) -> dict[str, Any]:
-    """The arguments of workers besides a shard. `threads` is the number of threads per worker of a local CPU cluster."""
+    """Return the arguments of workers besides a shard. `threads` is the number of threads per worker of a local CPU cluster."""
     settings, workers = planned.settings, NLL.needs(planned).workers or 1
     shares_cores = device_of_plan(planned) != "cuda" and settings.cluster == "local"
     return {
@@ -305,7 +305,7 @@ def _conversations(recipe: NllRecipe, where: ModelLocation) -> Conversations:
 
 @lru_cache(maxsize=4)
 def _format(where: bytes, policy: LossPolicy) -> tuple[Format, Encoder]:
-    """A tokenizer and a template (both as JSON), cached because probing a template takes some 30 ms."""
+    """A tokenizer and a template (both as JSON), cached because probing a template takes about 30 ms."""
     tokenizer, template = orjson.loads(where)
     vocabulary = find_vocabulary(TokenizerSource.model_validate(tokenizer))
     found = format_of(template["source"], template["variables"], vocabulary, policy, "auto", "literal")

@@ -67,7 +67,7 @@ class TokenBatches:
 
 
 def padded(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The sequences at `starts` in `ids` as rows, int64 [sequences, longest], padded at the end with id 0."""
+    """Return the sequences at `starts` in `ids` as rows, int64 [sequences, longest], padded at the end with id 0."""
     rows = np.zeros((len(lengths), int(lengths.max())), np.int64)
     rows[np.arange(rows.shape[1]) < lengths[:, None]] = ids[ranges(starts, lengths)]
     return rows
@@ -302,7 +302,7 @@ class PoolingEmbedder:
 
     @torch.inference_mode()
     def _pooled(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The vectors of the texts of a batch, float32 [texts, dimensions]."""
+        """The vectors of the texts in a batch, float32 [texts, dimensions]."""
         device = self._model.device
         ends = torch.from_numpy(lengths).to(device)[:, None]
         mask = torch.arange(ids.shape[1], device=device) < ends

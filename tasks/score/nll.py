@@ -88,7 +88,7 @@ class Targets:
 
 
 def targets_of(sequences: Completions, limit: int | None) -> Targets:
-    """The tokens of the loss mask that a model can score if it reads at most `limit` tokens (None: no limit)."""
+    """Return the tokens of the loss mask that a model can score if it reads at most `limit` tokens (None: no limit)."""
     places = np.flatnonzero(sequences.loss)
     rows = np.searchsorted(sequences.offsets, places, side="right") - 1
     positions = places - sequences.offsets[rows]

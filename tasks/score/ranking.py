@@ -2,7 +2,7 @@
 
 A ranked shard is a scored shard with its percentile column filled in. Its identity is the scored shard's and a digest of
 the percentiles, so rows in other splits don't rebuild it. Ranking reads three columns of every shard, takes 2.5 microseconds and
-some 100 bytes per row, and rewrites the shards whose percentiles changed.
+about 100 bytes per row, and rewrites the shards whose percentiles changed.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ SPLIT = ("dataset", "split")
 
 
 def ranked(scored: Sequence[Finished], store: Store, *, rebuild: bool) -> list[Finished]:
-    """The shards with percentiles, one for each scored shard, each with a valid receipt."""
+    """Return the shards with percentiles, one for each scored shard, each with a valid receipt."""
     # The percentiles of the rows of each shard
     tables = [table_of(item, store, ["nll_mean", *SPLIT]) for item in scored]
     whole = pa.concat_tables(tables)
@@ -87,7 +87,7 @@ def _rank_shard(shard: PlannedShard, column: pa.Array, store: Store) -> Receipt:
 
 
 def percentile_within_split(values: pa.ChunkedArray, split: Sequence[pa.ChunkedArray]) -> pa.Array:
-    """The percentile of each of `values` within its split, float64, null where the value is null or NaN.
+    """Return the percentile of each of `values` within its split, float64, null where the value is null or NaN.
 
     Rows are in the same split if all columns of `split` are equal; null equals null. The percentile is the share of rows with a
     lower score plus half the share of rows with the same score: 100 * (average rank - 1/2) / rows, ranks from 1. Equal scores

@@ -101,12 +101,12 @@ class Server:
         return self._ask("/v1/completions", _vllm_logprobs, asked)
 
     def tokens(self, text: str, *, special: bool = True) -> list[int]:
-        """The ids of a text, with or without the special tokens that the model adds."""
+        """Return the ids of a text, with or without the special tokens that the model adds."""
         asked = {"model": self._model, "prompt": text, "add_special_tokens": special}
         return self._ask("/tokenize", lambda answer: list(answer["tokens"]), asked)
 
     def vector(self, ids: Sequence[int]) -> np.ndarray:
-        """The embedding of a text, float32 [dimensions]."""
+        """Return the embedding of a text, float32 [dimensions]."""
         asked = {"model": self._model, "input": [ids], "encoding_format": "float"}
         return self._ask("/v1/embeddings", lambda answer: np.array(answer["data"][0]["embedding"], np.float32), asked)
 

@@ -75,7 +75,7 @@ class NllScoring:
         return self.conversations.read(record)
 
     def scored(self, read: Sequence[Any], place: Place) -> Scored:
-        """The scores of these inputs. Raises NonFiniteError, naming the place of the row.
+        """Return the scores of these inputs. Raises NonFiniteError, naming the place of the row.
 
         Rows without tokens to score don't get a score; rows truncated before the first one have nulls.
         """
@@ -144,7 +144,7 @@ class _RowsToScore:
 
     @classmethod
     def of(cls, batch: RecordBatch, read: Mapping[int, object], recipe: NllRecipe | EmbedRecipe) -> "_RowsToScore":
-        """The rows of a batch that were `read`, by index."""
+        """Return the rows of a batch that were `read`, by index."""
         records = [batch.records[index] for index in read]
         names: dict[str, list[str | None]] = {
             "row_id": [_identifier(record) for record in records],

@@ -48,7 +48,7 @@ NLL = pa.schema([
 
 
 def embeddings(dimensions: int) -> pa.Schema:
-    """The columns of embeddings; `token_count` counts the tokens before truncation."""
+    """Return the columns of embeddings; `token_count` counts the tokens before truncation."""
     return pa.schema([
         *NAMES,
         ("embedding", pa.list_(pa.float16(), dimensions)),
@@ -64,7 +64,7 @@ def embeddings(dimensions: int) -> pa.Schema:
 def assembled(
     schema: pa.Schema, rows: Mapping[str, Sequence[str | None]], scores: pa.Table, same: Mapping[str, str | None]
 ) -> pa.Table:
-    """A table with `schema`: the names and the score of each row, values that are the `same` in all rows, else null."""
+    """Return a table with `schema`: the names and the score of each row, values that are the `same` in all rows, else null."""
     columns = [
         pa.array(rows[field.name], field.type) if field.name in rows
         else scores[field.name] if field.name in scores.column_names

@@ -1,6 +1,6 @@
 """The files of a model: found in a folder or on the hub, and identified by their content.
 
-Copies of a model count as one model, whatever their place and name: the identity of scores includes a digest of every byte of
+Copies of a model count as one model, independent of place and name: the identity of scores includes a digest of every byte of
 the weights and the configuration. Hashing runs at disk speed (10 s for 16 GB at 1.6 GB/s) and is cached per file by path, size
 and modification time, so that a machine hashes each file once.
 
@@ -66,7 +66,7 @@ class ModelFiles:
 
 
 def find_model(name: str, revision: str | None = None) -> ModelFiles:
-    """The model in a folder, or in a repository of the hub at `revision`, which is downloaded to the hub's cache.
+    """Return the model in a folder, or in a repository of the hub at `revision`, which is downloaded to the hub's cache.
 
     Raises InputError if it cannot be found, and for a folder without a config.json.
     """

@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
 
 
 Read = Callable[[int], list[ParsedMessage] | Fault]
-"""The messages of a row of a table, by its number; candidates and the survey share one, so that each text is parsed once."""
+"""The messages of a row in a table, by its number; candidates and the survey share one, so that each text is parsed once."""
 
 
 def reader(table: pa.Table) -> Read:
@@ -75,7 +75,7 @@ def candidates(
     known: Collection[str] = (),
     read: Read | None = None,
 ) -> Candidates:
-    """The candidates among the rows of `table`, which has `id` and `text`. `known` names columns that rows may have.
+    """Return the candidates among the rows of `table`, which has `id` and `text`. `known` names columns that rows may have.
 
     Raises InputError for a predicate that does not fit the columns.
     """
@@ -86,7 +86,7 @@ def candidates(
 
 
 def required(table: pa.Table, require: Predicate, known: Collection[str]) -> np.ndarray:
-    """The numbers of the rows that meet a predicate, int64. Raises as `candidates`."""
+    """Return the numbers of the rows that meet a predicate, int64. Raises as `candidates`."""
     return np.flatnonzero(masks(table, [expression(require, table.schema, known)])[0])
 
 
@@ -124,7 +124,7 @@ def _rows(table: pa.Table, texts: Sequence[str]) -> pa.Table:
 
 
 def _word_counts(texts: pa.LargeStringArray) -> np.ndarray:
-    """The number of words of each text between white space, int64."""
+    """The number of words in each text between white space, int64."""
     characters, bounds = collapse(*content(texts))
     blanks = np.flatnonzero(characters == ord(" "))
     return np.diff(np.searchsorted(blanks, bounds)) + (np.diff(bounds) > 0)

@@ -96,7 +96,7 @@ def beside(selected: Sequence[Finished], deduplicated: Deduplicated, choices: Se
 
 
 def surveyed(selected: Sequence[Finished], store: Store) -> Counts:
-    """The survey of all shards of a selection."""
+    """Return the survey of all shards of a selection."""
     records = (orjson.loads(store.read(item.receipt, SURVEY)) for item in selected)
     return reduce(merged, records, Survey().record())
 
@@ -134,7 +134,7 @@ def build_harmony_shard(shard: PlannedShard, store: Store, on_bad_row: OnBadRow)
 def select(
     final: Sequence[Finished], choices: SelectionChoices, store: Store, build_shards: BuildShards, *, rebuild: bool
 ) -> Plan:
-    """The shards of pools and candidates, one for each final shard with rows, all with valid receipts.
+    """Return the shards of pools and candidates, one for each final shard with rows, all with valid receipts.
 
     Raises InputError for settings that do not fit the columns, and for scores of other rows.
     """

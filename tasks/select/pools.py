@@ -99,7 +99,7 @@ class Assignment:
 
 
 def load_pools(place: str = BUNDLED) -> Pools:
-    """The pools of a YAML file at a path or URI.
+    """Return the pools of a YAML file at a path or URI.
 
     Raises InputError for a missing file, invalid YAML, an unknown key, or a predicate that cannot be parsed.
     """
@@ -174,7 +174,7 @@ def tally(table: pa.Table, found: Assignment, taken: Assignment) -> Counts:
 
 
 def added(counts: Sequence[Counts], pools: int) -> Counts:
-    """The sum of the counts of several tables, in any order; zeros for so many pools if there are none."""
+    """Return the sum of the counts of several tables, in any order; zeros for so many pools if there are none."""
     none = {
         **dict.fromkeys(("rows", "base_rows", "pooled_rows"), 0),
         **dict.fromkeys(("pool_rows", "pool_tokens", "pool_uncounted"), [0] * pools),
@@ -192,7 +192,7 @@ def _tokens(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def manifest(pools: Pools, counts: Counts, inputs: Mapping[str, str]) -> dict[str, Any]:
-    """The content of pools.json. `inputs` are the hashes of the files read, by name."""
+    """Return the content of pools.json. `inputs` are the hashes of the files read, by name."""
     return {
         "base": [predicate.text for predicate in pools.base],
         "inputs": {

@@ -37,14 +37,14 @@ Column = Sequence[str]
 
 
 def score_fields(columns: Iterable[Sequence[Column]]) -> list[pa.Field]:
-    """The columns of several folders, as joined."""
+    """Return the columns of several folders, as joined."""
     return [pa.field(name, pa.type_for_alias(kind)) for of in columns for _, name, kind in of]
 
 
 def read_scores(
     columns: Sequence[Sequence[Column]], files: Iterable[tuple[int, str]], places: Mapping[str, str]
 ) -> list[pa.Table]:
-    """The scores of one shard of rows, a table per folder with the folder's `columns`.
+    """Return the scores of one shard of rows, a table per folder with the folder's `columns`.
 
     `files` are (number of the folder, hash of the content), `places` maps hashes to files. Raises RunError for a file
     that changed and for a row scored twice.
@@ -90,7 +90,7 @@ def with_scores(table: pa.Table, sides: Iterable[pa.Table]) -> pa.Table:
 
 
 def without_score(table: pa.Table, side: pa.Table) -> int:
-    """The number of rows without a score in `side`."""
+    """Return the number of rows without a score in `side`."""
     scored = compute.call_function("is_in", [table[ROW_ID]], compute.SetLookupOptions(side[ROW_ID]))
     return table.num_rows - int(scored.to_numpy().sum())
 
@@ -120,7 +120,7 @@ TYPES = ("nll", "embeddings", CHOICE)
 """The types of folders whose tables have `row_id`."""
 
 SCORED = re.compile(r"-([0-9a-f]{8})\.parquet$")
-"""The end of the name of a file of rows: the first digits of its shard's key."""
+"""The end of the name in a file of rows: the first digits of its shard's key."""
 
 ANY = "any"
 """Replaces those digits if a table may belong to any file."""
@@ -166,7 +166,7 @@ class ScoreFolder:
 
 @dataclass(frozen=True, slots=True)
 class FoundScores:
-    """The scores of the rows of a selection: `columns` of each folder; `files` by key of the shard of rows, as (number
+    """The scores of the rows in a selection: `columns` of each folder; `files` by key of the shard of rows, as (number
     of the folder, hash of the content); `places` of the files by hash.
     """
 
@@ -198,7 +198,7 @@ def _files(place: str, shards: Iterable[Mapping[str, Any]]) -> Iterator[ScoreFil
 
 
 def score_columns(folders: Sequence[ScoreFolder]) -> Sequence[Sequence[Column]]:
-    """The columns of each folder that are joined. Raises InputError for two columns of one name."""
+    """Return the columns of each folder that are joined. Raises InputError for two columns of one name."""
     found = [_joinable(folder.schema) for folder in folders]
     shared = {name for name, count in Counter(name for types in found for name in types).items() if count > 1}
     columns = [

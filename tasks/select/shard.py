@@ -54,7 +54,7 @@ SHARE_STEPS = 1 << 16
 
 
 def pools_of(choices: SelectionChoices) -> Pools:
-    """The requested pools. Raises InputError for an invalid file."""
+    """Return the requested pools. Raises InputError for an invalid file."""
     if choices.pools == "none":
         return Pools((), ())
     return load_pools(BUNDLED if choices.pools == "bundled" else choices.pools)
@@ -87,7 +87,7 @@ def require_fitting(settings: NormalizationSettings, output_dir: str) -> None:
 def plan_selection(
     final: Sequence[Finished], choices: SelectionChoices, scores: FoundScores, store: Store, *, rebuild: bool
 ) -> Plan:
-    """The shards of the selection, one for each final shard, all of which have rows."""
+    """Return the shards of the selection, one for each final shard, all of which have rows."""
     recipe = asdict(_recipe(choices, scores, sum(item.receipt.documents for item in final)))
     return Plan.of(store, [_shard(item, recipe, scores) for item in final], rebuild=rebuild)
 
@@ -152,7 +152,7 @@ def select_shard(shard: PlannedShard, recipe: SelectionRecipe, store: Store, sco
 
 
 def columns_read(recipe: SelectionRecipe) -> list[str]:
-    """The columns of rows that a selection without copies needs."""
+    """Return the columns of rows that a selection without copies needs."""
     pools = parsed(recipe)
     predicates = [*pools.base, *(pool.predicate for pool in pools.pools), parse_predicate(recipe.require)]
     needed = {"id", "text", TOKENS, *LISTED.names, *CARRIED.names}.union(*(each.columns for each in predicates))
@@ -166,7 +166,7 @@ def _listed(rows: pa.Table) -> pa.Table:
 
 
 def parsed(recipe: SelectionRecipe) -> Pools:
-    """The pools of a recipe."""
+    """Return the pools of a recipe."""
     pools = [Pool(name, "", parse_predicate(text, f"pool {name!r}")) for name, text in recipe.pools]
     return Pools(tuple(parse_predicate(text, "base") for text in recipe.base), tuple(pools))
 

@@ -133,7 +133,7 @@ class Behaviour:
         return self.trace_of(self.structure)
 
     def trace_of(self, structure: str) -> str:
-        """The whole trace, given its structure."""
+        """Return the whole trace, given its structure."""
         return f"{structure}\nPLAN_EXCERPT: {self.plan or 'none'}"
 
 
@@ -157,7 +157,7 @@ def _tools(calls: Iterable[Call]) -> str:
 
 
 def behaviour_of(messages: Sequence[HarmonyMessage]) -> Behaviour:
-    """The behavior of a conversation."""
+    """Return the behavior of a conversation."""
     calls, results = _exchanges(messages)
     final = next(
         (
@@ -173,7 +173,7 @@ def behaviour_of(messages: Sequence[HarmonyMessage]) -> Behaviour:
 
 
 def is_call(message: HarmonyMessage) -> bool:
-    """Whether the assistant calls a tool in `message`."""
+    """Return whether the assistant calls a tool in `message`."""
     return message.author == "assistant" and (message.recipient is not None or message.terminator == "call")
 
 
@@ -312,7 +312,7 @@ BLANK_LINE = "\n\n"
 
 
 def view_of(messages: Sequence[HarmonyMessage], view: View) -> str:
-    """The text to embed for a conversation; empty if it has none for this view.
+    """Return the text to embed for a conversation; empty if it has none for this view.
 
     `prompt` is everything the user's text is; `reasoning_excerpt` the assistant's analysis up to 50,000 characters, else its
     answers, else any other text of it except calls; `behavior` the trace.

@@ -1,6 +1,6 @@
 """Build shards: group them into batches, count their rows, write their files, and issue each receipt last.
 
-`building` is the only way to make a shard, whatever its kind. It counts rows, drops and documents, applies the policy for
+`building` is the only way to make a shard of any kind. It counts rows, drops and documents, applies the policy for
 bad rows, and publishes the files and then the receipt when its block ends without an error. `build_batch` is the body of
 the mapped Prefect task: it builds only shards without a valid receipt, so that it can be repeated at any time.
 """
@@ -54,7 +54,7 @@ PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirector
 
 
 def may_pass(error: object) -> bool:
-    """Whether to retry after an error: storage and network errors may pass, others do not."""
+    """Return whether to retry after an error: storage and network errors may pass, others do not."""
     return isinstance(error, OSError) and not isinstance(error, PERMANENT)
 
 
@@ -103,13 +103,13 @@ class ShardBuilder:
         return opened
 
     def open(self, name: str) -> Publication:
-        """The file of that name in the shard's folder; the first call creates it."""
+        """Return the file of that name in the shard's folder; the first call creates it."""
         if name not in self._open:
             self._open[name] = self.enter(publish(self.store.path(self.shard.key, name)))
         return self._open[name]
 
     def table(self, name: str, schema: pa.Schema) -> pq.ParquetWriter:
-        """The Parquet file of that name, compressed with zstd; the first call creates it."""
+        """Return the Parquet file of that name, compressed with zstd; the first call creates it."""
         if name not in self._tables:
             writer = pq.ParquetWriter(cast("BinaryIO", self.open(name)), schema, compression="zstd")
             self._tables[name] = self.stack.enter_context(writer)
@@ -254,7 +254,7 @@ RARELY = 50_000, 20, 100
 
 
 def bad_row_error(row: BadRow, part: Slice) -> BadRowError:
-    """The error for a bad row, with its file and line."""
+    """Return the error for a bad row, with its file and line."""
     return BadRowError(
         f"{place_of(part, row.row)}: {row.reason}: {row.detail}; fix the row, or set on_bad_row=quarantine to set such rows "
         f"aside and count them. The row begins: {row.excerpt}"

@@ -103,7 +103,7 @@ def grow(client: Client, workers: int) -> None:
 
 
 def local_arguments(workers: int | None, resources: Mapping[str, float]) -> dict[str, Any]:
-    """The arguments of a local cluster: its workers (None: one per core), each with the `resources`."""
+    """Return the arguments of a local cluster: its workers (None: one per core), each with the `resources`."""
     return {**LOCAL, "n_workers": workers or cores(), "resources": dict(resources)}
 
 
@@ -203,7 +203,7 @@ def listed(resources: Mapping[str, float]) -> str:
 
 
 def declares(worker: Mapping[str, Any], resources: Mapping[str, float]) -> bool:
-    """Whether a worker, as recorded by the scheduler, has enough of all `resources`."""
+    """Return whether a worker, as recorded by the scheduler, has enough of all `resources`."""
     return all(worker["resources"].get(name, 0) >= amount for name, amount in resources.items())
 
 

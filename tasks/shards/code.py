@@ -3,7 +3,7 @@
 A key names the format of the client's code. A worker with older code would build other bytes under it, and no check of a finished
 shard would show it. So both compare a digest of the packages that a step imports, and the versions of its kind's libraries.
 
-A digest is taken when a process imports this module: that code it runs, whatever is on its disk later. It takes 50 ms.
+A digest is taken when a process imports this module: that code it runs, even if its disk changes later. It takes 50 ms.
 """
 
 import re
@@ -41,7 +41,7 @@ DIGESTS, IMPORTS = _loaded()
 
 
 def code_of(module: str) -> str:
-    """The digest of the packages that a module of `tokenmill.tasks` is made of."""
+    """Return the digest of the packages that a module of `tokenmill.tasks` is made of."""
     wanted, seen = {module.removeprefix("tokenmill.tasks.").partition(".")[0]}, set[str]()
     while wanted:
         name = wanted.pop()

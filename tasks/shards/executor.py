@@ -64,7 +64,7 @@ class Submitted:
 
 
 def submitted(future: Any) -> Submitted:  # noqa: ANN401 - of Dask or concurrent.futures
-    """A future that raises what failed it."""
+    """Return a future that raises what failed it."""
 
     def failure() -> str | None:
         error = future.exception()
@@ -89,7 +89,7 @@ class Pool:
         raise NotImplementedError
 
     def watch(self) -> Callable[[], None]:
-        """A function to call every second, which raises when the pool is lost."""
+        """Return a function to call every second, which raises when the pool is lost."""
         return lambda: None
 
     def bar(self, name: str) -> Callable[[float], object]:  # noqa: ARG002 - a name in Prefect
@@ -155,7 +155,7 @@ def build_work(
     *,
     rebuild: bool,
 ) -> list[Receipt]:
-    """The body of every batch: build its shards, try again after errors that may pass, and return the receipts.
+    """Return the body of every batch: build its shards, try again after errors that may pass, and return the receipts.
 
     `places` are where files of the Hub are. Raises RunError unless this process has the code of the run.
     """
@@ -219,7 +219,7 @@ def wait_for(futures: Sequence[Any], check: Callable[[], None], show: Callable[[
 
 
 def patiently(work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-    """The result of a call that is tried again after errors that may pass."""
+    """Return the result of a call that is tried again after errors that may pass."""
     for seconds in RETRY_SECONDS:
         try:
             return work(*arguments, **keywords)
@@ -231,7 +231,7 @@ def patiently(work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) ->
 
 
 def patient(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that calls `patiently`."""
+    """Return a function that calls `patiently`."""
 
     @wraps(function)
     def call(*arguments: P.args, **keywords: P.kwargs) -> R:
@@ -241,7 +241,7 @@ def patient(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_words(error: BaseException) -> str:
-    """An error of a batch, with its type."""
+    """Return an error of a batch, with its type."""
     words: object = error
     if type(error).__name__ == "KilledWorker":  # Dask is not imported here
         found = cast("Any", error)
@@ -253,7 +253,7 @@ def in_words(error: BaseException) -> str:
 
 
 def is_little(stage: Stage, pending: Sequence[PlannedShard], needs: Needs) -> bool:
-    """Whether this process builds the shards: they are small, and neither a number of workers nor a resource is asked for."""
+    """Return whether this process builds the shards: they are small, and neither a number of workers nor a resource is asked for."""
     most = LITTLE_IN_THREADS if stage.in_threads else LITTLE_BYTES
     return not (needs.workers or needs.resources) and sum(shard.part.size for shard in pending) < most
 
@@ -275,7 +275,7 @@ class _Here(Pool):
 
 
 def here(stage: Stage, _pending: Sequence[PlannedShard] = ()) -> Pool:
-    """A pool of this process for a stage, with threads if it allows them."""
+    """Return a pool of this process for a stage, with threads if it allows them."""
     return _Here(min(cores(), MOST_THREADS) if stage.in_threads else 1)
 
 
@@ -301,7 +301,7 @@ def exit_if_imported() -> None:
 
 
 def worker_number() -> int | None:
-    """The number at the end of this worker's name; 0 outside a cluster, None for a name without a number.
+    """Return the number at the end of this worker's name; 0 outside a cluster, None for a name without a number.
 
     The name of an unnamed worker is its address, and a port is not a worker number.
     """

@@ -43,7 +43,7 @@ class RowFates:
 
     @classmethod
     def load(cls, content: bytes, rows: int, reasons: Iterable[str]) -> "RowFates":
-        """The fates of `rows` rows in `content`."""
+        """Return the fates of `rows` rows in `content`."""
         codes = np.frombuffer(content, np.uint8)
         if len(codes) != rows:  # of an earlier version
             codes = (codes[:, None] >> SHIFTS & 3).ravel()[:rows]
@@ -53,7 +53,7 @@ class RowFates:
         return int(np.count_nonzero(self.codes == CODES[part]))
 
     def place(self, row: int, parts: Iterable[str]) -> tuple[str, int] | None:
-        """The part, one of the shard's `parts`, and the number of the document that a row became; None if it was dropped.
+        """Return the part, one of the shard's `parts`, and the number of the document that a row became; None if it was dropped.
 
         Raises IndexError for a row that is not in the slice.
         """
@@ -68,11 +68,11 @@ class RowFates:
         return np.flatnonzero(self.codes == CODES[part])
 
     def why(self) -> np.ndarray:
-        """The reason why each row was dropped (objects [rows]); None for a kept row, and where it isn't recorded."""
+        """Return the reason why each row was dropped (objects [rows]); None for a kept row, and where it isn't recorded."""
         return np.array([*[None] * FIRST_REASON, *self.reasons], object)[self.codes]
 
     def problems(self, parts: Mapping[str, PartCount], drops: Mapping[str, int]) -> list[str]:
-        """The counts that differ from the receipt's."""
+        """Return the counts that differ from the receipt's."""
         counts = np.bincount(self.codes, minlength=256)
         told = [(f"documents of {part}", CODES[part], count.documents) for part, count in parts.items()]
         if len(self.codes) and self.codes.max() >= FIRST_REASON:
@@ -103,7 +103,7 @@ class FateRecorder:
             self._mark(rows, self.reasons.setdefault(reason, FIRST_REASON + len(self.reasons)))
 
     def fates(self) -> RowFates:
-        """The fates, with reasons in the order of their names."""
+        """Return the fates, with reasons in the order of their names."""
         order = np.arange(256, dtype=np.uint8)
         order[[self.reasons[reason] for reason in sorted(self.reasons)]] = FIRST_REASON + np.arange(len(self.reasons))
         return RowFates(order[np.frombuffer(self.codes, np.uint8)], sorted(self.reasons))
@@ -113,7 +113,7 @@ class FateRecorder:
 
 
 def read_fates(store: Store, receipt: Receipt) -> RowFates | None:
-    """The fates of a shard's rows; None if the shard was built before shards of its kind had them.
+    """Return the fates of a shard's rows; None if the shard was built before shards of its kind had them.
 
     Raises RunError if the file is missing or has changed.
     """
@@ -128,6 +128,6 @@ def read_fates(store: Store, receipt: Receipt) -> RowFates | None:
 
 
 def fate_problems(store: Store, receipt: Receipt) -> list[str]:
-    """The counts of a shard's fates that differ from its receipt. Raises RunError as `read_fates` does."""
+    """Return the counts of a shard's fates that differ from its receipt. Raises RunError as `read_fates` does."""
     fates, place = read_fates(store, receipt), store.path(receipt.key, FATES)
     return [f"{place}: {problem}" for problem in (fates.problems(receipt.parts, receipt.drops) if fates else [])]

@@ -42,7 +42,7 @@ class FirstRows:
 
 
 def look(kind: Kind[Any, Any], planned: Planned[Any, Any]) -> tuple[dict[str, FirstRows], RunError | None]:
-    """The first rows of each dataset (`split/name`) with shards to build, and the error that would stop a run of the plan.
+    """Return the first rows of each dataset (`split/name`) with shards to build, and the error that would stop a run of the plan.
 
     Raises the errors of building a shard.
     """

@@ -82,7 +82,7 @@ def _none(_planned: Planned[Any, Any]) -> Mapping[str, Any]:
 
 
 def bad_row_policy(planned: Planned[Any, Any]) -> Mapping[str, Any]:
-    """The arguments of a stage that only reads rows."""
+    """Return the arguments of a stage that only reads rows."""
     return {"on_bad_row": planned.settings.on_bad_row}
 
 
@@ -127,7 +127,7 @@ class BuildShards(Protocol):
 def run_stage(
     stage: Stage, plan: Plan, build_shards: BuildShards, arguments: Mapping[str, Any], *, rebuild: bool
 ) -> Plan:
-    """The plan of a stage whose pending shards are built. Raises RunError as `build_shards` does, and for gaps."""
+    """Return the plan of a stage whose pending shards are built. Raises RunError as `build_shards` does, and for gaps."""
     done = plan.after(build_shards(stage, plan.pending, plan.store, arguments, rebuild=rebuild or stage.repairs))
     done.require_whole()
     return done
@@ -210,10 +210,10 @@ class Kind(ABC, Generic[Settings, Found]):
 
     @abstractmethod
     def release(self, planned: Planned[Settings, Found], finished: Sequence[Finished]) -> Release:
-        """How to publish the finished shards of the first stage. Raises RunError for shards that do not fit together."""
+        """Return how to publish the finished shards of the first stage. Raises RunError for shards that do not fit together."""
 
     def read_blend(self, blend: Blend | Mapping[str, Any] | str) -> Blend:
-        """The named blend, loaded; a file of rows is a blend of one dataset."""
+        """Return the named blend, loaded; a file of rows is a blend of one dataset."""
         return read_blend(blend)
 
     def check(self, blend: Blend, settings: Settings, output_dir: str) -> None:
@@ -223,7 +223,7 @@ class Kind(ABC, Generic[Settings, Found]):
         return Needs(planned.settings.workers)
 
     def shape(self, source: DataSource, record: Record) -> str | None:
-        """The name of the shape in which a row of a dataset is read, for a plan; None without one."""
+        """Return the name of the shape in which a row of a dataset is read, for a plan; None without one."""
         return None
 
     def outlook(self, planned: Planned[Settings, Found]) -> Sequence[str]:
@@ -238,7 +238,7 @@ class Kind(ABC, Generic[Settings, Found]):
         """Raises RunError for a published manifest that violates a limit in the settings."""
 
     def named_files(self, settings: Settings) -> Mapping[str, str]:
-        """A digest of each group of files that settings name but shards do not depend on, for nightly runs."""
+        """Return a digest of each group of files that settings name but shards do not depend on, for nightly runs."""
         return {}
 
     def summary(self, manifest: Mapping[str, Any]) -> Sequence[str]:
@@ -292,7 +292,7 @@ class Kind(ABC, Generic[Settings, Found]):
             )
 
     def header(self, planned: Planned[Settings, Found]) -> dict[str, Any]:
-        """The part of a manifest that describes its preparation."""
+        """Return the part of a manifest that describes its preparation."""
         return {
             "type": self.name,
             "blend": planned.blend.model_dump(exclude_none=True),

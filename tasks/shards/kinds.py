@@ -100,12 +100,12 @@ WORDS = {kind.command.rpartition(" ")[2]: name for name, kind in KINDS.items()}
 
 
 def kind_of(manifest: Mapping[str, Any]) -> "Kind[Any, Any] | None":
-    """The kind that published a manifest; None for other outputs, such as a choice of rows."""
+    """Return the kind that published a manifest; None for other outputs, such as a choice of rows."""
     return preparation(manifest["type"]) if manifest["type"] in KINDS else None
 
 
 def preparation(name: str) -> "Kind[Any, Any]":
-    """The record of a kind. Raises InputError for an unknown name."""
+    """Return the record of a kind. Raises InputError for an unknown name."""
     if name not in KINDS:
         raise InputError(f"{name!r} isn't a preparation kind; {nearest(name, KINDS)}")
     module, _, attribute = KINDS[name].record.partition(":")
@@ -113,7 +113,7 @@ def preparation(name: str) -> "Kind[Any, Any]":
 
 
 def preparation_called(word: str) -> "Kind[Any, Any]":
-    """The record of the kind whose command ends in a word. Raises InputError for an unknown word."""
+    """Return the record of the kind whose command ends in a word. Raises InputError for an unknown word."""
     if word not in WORDS:
         raise InputError(f"--kind {word}: unknown; {nearest(word, WORDS)}")
     return preparation(WORDS[word])

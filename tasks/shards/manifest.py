@@ -51,12 +51,12 @@ share. A shard published more than once has several.
 
 
 def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
-    """The manifest as sealed JSON."""
+    """Return the manifest as sealed JSON."""
     return sealed(manifest)
 
 
 def read_manifest(output_dir: str) -> dict[str, Any] | None:
-    """The manifest of an output folder, or None.
+    """Return the manifest of an output folder, or None.
 
     Raises InputError if it is damaged or not a manifest, and RunError if it is a failed run's.
     """
@@ -67,7 +67,7 @@ def read_manifest(output_dir: str) -> dict[str, Any] | None:
 
 
 def open_manifest(output_dir: str) -> dict[str, Any]:
-    """The manifest of the published output in a folder.
+    """Return the manifest of the published output in a folder.
 
     Raises InputError when it's missing, damaged or doesn't name a store, and RunError when the run failed.
     """
@@ -80,7 +80,7 @@ def open_manifest(output_dir: str) -> dict[str, Any]:
 
 
 def published_manifest(output_dir: str) -> dict[str, Any] | None:
-    """The manifest of the publication in an output folder, or None. Raises InputError as `read_manifest` does."""
+    """Return the manifest of the publication in an output folder, or None. Raises InputError as `read_manifest` does."""
     manifest = _manifest(output_dir)
     return None if manifest is not None and manifest.get("status") == FAILED else manifest
 
@@ -100,7 +100,7 @@ def _manifest(output_dir: str) -> dict[str, Any] | None:
 
 
 def shard_entries(finished: Sequence[Finished], published: Names) -> dict[str, Any]:
-    """The manifest's `recipes` and `shards`; `published` maps a shard's place to its names in each split."""
+    """Return the manifest's `recipes` and `shards`; `published` maps a shard's place to its names in each split."""
     recipes: dict[bytes, Mapping[str, Any]] = {}
     numbers: dict[bytes, int] = {}
     entries: list[dict[str, Any]] = []
@@ -142,7 +142,7 @@ def _entry(item: Finished, recipe: int, published: Mapping[str, Sequence[str]]) 
 
 
 def stored_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[Store, Mapping[str, Any]]]:
-    """The entries of shards and of those derived from them, each with its store.
+    """Yield the entries of shards and of those derived from them, each with its store.
 
     All are in the folder of the preparation's kind, except prefixes and packs.
     """
@@ -158,20 +158,20 @@ def _file(part: Slice) -> dict[str, Any]:
 
 
 def entry_files(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The slices of a manifest's shard: `file`, `start`, `stop` and `content` of each; one unless the shard is a bundle."""
+    """Return the slices of a manifest's shard: `file`, `start`, `stop` and `content` of each; one unless the shard is a bundle."""
     content = entry["source"]["content"]
     return entry.get("files") or [{**{name: entry[name] for name in ("file", "start", "stop")}, "content": content}]
 
 
 def split_of(entry: Mapping[str, Any], part: str) -> str:
-    """The published split of a part of a shard that a manifest lists."""
+    """Return the published split of a part in a shard that a manifest lists."""
     if part != WHOLE:
         return part
     return entry["split"] if entry["split"] in SPLITS else "train"
 
 
 def identities(manifest: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """The identity of every shard of a manifest, by place, as planned: without later decisions."""
+    """Return the identity of every shard of a manifest, by place, as planned: without later decisions."""
     if manifest is None:
         return {}
     return {
@@ -238,7 +238,7 @@ Slices = Iterable[tuple[str, int, int, int]]
 
 
 def origins_of(finished: Iterable[Finished]) -> list[list[Origin]]:
-    """The origins of the rows of each shard; the shards are in plan order.
+    """Return the origins of the rows in each shard; the shards are in plan order.
 
     A shard numbers its rows from 0; a line of a file also counts the rows of the slices before, whose number their receipts hold.
     """
@@ -252,7 +252,7 @@ def _slices(item: Finished) -> Slices:
 
 
 def origins_in(entries: Iterable[Mapping[str, Any]]) -> list[list[Origin]]:
-    """The origins of the rows of each shard of a manifest."""
+    """Return the origins of the rows in each shard of a manifest."""
     return _origins(((entry["split"], entry["dataset"]), _slices_in(entry)) for entry in entries)
 
 
@@ -276,7 +276,7 @@ def _origins(shards: Iterable[tuple[Hashable, Slices]]) -> list[list[Origin]]:
 
 
 def origin_of(origins: Sequence[Origin], row: int) -> tuple[Origin, int]:
-    """The origin of a row of a shard, and the number of the row in its slice."""
+    """Return the origin of a row in a shard, and the number of the row in its slice."""
     starts = list(accumulate((origin.rows for origin in origins[:-1]), initial=0))
     number = bisect_right(starts, row) - 1
     return origins[number], row - starts[number]
@@ -338,13 +338,13 @@ def recorded_outputs(manifest: Mapping[str, Any]) -> dict[str, Sequence[Output] 
 
 
 def problems_in(files: Iterable[PublishedFile], check: Callable[[str, Output, str], str | None]) -> list[str]:
-    """The problems that `check` finds in the files, in their order. Several files are checked at a time."""
+    """Return the problems that `check` finds in the files, in their order. Several files are checked at a time."""
     found = in_threads(lambda file: check(file.place, file.recorded, file.listed_in), list(files), THREADS)
     return [problem for problem in found if problem]
 
 
 def size_problem(place: str, recorded: Output, listed_in: str) -> str | None:
-    """The problem with a file's size, or None if it is as recorded."""
+    """Return the problem with a file's size, or None if it is as recorded."""
     size = size_of(place)
     if size is None:
         return f"{place}: missing"
@@ -352,7 +352,7 @@ def size_problem(place: str, recorded: Output, listed_in: str) -> str | None:
 
 
 def content_problem(place: str, recorded: Output, listed_in: str) -> str | None:
-    """The problem with a file's size or hash, or None if both are as recorded. Reads the whole file."""
+    """Return the problem with a file's size or hash, or None if both are as recorded. Reads the whole file."""
     problem = size_problem(place, recorded, listed_in)
     if problem:
         return problem
@@ -365,7 +365,7 @@ def content_problem(place: str, recorded: Output, listed_in: str) -> str | None:
 
 
 def changed_extents(place: str, recorded: Joined) -> list[int]:
-    """The numbers of the extents of a file whose content changed. Reads the whole file, several extents at a time."""
+    """Return the numbers of the extents in a file whose content changed. Reads the whole file, several extents at a time."""
     starts = accumulate((size for size, _ in recorded.extents[:-1]), initial=0)
     extents = [Extent(place, start, size) for start, (size, _) in zip(starts, recorded.extents, strict=True)]
     hashes = list(in_threads(extent_hash, extents, THREADS))
@@ -377,19 +377,19 @@ def changed_extents(place: str, recorded: Joined) -> list[int]:
 
 
 def extent_problem(place: str, recorded: Joined, number: int) -> str:
-    """The sentence for an extent whose content changed."""
+    """Return the sentence for an extent whose content changed."""
     start = sum(size for size, _ in recorded.extents[:number])
     return f"{place}: content changed in bytes {start:,} to {start + recorded.extents[number][0]:,}"
 
 
 def file_hash(place: str) -> str:
-    """The xxh3_128 of a file, read in chunks."""
+    """Return the xxh3_128 of a file, read in chunks."""
     system, path = filesystem(place)
     return extent_hash(Extent(place, 0, cast("int", system.info(path)["size"])))
 
 
 def extent_hash(extent: Extent) -> str:
-    """The xxh3_128 of part of a file, read in chunks; of what there is, if the file ends early."""
+    """Return the xxh3_128 of part in a file, read in chunks; of what there is, if the file ends early."""
     hasher = xxhash.xxh3_128()
     system, path = filesystem(extent.uri)
     left = extent.size

@@ -72,13 +72,13 @@ class Finished:
         return self.shard.split if self.shard.split in SPLITS else "train"
 
     def decided(self, decision: Mapping[str, Any]) -> PlannedShard:
-        """The shard that a later stage makes from this one and a decision about its rows."""
+        """Return the shard that a later stage makes from this one and a decision about its rows."""
         identity = {**self.receipt.identity, "decided": dict(decision)}
         return replace(self.shard, identity=identity, inputs=(self.receipt,))
 
 
 def proven_once(store: Store, keys: Iterable[str], seen: dict[str, Receipt | None]) -> dict[str, Receipt]:
-    """The receipts of proven shards; those in `seen` were read before, None for a missing one, and others are added."""
+    """Return the receipts of proven shards; those in `seen` were read before, None for a missing one, and others are added."""
     wanted = list(dict.fromkeys(keys))
     new = [key for key in wanted if key not in seen]
     found = store.proven(store.begun(new))
@@ -112,7 +112,7 @@ class Plan:
         )
 
     def of_other(self, shards: list[PlannedShard], *, rebuild: bool) -> "Plan":
-        """A plan of `shards` that are made of the same inputs."""
+        """Return a plan of `shards` that are made of the same inputs."""
         other = Plan.of(self.store, shards, rebuild=rebuild)
         return replace(self, shards=other.shards, keys=other.keys, proven=other.proven)
 
@@ -187,7 +187,7 @@ def _reason(shard: PlannedShard, before: Mapping[str, Any] | None) -> str:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The fields of an identity that changed, each with its old and new value."""
+    """Return the fields of an identity that changed, each with its old and new value."""
     return [
         "source content changed" if name == "source.content" else f"{_shown(name)} changed: {old!r} -> {new!r}"
         for name, (old, new) in difference(before, after).items()
@@ -204,7 +204,7 @@ PARTS = ("train", "valid", "test")
 
 
 def part_of(digest: int, valid: float, test: float) -> str:
-    """The part of one document by a hash of its content, read as a fraction of 2**64: the lowest go to test, the next to valid.
+    """Return the part of one document by a hash of its content, read as a fraction of 2**64: the lowest go to test, the next to valid.
 
     So every source contributes the chosen share, equal documents are kept together, and added data doesn't move documents.
     """
@@ -212,6 +212,6 @@ def part_of(digest: int, valid: float, test: float) -> str:
 
 
 def parts_of(digests: np.ndarray, valid: float, test: float) -> np.ndarray:
-    """The part of each document, as an index into PARTS (uint8), from its 64-bit hash (uint64) and the shares."""
+    """Return the part of each document, as an index into PARTS (uint8), from its 64-bit hash (uint64) and the shares."""
     in_test, held_out = (np.uint64(int(share * 2**64)) for share in (test, valid + test))
     return np.where(digests < in_test, 2, np.where(digests < held_out, 1, 0)).astype(np.uint8)

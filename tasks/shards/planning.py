@@ -50,7 +50,7 @@ TAKING: Mapping[str, str] = {
 
 
 def places(blend: Blend, settings: PreparationSettings, output_dir: str | None, kind: str) -> tuple[str, Store]:
-    """The output folder as an absolute path, and the store of its shards: `settings.store`, or one in that folder.
+    """Return the output folder as an absolute path, and the store of its shards: `settings.store`, or one in that folder.
 
     Without an output folder (None), hashes are kept in the user's cache. Raises InputError as `require_separate` does, and
     for a `previous` version that does not exist.
@@ -75,7 +75,7 @@ def plan_shards(
     bundles: bool = True,
     form: Form | None = None,
 ) -> Plan:
-    """The shards of a blend, and the receipts of built ones.
+    """Return the shards of a blend, and the receipts of built ones.
 
     With `bundles`, small files share shards. A kind that relates its shards to single files must set it to False. `form` is what rows must hold; None if
     that may differ. Raises InputError for anything that must be fixed first.
@@ -150,7 +150,7 @@ def _slices(
 
 
 def held_out(settings: PreparationSettings, split: str) -> dict[str, Any]:
-    """The holdout in the recipe of a dataset; 0 if the blend names the split itself."""
+    """Return the holdout in the recipe of a dataset; 0 if the blend names the split itself."""
     holdout = settings.holdout
     if split in SPLITS or not (holdout.valid or holdout.test):
         return {"holdout_valid": 0.0, "holdout_test": 0.0, "holdout_seed": None}
@@ -210,7 +210,7 @@ MOST_FILES = 4_096
 def bundled(
     shards: Sequence[PlannedShard], store: Store, shard_size: int, seen: dict[str, Receipt | None], *, rebuild: bool
 ) -> list[PlannedShard]:
-    """The shards of a dataset with its small files bundled, in order, so that thousands of them become few shards.
+    """Return the shards of a dataset with its small files bundled, in order, so that thousands of them become few shards.
 
     Boundaries depend on content, as in content-defined chunking: a hash of a file's content decides whether the file ends its bundle,
     with a probability in proportion to its size. So adding or removing a file rebuilds only the bundle that holds it, and its neighbor
@@ -294,12 +294,12 @@ def check_inputs(blend: Blend, store: str | None, output_dir: str) -> None:
 
 
 def store_place(store: str | None, output_dir: str) -> str:
-    """The store of shards: the named one, or one in the output folder."""
+    """Return the store of shards: the named one, or one in the output folder."""
     return join(output_dir, "shards") if store is None else absolute(store)
 
 
 def data_sets(blend: Blend) -> list[tuple[str, str]]:
-    """A name for messages and the path of each dataset."""
+    """Return a name for messages and the path of each dataset."""
     return [(f"dataset {source.name!r}", source.path) for sources in blend.parts().values() for source in sources]
 
 

@@ -50,7 +50,7 @@ from .settings import PreparationSettings
 from .store import Store, locked
 
 TOLERATED_ROWS = 10
-"""Any dataset may have this many bad rows, however small it is."""
+"""Any dataset may have this many bad rows, even if it is small."""
 
 QUARANTINE, QUARANTINED = "quarantine", "quarantine.jsonl"
 """The published folder with bad rows, and the shard file with them."""
@@ -188,7 +188,7 @@ def check_bad_rows(finished: Sequence[Finished], store: Store, ceiling: float, *
 
 
 def first_bad_row(finished: Sequence[Finished], store: Store) -> str:
-    """The first bad row: file, line, reason, and how the row begins; empty if there is none to show."""
+    """Return the first bad row: file, line, reason, and how the row begins; empty if there is none to show."""
     set_aside = (item for item in finished if any(output.path == QUARANTINED for output in item.receipt.outputs))
     item = next(set_aside, None)
     if item is None:
@@ -208,7 +208,7 @@ BENIGN = {
 
 
 def mix_of(blend: Blend, finished: Sequence[Finished]) -> Mix | None:
-    """The solved budget of a blend, by the training tokens of finished shards.
+    """Return the solved budget of a blend, by the training tokens of finished shards.
 
     None if the blend has plain weights only. Raises InputError for a budget that cannot be kept.
     """
@@ -223,12 +223,12 @@ def mix_of(blend: Blend, finished: Sequence[Finished]) -> Mix | None:
 
 
 def mix_header(mix: Mix | None) -> dict[str, Any]:
-    """The manifest's entry of a solved budget: the tokens to read of each dataset, by phase."""
+    """Return the manifest's entry of a solved budget: the tokens to read of each dataset, by phase."""
     return {} if mix is None else {"phases": [{"name": each.name, "drawn": dict(each.drawn)} for each in mix.phases]}
 
 
 def blend_weights(blend: Blend, mix: Mix | None = None) -> Weights:
-    """The weight of each dataset, by `(split of the plan, name)`: in training, the tokens to read of it if there is a budget."""
+    """Return the weight of each dataset, by `(split of the plan, name)`: in training, the tokens to read of it if there is a budget."""
     weights = {(split, source.name): source.weight for split, sources in blend.parts().items() for source in sources}
     if mix is None:
         return weights
@@ -325,7 +325,7 @@ def _published_before(place: str, own: Mapping[str, re.Pattern[str]]) -> dict[st
 
 
 def described(path: str, data: bytes) -> Output:
-    """The record of a file at `path` that holds `data`."""
+    """Return the record of a file at `path` that holds `data`."""
     return Output(path, len(data), xxh3_128_hexdigest(data))
 
 
@@ -345,10 +345,10 @@ def parts_with_tokens(finished: Sequence[Finished]) -> Iterator[tuple[Finished, 
 
 
 def blend_json(listed: Sequence[Listed], weights: Weights) -> bytes:
-    """The content of blend.json: per split a flat list of weight and name, or null for an empty split.
+    """Return the content of blend.json: per split a flat list of weight and name, or null for an empty split.
 
     A name's weight is its dataset's weight times its share of the dataset in that split, so the number of shards does not
-    change how often a dataset is sampled. Datasets of weight 0 are left out.
+    change how often a dataset is sampled. Datasets of weight 0 are omitted.
     """
     amounts: Counter[tuple[str, tuple[str, str]]] = Counter()
     for name in listed:

@@ -82,14 +82,14 @@ class Joined(Output):
 
     @classmethod
     def of(cls, path: str, files: Iterable[Output]) -> "Joined":
-        """The file at `path` that holds `files`, one after the other."""
+        """Return the file at `path` that holds `files`, one after the other."""
         extents = [(file.size, file.xxh3_128) for file in files]
         digest = xxhash.xxh3_128_hexdigest(orjson.dumps(extents))
         return cls(path, sum(size for size, _ in extents), digest, extents)
 
 
 def output_of(record: Mapping[str, Any]) -> Output:
-    """The output of a record by `dataclasses.asdict`, also after a round trip through JSON."""
+    """Return the output of a record by `dataclasses.asdict`, also after a round trip through JSON."""
     fields = dict(record)
     extents = fields.pop("extents", None)
     return (
@@ -143,7 +143,7 @@ class Publication(io.BufferedIOBase):
             self._pass_on(memoryview(gathered))
 
     def xxh3_128(self) -> str:
-        """The hash, in hexadecimal, of everything drained so far."""
+        """Return the hash, in hexadecimal, of everything drained so far."""
         return self._hash.hexdigest()
 
     def _pass_on(self, view: memoryview) -> None:

@@ -5,7 +5,7 @@ object of `recipe` (every choice that changes bytes) and `source` (the content o
 rows, `decided` names the decision. When a key changes, identities are compared field by field.
 
 A receipt holds the shard's identity (whose hash is the key), every output with size and xxh3_128, and row counts: rows in, documents
-out, drops by reason. `rows_in == documents + sum(drops)` is checked whenever a receipt is made or read, so a receipt that loses
+out, drops by reason. `rows_in == documents + sum(drops)` is checked each time a receipt is made or read, so a receipt that loses
 a row cannot exist. `facts` has counts specific to a shard kind. Times, host names and the seal are under `volatile`;
 everything else is the same on every run.
 """
@@ -28,7 +28,7 @@ Identity = Mapping[str, Any]
 
 
 ADDED = {"added": True}
-"""Metadata of a recipe's field that shards in use do not have. At its default it is left out, so their keys remain."""
+"""Metadata of a recipe's field that shards in use do not have. At its default it is omitted, so their keys remain."""
 
 
 class Recipe(Protocol):
@@ -48,20 +48,20 @@ Made = TypeVar("Made", bound=Recipe)
 
 
 def recipe_of(kind: type[Made], settings: object, **computed: Any) -> Made:  # noqa: ANN401 - plain values of any type
-    """The recipe whose other fields are the settings of the same names: those that decide bytes."""
+    """Return the recipe whose other fields are the settings of the same names: those that decide bytes."""
     names = kind.__dataclass_fields__.keys() - computed.keys()
     return kind(**computed, **{name: getattr(settings, name) for name in names})
 
 
 def shard_identity(kind: str, format_version: int, recipe: Recipe, part: Slice) -> dict[str, Any]:
-    """The identity of the shard that `recipe` makes from a slice."""
+    """Return the identity of the shard that `recipe` makes from a slice."""
     return shard_identities(kind, format_version, [recipe], [part])[0]
 
 
 def shard_identities(
     kind: str, format_version: int, recipes: Sequence[Recipe], parts: Sequence[Slice]
 ) -> list[dict[str, Any]]:
-    """The identity of the shard that each recipe makes from its slice.
+    """Return the identity of the shard that each recipe makes from its slice.
 
     Slices with the same recipe share one dict of it: a million copies would take a minute and 1 GB.
     """
@@ -77,7 +77,7 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
 
 
 def source_of(part: Slice, recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an identity that names the rows of a slice. Some recipes name `filters` themselves."""
+    """Return the part of an identity that names the rows of a slice. Some recipes name `filters` themselves."""
     source: dict[str, Any] = {"content": part.content, "format": part.file.format, "compression": part.file.compression}
     if part.rows is not None:
         source["rows"] = part.rows
@@ -93,19 +93,19 @@ def source_of(part: Slice, recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shard_key(identity: Identity) -> str:
-    """The key of an identity: a hash of its canonical JSON."""
+    """Return the key of an identity: a hash of its canonical JSON."""
     canonical = orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(canonical).hexdigest()[:KEY_CHARACTERS]
 
 
 def difference(before: Identity, after: Identity) -> dict[str, tuple[Any, Any]]:
-    """The fields whose values differ, by dotted name: `{"recipe.bos": (None, 1)}`."""
+    """Return the fields whose values differ, by dotted name: `{"recipe.bos": (None, 1)}`."""
     old, new = dict(flat(before)), dict(flat(after))
     return {name: (old.get(name), new.get(name)) for name in sorted(old | new) if old.get(name) != new.get(name)}
 
 
 def flat(value: Identity, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested objects by dotted name."""
+    """Yield the values of nested objects by dotted name."""
     for name, inner in value.items():
         if isinstance(inner, Mapping):
             yield from flat(inner, f"{prefix}{name}.")
@@ -193,7 +193,7 @@ class Receipt:
         return sum(part.tokens for part in self.parts.values())
 
     def dump(self) -> bytes:
-        """The receipt as sealed JSON; `facts` is omitted if empty."""
+        """Return the receipt as sealed JSON; `facts` is omitted if empty."""
         fields = asdict(self)
         if not self.facts:
             fields.pop("facts")
@@ -201,7 +201,7 @@ class Receipt:
 
     @classmethod
     def load(cls, data: bytes) -> Self:
-        """The receipt in `data`. Raises InvalidReceiptError unless it is complete and undamaged."""
+        """Return the receipt in `data`. Raises InvalidReceiptError unless it is complete and undamaged."""
         try:
             return cls.of_record(unsealed(data))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -209,7 +209,7 @@ class Receipt:
 
     @classmethod
     def of_record(cls, fields: Mapping[str, Any]) -> Self:
-        """The receipt of a record, as JSON or `asdict` give it. Raises the errors of a record with other fields."""
+        """Return the receipt of a record, as JSON or `asdict` give it. Raises the errors of a record with other fields."""
         made: dict[str, Any] = {
             **fields,
             "outputs": [output_of(output) for output in fields["outputs"]],
@@ -220,5 +220,5 @@ class Receipt:
 
 
 def outputs_of(part: str, outputs: Iterable[Output]) -> list[Output]:
-    """The outputs of a part of a shard: `train.bin` and `train.idx` of `train`."""
+    """Return the outputs of a part in a shard: `train.bin` and `train.idx` of `train`."""
     return [output for output in outputs if output.path.partition(".")[0] == part]

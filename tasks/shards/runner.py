@@ -48,7 +48,7 @@ class Profile(Strict, frozen=True):
 
 
 def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float]) -> DaskTaskRunner:
-    """The Prefect task runner for a `cluster` setting; each worker of a local cluster has the `resources`.
+    """Return the Prefect task runner for a `cluster` setting; each worker of a local cluster has the `resources`.
 
     Raises InputError for a profile that cannot be used, and for an address where no scheduler answers.
     """

@@ -47,7 +47,7 @@ R = TypeVar("R")
 
 
 def artifact_key(what: str) -> str:
-    """The key of a Prefect artifact: it names the flow and its output folder, so that each has its own history."""
+    """Return the key of a Prefect artifact: it names the flow and its output folder, so that each has its own history."""
     context = FlowRunContext.get()
     if context is None or context.flow is None:
         raise MissingContextError("an artifact key needs a flow run")
@@ -88,7 +88,7 @@ def asset_of(place: str) -> str:
 
 
 def holding(limit: str | None) -> AbstractContextManager[object]:
-    """A context that holds one slot of a Prefect concurrency limit, waiting for it, if a limit of that name exists."""
+    """Return a context that holds one slot of a Prefect concurrency limit, waiting for it, if a limit of that name exists."""
     return concurrency(limit, occupy=1, strict=False) if limit else nullcontext()
 
 

@@ -32,7 +32,7 @@ from .publish import Extent, Joined, Output, publish_bytes
 from .receipt import RECEIPT, Identity, InvalidReceiptError, PartCount, Receipt, shard_key
 
 THREADS = 16
-"""Receipts read at a time: on an object store each costs a round trip of some 30 ms."""
+"""Receipts read at a time: on an object store each costs a round trip of about 30 ms."""
 
 PREFIX = "prefix"
 """The shard kind that is joined from outputs of other shards."""
@@ -60,11 +60,11 @@ class Store:
         return join(self.folder(key), name)
 
     def receipt(self, key: str) -> Receipt | None:
-        """The shard's receipt if it proves the shard, else None. Raises errors of the storage."""
+        """Return the shard's receipt if it proves the shard, else None. Raises errors of the storage."""
         return self.proven([key]).get(key)
 
     def read_receipt(self, key: str) -> Receipt | None:
-        """The shard's receipt, or None if it is missing or invalid. Its outputs may be gone."""
+        """Return the shard's receipt, or None if it is missing or invalid. Its outputs may be gone."""
         try:
             receipt = Receipt.load(read_bytes(self.path(key, RECEIPT)) or b"")
         except InvalidReceiptError:
@@ -106,7 +106,7 @@ class Store:
         return receipt
 
     def proven(self, keys: Iterable[str]) -> dict[str, Receipt]:
-        """The receipts of the proven shards among `keys`."""
+        """Return the receipts of the proven shards among `keys`."""
         unique = list(dict.fromkeys(keys))
         found = [each for each in in_threads(self._stored, unique, THREADS) if each is not None]
         joined = self.joined() if any(absent for _, absent in found) else {}
@@ -124,7 +124,7 @@ class Store:
         return (receipt, list(absent)) if receipt else None
 
     def locate(self, key: str, name: str) -> Extent | None:
-        """The place of a file of a shard: in its folder, or in a prefix; None if it is missing."""
+        """Return the place of a file in a shard: in its folder, or in a prefix; None if it is missing."""
         place = self.path(key, name)
         size = size_of(place)
         return self.joined().get(f"{key}/{name}") if size is None else Extent(place, 0, size)
@@ -149,7 +149,7 @@ class Store:
         ]
 
     def begun(self, keys: Iterable[str]) -> list[str]:
-        """The keys that have a folder here; all of them if they are few, because reading each is cheaper than a listing.
+        """Return the keys that have a folder here; all of them if they are few, because reading each is cheaper than a listing.
 
         On a network file system a listing may be stale: it may lack a shard that is already built, never the reverse.
         """
@@ -160,7 +160,7 @@ class Store:
         return [key for key in unique if key in there]
 
     def there(self, keys: Iterable[str]) -> list[str]:
-        """The keys of shards that are still here: with a receipt on a disk, with a folder on an object store."""
+        """Return the keys of shards that are still here: with a receipt on a disk, with a folder on an object store."""
         if is_local(self.place):
             return [key for key in keys if os.path.lexists(absolute(self.path(key, RECEIPT)))]
         listed = set(self.keys())
@@ -176,7 +176,7 @@ class Store:
         return sorted(folder.rstrip("/").rpartition("/")[2] for folder in folders)
 
     def read(self, receipt: Receipt, name: str) -> bytes:
-        """The content of a file of a shard, checked against its receipt.
+        """Return the content of a file in a shard, checked against its receipt.
 
         Raises RunError, and withdraws the receipt, if the file has changed; and if its format doesn't have such a file.
         """
@@ -223,7 +223,7 @@ def _holds(extent: Extent | None, output: Output) -> bool:
 
 
 def read_vouched(uri: str) -> bytes:
-    """The content of a file of a store by path, checked as in `Store.read`.
+    """Return the content of a file in a store by path, checked as in `Store.read`.
 
     Raises RunError if its shard is not proven, or the file has changed.
     """
@@ -236,7 +236,7 @@ def read_vouched(uri: str) -> bytes:
 
 
 def read_bytes(uri: str) -> bytes | None:
-    """The content of a small file, or None if it does not exist."""
+    """Return the content of a small file, or None if it does not exist."""
     system, path = filesystem(uri)
     try:
         return cast("bytes", system.cat_file(path))
@@ -245,7 +245,7 @@ def read_bytes(uri: str) -> bytes | None:
 
 
 def size_of(uri: str) -> int | None:
-    """The size of a file in bytes, or None if it does not exist."""
+    """Return the size of a file in bytes, or None if it does not exist."""
     system, path = filesystem(uri)
     try:
         return cast("int", system.info(path)["size"])
@@ -264,7 +264,7 @@ Result = TypeVar("Result")
 
 
 def remembered(place: str, kind: type[Result], compute: Callable[[], Result]) -> Result:
-    """The result of `compute()`, cached at `place` in a sealed file; `kind` is its type, which must have a JSON form.
+    """Return the result of `compute()`, cached at `place` in a sealed file; `kind` is its type, which must have a JSON form.
 
     It can decide which ids a text gets, so a damaged or edited one is computed again. If `place` cannot be written, it is
     computed every time.
@@ -280,7 +280,7 @@ def remembered(place: str, kind: type[Result], compute: Callable[[], Result]) ->
 
 
 def recalled(place: str, kind: type[Result]) -> Result | None:
-    """The result that is cached at `place`, or None."""
+    """Return the result that is cached at `place`, or None."""
     with suppress(OSError, ValueError, KeyError):
         return TypeAdapter[Any](kind).validate_python(unsealed(read_bytes(place) or b"")["answer"])
     return None

@@ -1,7 +1,7 @@
 """Arrow IPC, as files (Feather V2) and as streams (what `datasets` writes): a row becomes the JSON object of its fields.
 
 One record batch is in memory at a time, and a file is one slice. A file begins with a magic number and ends with a footer that records
-where its batches are; compressed, as `.arrow.gz`, it is read forwards as the stream that it most often also is. Rows are as from Parquet: maps are objects, and fields of structs that are null are left out. Times and decimals
+where its batches are; compressed, as `.arrow.gz`, it is read forwards as the stream that it most often also is. Rows are as from Parquet: maps are objects, and fields of structs that are null are omitted. Times and decimals
 become text, and so does binary that is UTF-8; other binary is null.
 
 Reasons for bad rows: the reasons of JSON, and unreadable_value.

@@ -41,7 +41,7 @@ Find = Callable[[Column], tuple[compute.Expression, pa.DataType] | None]
 def expression(
     predicate: Predicate, schema: pa.Schema, absent: Collection[str] = (), keys: Mapping[str, str | None] = NO_KEYS
 ) -> compute.Expression:
-    """A predicate as a boolean Arrow expression over tables of `schema`, null where its value is unknown.
+    """Return a predicate as a boolean Arrow expression over tables of `schema`, null where its value is unknown.
 
     `absent` names further columns that rows may have; they are null in every row. `keys` are as of WithKeys. Raises InputError for any other
     column and for a comparison of unlike types.
@@ -73,7 +73,7 @@ def expression(
 def expression_of(
     predicate: Predicate, types: Mapping[tuple[str, ...], pa.DataType], keys: Mapping[str, str | None] = NO_KEYS
 ) -> compute.Expression:
-    """A predicate over tables whose columns are its fields, in the order of `types`. Raises as `expression`."""
+    """Return a predicate over tables whose columns are its fields, in the order of `types`. Raises as `expression`."""
     places = {path: number for number, path in enumerate(types)}
     binding = _Binding(predicate, lambda column: (compute.field(places[column.path]), types[column.path]))
     return predicate.tree(WithKeys(binding, keys))
@@ -164,7 +164,7 @@ class _Binding:
 
 
 def kind_of(kept: pa.DataType) -> str | None:
-    """How predicates treat values of an Arrow type; None for types that cannot be compared."""
+    """Return how predicates treat values of an Arrow type; None for types that cannot be compared."""
     values = kept.value_type if pa.types.is_dictionary(kept) else kept
     if pa.types.is_boolean(values):
         return BOOLEAN
@@ -174,7 +174,7 @@ def kind_of(kept: pa.DataType) -> str | None:
 
 
 def named(kept: pa.DataType) -> str:
-    """An Arrow type, for messages: `a list`, `an object`, or its name."""
+    """Return an Arrow type, for messages: `a list`, `an object`, or its name."""
     if pa.types.is_nested(kept):
         return "an object" if pa.types.is_struct(kept) or pa.types.is_map(kept) else "a list"
     return str(kept)
@@ -283,7 +283,7 @@ class RowGroupStatistics:
 
 
 def type_at(schema: pa.Schema, path: Sequence[str]) -> pa.DataType | None:
-    """The type of the field that a path leads to, through structs; None if there is none, or several of one name."""
+    """Return the type of the field that a path leads to, through structs; None if there is none, or several of one name."""
     found: Any = schema
     for key in path:
         number = found.get_field_index(key) if isinstance(found, pa.Schema | pa.StructType) else -1

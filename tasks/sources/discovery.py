@@ -66,12 +66,12 @@ CLIENT_ERRORS = {
 
 
 def discover(source: DataSource, wanted: str | None = None) -> list[SourceFile]:
-    """The files of `source`. Arguments and errors as of `find`."""
+    """Return the files of `source`. Arguments and errors as of `find`."""
     return find(source, wanted).files
 
 
 def find(source: DataSource, wanted: str | None = None) -> Found:
-    """The files of `source`, sorted by URI, and how many others were skipped. Empty files are kept, with size 0.
+    """Return the files of `source`, sorted by URI, and how many others were skipped. Empty files are kept, with size 0.
 
     `wanted` is the split to take of a hub dataset with several if `source` names none; None takes all.
 
@@ -250,7 +250,7 @@ def _listed(root: Path, pattern: str = "") -> tuple[list[str], list[str]]:
 
 
 def name_within(path: str, uri: str) -> str:
-    """The name of a file in the dataset at `path`, unique in it: its path below the folder of `path` or in its repository.
+    """Return the name of a file in the dataset at `path`, unique in it: its path below the folder of `path` or in its repository.
 
     If `path` is the file itself, its base name.
     """

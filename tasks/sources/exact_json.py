@@ -50,7 +50,7 @@ class RepeatedKeys(dict[str, Any]):
 
 
 def loads(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON
-    """The value of JSON text, with exact integers.
+    """Return the value of JSON text, with exact integers.
 
     Raises orjson.JSONDecodeError if orjson does not accept the text, NumberRangeError for numbers that are not accepted.
     """
@@ -70,7 +70,7 @@ def _exact(value: Any, raw: bytes) -> Any:  # noqa: ANN401 - same
 
 
 def loads_all(rows: Sequence[bytes]) -> list[Any]:
-    """The values of several rows, as `loads` gives them; scanned together, which is faster."""
+    """Return the values of several rows, as `loads` gives them; scanned together, which is faster."""
     values = [rounded(row) for row in rows]
     if not _doubts(rows) & INEXACT:
         return values
@@ -78,7 +78,7 @@ def loads_all(rows: Sequence[bytes]) -> list[Any]:
 
 
 def are_lines(rows: Sequence[bytes]) -> bool:
-    """Whether no row, which orjson accepts, has a line break. Raises NumberRangeError if `loads` does for one of them."""
+    """Return whether no row, which orjson accepts, has a line break. Raises NumberRangeError if `loads` does for one of them."""
     doubts = _doubts(rows)
     if doubts & DEEP:
         for row in rows:
@@ -95,7 +95,7 @@ def _doubts(rows: Sequence[bytes]) -> int:
 
 
 def rounded(data: bytes | str) -> Any:  # noqa: ANN401 - same
-    """The value of JSON text with rounded numbers, for readers that need only texts. Raises as `loads` does."""
+    """Return the value of JSON text with rounded numbers, for readers that need only texts. Raises as `loads` does."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -121,7 +121,7 @@ def compact(value: object, default: Callable[[Any], Any] | None = None, *, sort_
 
 
 def repeated_key(value: object) -> str | None:
-    """A repeated key of an object in `value`, or None."""
+    """Return a repeated key of an object in `value`, or None."""
     waiting = [value]
     for each in waiting:
         if isinstance(each, RepeatedKeys):

@@ -69,7 +69,7 @@ class Slice:
     the slice is limited to its first rows (a sample). `content` identifies the bytes of the slice's rows; in a columnar format,
     the columns `fields` (all columns, if empty). `size` is the number of source bytes, for load balancing and
     progress. `filters` and `where` drop rows: every reader counts them as `filtered`. `keys` are the fields of these that the
-    path of the file gives to rows without them. With a `where` or keys, `content` leaves out the row groups that are not read.
+    path of the file gives to rows without them. With a `where` or keys, `content` omits the row groups that are not read.
 
     A bundle of small files is a slice with `members`, the slices of its files in order: its rows are their rows. Its `file`,
     `start` and `stop` belong to the first member. Read it with `formats.read_texts` or `formats.read_records`.
@@ -101,17 +101,17 @@ def files_of(parts: Iterable[Slice]) -> Iterator[SourceFile]:
 
 
 def places_of(parts: Iterable[Slice]) -> dict[str, str]:
-    """Return the known places of the files of a slice."""
+    """Return the known places of the files in a slice."""
     return {file.uri: PLACES[file.uri] for file in files_of(parts) if file.uri in PLACES}
 
 
 def field_path(name: str) -> list[str]:
-    """The keys that lead from a row to a field: `content.text` is the field `text` of the object `content`."""
+    """Return the keys that lead from a row to a field: `content.text` is the field `text` of the object `content`."""
     return name.split(".")
 
 
 def slice_of(record: Mapping[str, Any]) -> Slice:
-    """The slice from the output of `dataclasses.asdict`, also after a round trip through JSON."""
+    """Return the slice from the output of `dataclasses.asdict`, also after a round trip through JSON."""
     file, members = SourceFile(**record["file"]), tuple(map(slice_of, record["members"]))
     part: dict[str, Any] = {**record, "file": file, "fields": tuple(record["fields"]), "members": members}
     return Slice(**part)
@@ -224,20 +224,20 @@ class SourceFormat(Protocol):
     rank: int = 0
 
     def sniff(self, file: SourceFile) -> SourceFile:
-        """The file with its actual format, if the name is ambiguous."""
+        """Return the file with its actual format, if the name is ambiguous."""
         return file
 
     @abstractmethod
     def cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:
-        """The slices of a file that is not empty, in order, of about `shard_size` bytes each."""
+        """Return the slices of a file that is not empty, in order, of about `shard_size` bytes each."""
 
     def shortened(self, part: Slice, size: int) -> Slice:  # noqa: ARG002 - for formats that can be cut anywhere
-        """The slice limited to its first `size` bytes, or the whole slice if the format cannot be cut there."""
+        """Return the slice limited to its first `size` bytes, or the whole slice if the format cannot be cut there."""
         return part
 
     @abstractmethod
     def owned(self, part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:
-        """The bytes that identify a slice: a prefix that sets their interpretation, and their ranges in the file."""
+        """Return the bytes that identify a slice: a prefix that sets their interpretation, and their ranges in the file."""
 
     @abstractmethod
     def rows(self, part: Slice) -> Iterator[list[Row]] | Iterator[pa.RecordBatch | range]:
@@ -248,19 +248,19 @@ class SourceFormat(Protocol):
 
     @abstractmethod
     def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
-        """The rows of a slice, in order, as the text in one field."""
+        """Return the rows of a slice, in order, as the text in one field."""
 
     @abstractmethod
     def records(self, part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:
-        """The rows of a slice, in order, as dicts with at least `fields`; all fields if `fields` is empty."""
+        """Return the rows of a slice, in order, as dicts with at least `fields`; all fields if `fields` is empty."""
 
     @abstractmethod
     def count_rows(self, part: Slice, limit: int) -> int:
-        """The number of rows of a slice; stops reading at `limit`."""
+        """Return the number of rows in a slice; stops reading at `limit`."""
 
     @abstractmethod
     def first_row(self, part: Slice) -> int:
-        """The number of rows before a slice that does not begin its file."""
+        """Return the number of rows before a slice that does not begin its file."""
 
 
 class Rows(Protocol):

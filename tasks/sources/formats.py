@@ -64,18 +64,18 @@ for each in (WholeText(), TextLines()):
 
 
 def format_of(file: SourceFile) -> SourceFormat:
-    """The format of a file."""
+    """Return the format of a file."""
     return FORMATS[file.format]
 
 
 def describe(name: str) -> tuple[str, Compression | None] | None:
-    """The format's name and the compression, by the ending of `name`, case ignored; None if unknown."""
+    """Return the format's name and the compression, by the ending of `name`, case ignored; None if unknown."""
     lowered = name.lower()
     return next((kind for ending, kind in ENDINGS.items() if lowered.endswith(ending)), None)
 
 
 def rank_of(name: str) -> int:
-    """The rank of a file's format, by its name, which must have a known ending."""
+    """Return the rank of a file's format, by its name, which must have a known ending."""
     kind = describe(name)
     if kind is None:
         raise ValueError(f"{name}: no format has this ending")
@@ -83,14 +83,14 @@ def rank_of(name: str) -> int:
 
 
 def supported() -> str:
-    """The endings that can be read, for messages."""
+    """Return the endings that can be read, for messages."""
     packed = [ending for each in FORMATS.values() if each.compressible for ending in each.endings]
     plain = [ending for each in FORMATS.values() if not each.compressible for ending in each.endings]
     return f"{', '.join(plain)}, and {', '.join(packed)}, also followed by {', '.join(COMPRESSIONS)}"
 
 
 def is_hidden(name: str, named: str = "") -> bool:
-    """Whether a component of a path is hidden, as for Spark, Hive, pyarrow and Dask: `_temporary`, `_SUCCESS`, `.crc` files.
+    """Return whether a component of a path is hidden, as for Spark, Hive, pyarrow and Dask: `_temporary`, `_SUCCESS`, `.crc` files.
 
     A component that the user wrote into `named`, a path or glob, isn't: `raw/_v2/*.jsonl` reads `_v2`, and `_*.jsonl` reads
     `_a.jsonl`, as in a shell.
@@ -109,7 +109,7 @@ def without_ending(name: str) -> str:
 
 
 def read_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:
-    """The rows of a slice, in order, as batches of about a mebibyte (Parquet: four) of text.
+    """Return the rows of a slice, in order, as batches of about a mebibyte (Parquet: four) of text.
 
     `text_field` names the string to take from each row; dots separate nested keys (`content.text`).
 
@@ -120,7 +120,7 @@ def read_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:
 
 
 def read_records(part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:
-    """The rows of a slice, in order, as batches of about a mebibyte (Parquet: four) of records.
+    """Return the rows of a slice, in order, as batches of about a mebibyte (Parquet: four) of records.
 
     `fields` are the fields that are needed; dots separate nested keys. A record may hold others too, and lacks those that
     its row lacks. From Parquet only these are read (all if `fields` is empty), and nulls are dropped.
@@ -131,7 +131,7 @@ def read_records(part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:
 
 
 def read_objects(part: Slice) -> Iterator[BytesBatch] | None:
-    """The rows of a slice, in order, as the bytes of records; None if a file of it has none, as Parquet does, or if a filter
+    """Return the rows of a slice, in order, as the bytes of records; None if a file of it has none, as Parquet does, or if a filter
     must look into them.
 
     Reading records takes twice the time. Raises as `read_texts` does.
@@ -155,12 +155,12 @@ def _read(part: Slice, read: Callable[[Slice], Iterator[Batch]]) -> Iterator[Bat
 
 
 def count_rows(part: Slice, limit: int) -> int:
-    """The number of rows of a slice, including blank and bad ones; stops reading at `limit`."""
+    """Return the number of rows in a slice, including blank and bad ones; stops reading at `limit`."""
     return format_of(part.file).count_rows(part, limit)
 
 
 def first_row(part: Slice) -> int:
-    """The number of rows (lines for JSON Lines) before a slice in its file; row n of the slice is line first + n + 1.
+    """Return the number of rows (lines for JSON Lines) before a slice in its file; row n of the slice is line first + n + 1.
 
     May read the file up to the slice, so use it only for error messages.
     """

@@ -66,7 +66,7 @@ BLEND_KEY = re.compile(r'\A\{\s*"(?:_[^"]*|datasets|train|valid|test)"')
 
 
 def read_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
-    """The blend, as `load_blend` reads it; a file of rows, such as `a.jsonl`, or a dataset of the hub is a blend of it."""
+    """Return the blend, as `load_blend` reads it; a file of rows, such as `a.jsonl`, or a dataset of the hub is a blend of it."""
     if not isinstance(blend, str) or not is_rows(blend):  # a blend is a file, too, and may end in .json as rows do
         return load_blend(blend)
     repository = None if describe(blend) else HUB_NAME.match(from_page(blend))
@@ -79,7 +79,7 @@ def read_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
 
 
 def is_rows(place: str) -> bool:
-    """Whether a place is a file of rows or a dataset of the hub, not a blend; only a `.json` file is opened."""
+    """Return whether a place is a file of rows or a dataset of the hub, not a blend; only a `.json` file is opened."""
     if not place.endswith(BLENDS):
         return describe(place) is not None or from_page(place).startswith("hf://")
     system, path = filesystem(absolute(place))
@@ -108,7 +108,7 @@ def _is_row(content: object) -> bool:
 
 
 def with_keys(blend: Blend, named: object, keys: Mapping[str, Any]) -> Blend:
-    """The blend of a file of rows or of rows from Python, with these keys of its dataset.
+    """Return the blend of a file of rows or of rows from Python, with these keys of its dataset.
 
     `named` is the source of the blend. Raises InputError if that is a blend.
     """
@@ -128,7 +128,7 @@ HARMONY_TEXT = "<|start|>"
 
 
 def require_form(source: DataSource, form: Form | None, part: Slice) -> None:
-    """Raises InputError if the first rows of a slice of a local dataset all have the other form, unless fields are named."""
+    """Raises InputError if the first rows of a slice in a local dataset all have the other form, unless fields are named."""
     named = form == "conversations" and (source.messages_field or source.named_fields)
     if form is None or named or not is_local(part.file.uri):
         return
@@ -142,7 +142,7 @@ def require_form(source: DataSource, form: Form | None, part: Slice) -> None:
 
 
 def first_records(part: Slice) -> list[Record]:
-    """The records of the first batches of a slice; none if a column holds other bytes than text, which the kind's own reader counts."""
+    """Return the records of the first batches of a slice; none if a column holds other bytes than text, which the kind's own reader counts."""
     try:
         return [record for batch in islice(read_records(part, []), FIRST_BATCHES) for record in batch.records]
     except SourceCorrupt:
@@ -168,7 +168,7 @@ def _form(record: Record, source: DataSource) -> Form | None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The rows that were looked at, and the estimated shares of rows and of bytes of a dataset that are kept."""
+    """The rows that were looked at, and the estimated shares of rows and of bytes in a dataset that are kept."""
 
     rows: int
     kept_rows: float
@@ -187,7 +187,7 @@ class _Look:
 
 
 def spread(slices: Sequence[Slice]) -> list[Slice]:
-    """The slices to look at."""
+    """Return the slices to look at."""
     places = np.linspace(0, len(slices) - 1, min(len(slices), MAX_SLICES)).round().astype(int).tolist()
     return [slices[place] for place in dict.fromkeys(places)]
 

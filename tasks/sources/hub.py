@@ -78,7 +78,7 @@ class Configuration:
     patterns: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     def splits(self, names: Sequence[str]) -> Splits:
-        """The files of each split among the `names` of a repository."""
+        """Return the files of each split among the `names` of a repository."""
         prefix = f"{self.folder}/" if self.folder else ""
         below = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         found: Splits = {} if self.patterns else all_splits(below)
@@ -92,7 +92,7 @@ class Configuration:
 
 
 def hub_files(source: DataSource, wanted: str | None = None) -> Found:
-    """The files of a hub dataset at the current commit of its revision, and how many others were skipped.
+    """Return the files of a hub dataset at the current commit of its revision, and how many others were skipped.
 
     `wanted` is the split to take of several where `source` names none; None takes all. `uri` is
     `hf://datasets/org/name@commit/path`, `version` the SHA-256 of a large file or the git blob id of a small one. Raises
@@ -117,7 +117,7 @@ def hub_files(source: DataSource, wanted: str | None = None) -> Found:
 
 
 def parse(source: DataSource) -> Reference:
-    """The reference in `source.path`, with the revision of the path or of the `revision` field.
+    """Return the reference in `source.path`, with the revision of the path or of the `revision` field.
 
     Raises InputError if the path is malformed or the two revisions differ.
     """
@@ -264,7 +264,7 @@ def _left(
 
 
 def configurations(card: dict[str, Any]) -> list[Configuration]:
-    """The configurations that a card declares, or the default one, of the whole repository.
+    """Return the configurations that a card declares, or the default one, of the whole repository.
 
     `data_files` is a path, a list of paths, `{split: path}`, or a list of `{"split": …, "path": path or paths}`; paths
     are globs below `data_dir` (https://huggingface.co/docs/hub/datasets-manual-configuration).

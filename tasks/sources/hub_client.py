@@ -1,7 +1,7 @@
 """Requests to the Hugging Face Hub: patient ones, the information of a repository, a sentence for each way to fail, and files as streams.
 
 The Hub's own client waits without end for a host that swallows packets, once per address of the host, and gives up at once when
-the Hub is merely busy. Here an unreachable Hub is reported after SECONDS at most, whatever the network does, and a busy one (429
+the Hub is merely busy. Here an unreachable Hub is reported after SECONDS at most, in any state of the network, and a busy one (429
 and 5xx) is asked again after its Retry-After.
 
 The Hub limits requests per account, and discovery already knows the size and commit of every file. So no worker lists
@@ -67,7 +67,7 @@ Answer = TypeVar("Answer")
 
 
 def endpoint() -> str:
-    """The address of the hub. Its client reads HF_ENDPOINT only when it is imported."""
+    """Return the address of the hub. Its client reads HF_ENDPOINT only when it is imported."""
     return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
 
 
@@ -122,7 +122,7 @@ def seconds_to_wait(response: Response, usual: float) -> float:
 
 
 def failure(error: HfHubHTTPError | TransportError, where: str) -> RunError:
-    """The error to raise, in a line, when the hub has failed for longer than it was asked again."""
+    """Return the error to raise, in a line, when the hub has failed for longer than it was asked again."""
     if not isinstance(error, HfHubHTTPError):
         return RunError(f"{where}: the connection to the Hub fails ({error}); check the network, then {AGAIN}")
     status, wait = error.response.status_code, seconds_to_wait(error.response, 0)
@@ -210,7 +210,7 @@ def _answer(address: str, timeout: Timeout) -> Response:
 
 
 def _reached(ask: Callable[[Traced], Answer]) -> Answer:
-    """The answer to a request, however long it takes once there is a connection. Raises TimeoutError if there is none.
+    """The answer to a request, without a limit once there is a connection. Raises TimeoutError if there is none.
 
     The request runs in a thread, because nothing else ends a look-up of a name or the try of one address after the other.
     """
@@ -237,7 +237,7 @@ def _reached(ask: Callable[[Traced], Answer]) -> Answer:
 
 
 def explained(error: OSError | HFValidationError, kind: Kind, where: str) -> InputError | RunError:
-    """The error to raise for one of the hub or its cache, in a line that begins with `where`, with the cause and a remedy."""
+    """Return the error to raise for one of the hub or its cache, in a line that begins with `where`, with the cause and a remedy."""
     said = str(error).partition("\n")[0]
     if isinstance(error, HubUnreachableError | OtherKindError):
         return InputError(f"{where}: {said}")

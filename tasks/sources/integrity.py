@@ -3,7 +3,7 @@
 A slice of a local file is identified by a hash of its bytes, and a reader hashes them again. So a file that was replaced,
 overwritten or changed through a memory map is detected regardless of its times, even if the original is restored before the
 reader ends. Row formats are hashed as they are read. Parquet is read out of order: its slices are hashed in blocks first, and
-each block is compared when it is read. xxh3 hashes some 30 GB/s.
+each block is compared when it is read. xxh3 hashes about 30 GB/s.
 
 Without such a hash, the store's metadata must not change. For a local file (`change_detection=mtime`, or a sample, which
 ends before its slice) that is size, modification time and change time of the open file, before and after; for an object,
@@ -28,19 +28,19 @@ CHECKSUMS = ("md5Hash", "ETag", "etag", "generation")
 """Keys under which stores list the checksum of an object's content or, failing that, its version."""
 
 HASHED = "xxh3_128:"
-"""Prefix of the content of a slice that is a hash of its bytes."""
+"""Prefix of the content in a slice that is a hash of its bytes."""
 
 BLOCK_BYTES = 256 << 10
 """Unit of comparison for Parquet, whose reader asks for some megabytes at a time."""
 
 
 def stored_version(entry: Mapping[str, Any]) -> str | None:
-    """The checksum or version of an object in a listing entry, None if the store gives none."""
+    """Return the checksum or version of an object in a listing entry, None if the store gives none."""
     return next((str(entry[key]).strip('"') for key in CHECKSUMS if entry.get(key)), None)
 
 
 def is_hashed(part: Slice) -> bool:
-    """Whether the slice is identified by a hash of its bytes and is read to its end."""
+    """Return whether the slice is identified by a hash of its bytes and is read to its end."""
     return part.rows is None and part.content.startswith(HASHED)
 
 
@@ -103,7 +103,7 @@ def _object_state(entry: Mapping[str, Any]) -> tuple[int, str | None, Any]:
 
 
 def changed(uri: str) -> RunError:
-    """The error for a file that is not the planned one."""
+    """Return the error for a file that is not the planned one."""
     return RunError(
         f"{uri}: changed while it was being prepared; run the same command again (if nothing writes to "
         "the file and this happens again, check its disk, and `touch` the file to accept its present content)"
@@ -111,14 +111,14 @@ def changed(uri: str) -> RunError:
 
 
 def hashing(blocks: Iterator[bytes], hasher: xxh3_128) -> Iterator[bytes]:
-    """The same blocks, each hashed before it is passed on."""
+    """Yield the same blocks, each hashed before it is passed on."""
     for block in blocks:
         hasher.update(block)
         yield block
 
 
 def range_blocks(stream: BinaryIO, ranges: Ranges, size: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of ranges of a file, in order, in blocks of at most `size`, each with its offset."""
+    """Yield the bytes of ranges in a file, in order, in blocks of at most `size`, each with its offset."""
     for start, stop in ranges:
         place = stream.seek(start)
         while place < stop and (block := stream.read(min(size, stop - place))):
@@ -153,7 +153,7 @@ class VerifiedStream(RawIOBase):
         return self._stream.seek(offset, whence)
 
     def read(self, size: int = -1, /) -> bytes:
-        """The next bytes, at most `size` of them. Raises RunError if they are not those that were hashed."""
+        """Return the next bytes, at most `size` of them. Raises RunError if they are not those that were hashed."""
         place = self._stream.tell()
         stop = place + size if size >= 0 else self._stream.seek(0, SEEK_END)
         touched = self._touched(place, stop)

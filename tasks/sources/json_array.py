@@ -37,7 +37,7 @@ class JsonArray(RowFormat):
     endings = (".json",)
 
     def sniff(self, file: SourceFile) -> SourceFile:
-        """The file with its true format; reads at most 1 MiB. Raises SourceCorrupt if it is not compressed as named."""
+        """Return the file with its true format; reads at most 1 MiB. Raises SourceCorrupt if it is not compressed as named."""
         head = b""
         if file.size:
             with open_source(file, cache="none") as stream:
@@ -55,7 +55,7 @@ def _without_mark(content: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def split_elements(blocks: Iterator[bytes]) -> Iterator[list[Row]]:
-    """The elements of an array in consecutive blocks: for each block, a list of the elements that end in it.
+    """Yield the elements of an array in consecutive blocks: for each block, a list of the elements that end in it.
 
     The first byte that is not white space must be the `[` of the array. Raises BrokenContentError.
     """

@@ -62,7 +62,7 @@ class JsonLines(RowFormat):
         return split_lines(content)
 
     def first_row(self, part: Slice) -> int:
-        """The number of lines before the slice, counted at some 5 GB/s once the file is cached."""
+        """Return the number of lines before the slice, counted at about 5 GB/s once the file is cached."""
         with open_source(part.file) as stream:
             remaining, lines = row_start(stream, part.start), 0
             stream.seek(0)
@@ -141,7 +141,7 @@ class Pending:
 
 
 def row_start(stream: BinaryIO, offset: int) -> int:
-    """The offset of the first row that begins at or after `offset`; the end of the file if there is none."""
+    """Return the offset of the first row that begins at or after `offset`; the end of the file if there is none."""
     if offset == 0:
         return 0
     position = stream.seek(offset - 1)
@@ -154,7 +154,7 @@ def row_start(stream: BinaryIO, offset: int) -> int:
 
 
 def slice_blocks(stream: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
-    """The bytes of the rows that begin in `[start, stop)`, in blocks: `[row_start(start), row_start(stop))`."""
+    """Yield the bytes of the rows that begin in `[start, stop)`, in blocks: `[row_start(start), row_start(stop))`."""
     position = stream.seek(row_start(stream, start))
     if position >= stop:
         return
@@ -172,7 +172,7 @@ def slice_blocks(stream: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
 
 
 def split_lines(blocks: Iterator[bytes]) -> Iterator[list[Row]]:
-    """The lines in consecutive blocks, without line ends: for each block, a list of the lines that end in it."""
+    """Yield the lines in consecutive blocks, without line ends: for each block, a list of the lines that end in it."""
     pending = Pending()
     for block in blocks:
         head, *others = block.split(b"\n")

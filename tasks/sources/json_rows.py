@@ -77,7 +77,7 @@ class RowFormat(SourceFormat):
 
     @abstractmethod
     def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
-        """The rows in consecutive blocks of a file: for each block, a list of the rows that end in it.
+        """Return the rows in consecutive blocks of a file: for each block, a list of the rows that end in it.
 
         Raises BrokenContentError.
         """
@@ -96,7 +96,7 @@ class RowFormat(SourceFormat):
             require_text_head(part.file, stream.read(HEAD_BYTES))
 
     def content(self, part: Slice, stream: BinaryIO, hasher: xxh3_128) -> Iterator[bytes]:
-        """The decompressed content of a slice, in blocks; `hasher` gets the bytes as they are stored."""
+        """Return the decompressed content of a slice, in blocks; `hasher` gets the bytes as they are stored."""
         return blocks(part.file, stream, hasher)
 
     def rows(self, part: Slice) -> Iterator[list[Row]]:
@@ -120,11 +120,11 @@ class RowFormat(SourceFormat):
         return self._picked(part, lambda rows, first: pick_records(rows, first, chosen))
 
     def objects(self, part: Slice) -> Iterator[BytesBatch]:
-        """The rows of a slice, in order, as bytes: those that `records` would read."""
+        """Return the rows of a slice, in order, as bytes: those that `records` would read."""
         return self._picked(part, pick_objects)
 
     def _picked(self, part: Slice, pick: Callable[[Sequence[Row], int], Found]) -> Iterator[Found]:
-        """The batches that `pick` makes of the rows of each block, which it numbers from the rows before."""
+        """The batches that `pick` makes of the rows in each block, which it numbers from the rows before."""
         first = 0
         for rows in self.rows(part):
             yield pick(rows, first)
@@ -143,7 +143,7 @@ class RowFormat(SourceFormat):
 
 
 def pick_texts(rows: Sequence[Row], path: Sequence[str], first: int, chosen: RowFilter = EVERY_ROW) -> TextBatch:
-    """The texts at `path` in consecutive `rows`, numbered from `first`, of which `chosen` keeps some."""
+    """Return the texts at `path` in consecutive `rows`, numbered from `first`, of which `chosen` keeps some."""
     found = _all_texts(rows, path, chosen)
     if found is not None:
         texts, kept = found
@@ -194,7 +194,7 @@ def _others(count: int, good: np.ndarray, bad: Sequence[BadRow]) -> np.ndarray:
 
 
 def pick_records(rows: Sequence[Row], first: int, chosen: RowFilter = EVERY_ROW) -> RecordBatch:
-    """The records in consecutive `rows`, numbered from `first`, of which `chosen` keeps some."""
+    """Return the records in consecutive `rows`, numbered from `first`, of which `chosen` keeps some."""
     records = _all_records(rows)
     kept = None if records is None else _all_kept(records, chosen)
     if records is None or kept is None:
@@ -234,7 +234,7 @@ def _chosen(rows: Sequence[Row], first: int, chosen: RowFilter, pick: Callable[[
 
 
 def pick_objects(rows: Sequence[Row], first: int) -> BytesBatch:
-    """The bytes of the records in consecutive `rows`, numbered from `first`."""
+    """Return the bytes of the records in consecutive `rows`, numbered from `first`."""
     lines = _are_objects(rows)
     if lines is not None:
         numbers = np.arange(first, first + len(rows), dtype=np.int64)
@@ -269,7 +269,7 @@ def _all_records(rows: Sequence[Row]) -> list[Record] | None:
 def each_row(
     rows: Iterable[Given], read: Callable[[Given], Found | Refused | None], first: int
 ) -> tuple[list[Found], np.ndarray, list[BadRow]]:
-    """The results of `read` for the good rows, the numbers of these rows (int64, from `first`), and the bad rows.
+    """Return the results of `read` for the good rows, the numbers of these rows (int64, from `first`), and the bad rows.
 
     `read` returns None for a blank row.
     """
@@ -363,7 +363,7 @@ def _fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
 
 
 def kind_of(value: object) -> str:
-    """The JSON type of a value, with its article."""
+    """Return the JSON type of a value, with its article."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -376,11 +376,11 @@ def kind_of(value: object) -> str:
 
 
 def excerpt(head: bytes) -> str:
-    """The first 200 characters of a row, with undecodable bytes and control characters escaped."""
+    """Return the first 200 characters of a row, with undecodable bytes and control characters escaped."""
     text = head[:HEAD_BYTES].decode(errors="backslashreplace")[:EXCERPT_CHARACTERS]
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def excerpt_of(record: Mapping[str, object]) -> str:
-    """The beginning of a record, however deep or large it is."""
+    """Return how a record begins, at any depth or size."""
     return excerpt(EXCERPTS.repr(record).encode())

@@ -112,7 +112,7 @@ class SourceCorrupt(RunError):  # noqa: N818 - describes the source
 
 
 def open_source(file: SourceFile, *, cache: str = "readahead") -> BinaryIO:
-    """The file as it is stored, seekable; `cache` is the fsspec cache type for a remote file.
+    """Return the file as it is stored, seekable; `cache` is the fsspec cache type for a remote file.
 
     With the cache `small`, a remote file of a block is fetched at once, and a larger one is not cached.
     """
@@ -146,7 +146,7 @@ def find_places(parts: Iterable[Slice]) -> None:
 
 
 def blocks(file: SourceFile, stream: BinaryIO, hasher: xxh3_128 | None = None) -> Iterator[bytes]:
-    """The content of the whole file, decompressed, in blocks of BLOCK_BYTES; the last may be shorter.
+    """Yield the content of the whole file, decompressed, in blocks of BLOCK_BYTES; the last may be shorter.
 
     `hasher` gets the bytes as they are stored. Raises SourceCorrupt if compressed content is truncated or cannot be
     decompressed, and InputError if it is intact but needs a dictionary or too large a window.
@@ -176,7 +176,7 @@ def blocks(file: SourceFile, stream: BinaryIO, hasher: xxh3_128 | None = None) -
 
 
 def text_blocks(file: SourceFile, content: Iterator[bytes]) -> Iterator[bytes]:
-    """The content of a file of text from its beginning. Raises as `require_text_head`."""
+    """Yield the content of a file in text from its beginning. Raises as `require_text_head`."""
     head = next(content, b"")
     require_text_head(file, head)
     yield head
@@ -352,7 +352,7 @@ DECODERS: Mapping[Compression, Callable[[Iterator[bytes]], Iterator[bytes]]] = {
 
 
 def is_decoder_error(error: Exception) -> bool:
-    """Whether pyarrow found the content damaged, as opposed to a failure of the store or of memory.
+    """Return whether pyarrow found the content damaged, as opposed to a failure of the store or of memory.
 
     pyarrow raises its own exceptions or a plain OSError; an error of a disk or an object store has an errno or its own class.
     """

@@ -102,7 +102,7 @@ class Parquet(SourceFormat):
         return slices
 
     def owned(self, part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:
-        """The bytes of the columns `fields`; before them their names and types, except for a single leaf column.
+        """Return the bytes of the columns `fields`; before them their names and types, except for a single leaf column.
 
         With a `where` or keys, of row groups that are not read only the number of rows counts.
         """
@@ -127,7 +127,7 @@ class Parquet(SourceFormat):
         return _read(part, fields, require_any, partial(RecordBatch, [], rows=NO_ROWS), _records)
 
     def count_rows(self, part: Slice, limit: int) -> int:
-        """The number of rows in the footer, at most `limit`."""
+        """Return the number of rows in the footer, at most `limit`."""
         rows = self._rows_between(part.file, part.start, part.stop)
         return min(limit, rows if part.rows is None else part.rows, rows)
 
@@ -135,7 +135,7 @@ class Parquet(SourceFormat):
         return self._rows_between(part.file, 0, part.start)
 
     def share_read(self, part: Slice) -> float:
-        """The share of the rows of a slice in row groups that are read."""
+        """Return the share of the rows in a slice in row groups that are read."""
         with open_source(part.file, cache="none") as stream:
             metadata = open_parquet(part.file, stream).metadata
         rows = {group: metadata.row_group(group).num_rows for group in range(part.start, part.stop)}
@@ -157,7 +157,7 @@ def _read(
     empty: Callable[..., Batch],
     read: Callable[[pa.RecordBatch], Batch],
 ) -> Iterator[Batch]:
-    """What `read` makes of the rows of each batch that the slice's filter keeps, numbered in the slice; `empty` makes a batch of none."""
+    """What `read` makes of the rows in each batch that the slice's filter keeps, numbered in the slice; `empty` makes a batch of none."""
     first, chosen = 0, filter_of(part)
     for batch in column_batches(part, fields, require):
         if isinstance(batch, range):
@@ -173,7 +173,7 @@ def _read(
 
 
 def groups_to_read(metadata: pq.FileMetaData, part: Slice) -> Sequence[int]:
-    """The row groups of a slice in which its filter may keep a row, by its `where` and the keys of its path; all without these."""
+    """Return the row groups of a slice in which its filter may keep a row, by its `where` and the keys of its path; all without these."""
     groups = range(part.start, part.stop)
     if not part.where and not part.keys:
         return groups
@@ -208,7 +208,7 @@ def _owned(metadata: pq.FileMetaData, part: Slice, fields: Sequence[str]) -> tup
 
 
 def column_ranges(metadata: pq.FileMetaData, groups: Sequence[int], fields: Sequence[str]) -> Ranges:
-    """The places of the bytes of `fields` in some row groups, in the order in which they are hashed."""
+    """Return the places of the bytes of `fields` in some row groups, in the order in which they are hashed."""
     leaves = column_numbers(metadata, fields)
     return [_place(group.column(leaf)) for group in map(metadata.row_group, groups) for leaf in leaves]
 
@@ -373,7 +373,7 @@ def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iter
 
 
 def open_parquet(file: SourceFile, stream: BinaryIO, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-    """The file with its footer, which is read unless it is given. Raises SourceCorrupt if there is none."""
+    """Return the file with its footer, which is read unless it is given. Raises SourceCorrupt if there is none."""
     try:
         opened = pq.ParquetFile(stream, metadata=metadata, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
@@ -446,7 +446,7 @@ def _row_too_long(batch: pa.RecordBatch, row: int) -> list[BadRow]:
 
 
 def column_path(field: str, schema: pa.Schema) -> list[str]:
-    """The column of a field and the fields of structs that lead to it, or else the column with dots in its name."""
+    """Return the column of a field and the fields of structs that lead to it, or else the column with dots in its name."""
     path = field_path(field)
     return [field] if type_at(schema, path) is None and field in schema.names else path
 

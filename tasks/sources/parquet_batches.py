@@ -52,7 +52,7 @@ def column_numbers(metadata: pq.FileMetaData, fields: Sequence[str]) -> list[int
 
 
 def group_batches(opened: pq.ParquetFile, group: int, fields: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a row group, in order, in batches of about BATCH_BYTES and at most MAX_BATCH_BYTES, except a single row.
+    """Return the rows of a row group, in order, in batches of about BATCH_BYTES and at most MAX_BATCH_BYTES, except a single row.
 
     Raises Arrow's errors.
     """
@@ -128,7 +128,7 @@ def _portions(piece: pa.RecordBatch, size: int) -> Iterator[tuple[pa.RecordBatch
 
 
 def decoded_bytes(batch: pa.RecordBatch) -> int:
-    """The size of a batch with every dictionary expanded."""
+    """Return the size of a batch with every dictionary expanded."""
     return sum(map(_decoded, batch.columns))
 
 
@@ -148,12 +148,12 @@ def _decoded(array: pa.Array) -> int:
 
 
 def holds(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
-    """Whether a type or one nested in it is wanted."""
+    """Return whether a type or one nested in it is wanted."""
     return wanted(kind) or any(holds(kind.field(number).type, wanted) for number in range(kind.num_fields))
 
 
 def is_text(found: pa.DataType) -> bool:
-    """Whether a type holds text: strings, binary (which may be UTF-8), or a dictionary of these."""
+    """Return whether a type holds text: strings, binary (which may be UTF-8), or a dictionary of these."""
     kind = found.value_type if pa.types.is_dictionary(found) else found
     return kind in {pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()}
 

@@ -76,15 +76,15 @@ class RowFilter:
         return list(dict.fromkeys([*self.wanted, *where]))
 
     def read_with(self, fields: Sequence[str]) -> list[str]:
-        """The fields to read for `fields` of the rows that are kept; none means all fields."""
+        """Return the fields to read for `fields` of the rows that are kept; none means all fields."""
         return list(dict.fromkeys([*fields, *self.fields])) if fields else []
 
     def in_file(self, uri: str) -> "RowFilter":
-        """The filter of the rows of a file of the dataset."""
+        """Return the filter of the rows in a file in the dataset."""
         return replace(self, keys=dict(_folder_keys(uri.rpartition("/")[0])[self.above :]))
 
     def on(self, part: Slice) -> Slice:
-        """A slice of the dataset with this filter."""
+        """Return a slice of the dataset with this filter."""
         keys = {key: value for key, value in self.in_file(part.file.uri).keys.items() if key in self.fields}
         return replace(part, filters=self.wanted, where=self.where, keys=keys)
 
@@ -93,18 +93,18 @@ class RowFilter:
         return replace(self, keys={key: value for key, value in self.keys.items() if key not in names})
 
     def keys_wanted(self) -> bool:
-        """Whether the keys have the wanted values."""
+        """Return whether the keys have the wanted values."""
         return all(
             _has_one(_values(self.keys[field]), wanted) for field, wanted in self.wanted.items() if field in self.keys
         )
 
     def describe(self) -> str:
-        """The filter in words, for people."""
+        """Return the filter in words, for people."""
         values = [f"{field} is one of {list(wanted)}" for field, wanted in self.wanted.items()]
         return " and ".join([*values, *([self.where] if self.where else [])])
 
     def keeps(self, record: Mapping[str, Any]) -> bool:
-        """Whether a record has the wanted values."""
+        """Return whether a record has the wanted values."""
         own = {field: values for field, values in self.wanted.items() if field not in self.keys}
         return self.keys_wanted() and all(_has_one(value_at(record, field_path(field)), own[field]) for field in own)
 
@@ -122,7 +122,7 @@ class RowFilter:
         return kept, problems
 
     def of_batch(self, batch: pa.RecordBatch) -> np.ndarray:
-        """A mask, bool [rows], of the rows of an Arrow batch that are kept. Raises InputError for an unknown field."""
+        """Return a mask, bool [rows], of the rows of an Arrow batch that are kept. Raises InputError for an unknown field."""
         chosen = self.beside(batch.schema.names)
         kept = np.full(len(batch), chosen.keys_wanted())
         for name, values in self.wanted.items():
@@ -135,7 +135,7 @@ class RowFilter:
 
 
 def row_filter(source: DataSource) -> RowFilter:
-    """The filter of a dataset: its `filters`, `used_in` on the field of that name, and `where`.
+    """Return the filter of a dataset: its `filters`, `used_in` on the field of that name, and `where`.
 
     It is part of a shard's identity, so it is normalized: values are sorted and deduplicated.
     """
@@ -167,7 +167,7 @@ def _normalized(wanted: Value | list[Value]) -> list[Value]:
 
 
 def filter_of(part: Slice) -> RowFilter:
-    """The filter of the rows of a slice."""
+    """Return the filter of the rows in a slice."""
     return RowFilter(part.filters, part.where, part.keys)
 
 
@@ -181,7 +181,7 @@ def _of_alike(chosen: RowFilter, records: Sequence[Record]) -> Judged:
 
 
 def value_at(record: Mapping[str, Any], path: Sequence[str]) -> object:
-    """The value at a path in a record, None where there is none."""
+    """Return the value at a path in a record, None where there is none."""
     found: object = record
     for key in path:
         found = cast("Mapping[str, object]", found).get(key) if isinstance(found, Mapping) else None
@@ -253,7 +253,7 @@ def _double(value: int) -> float:
 
 
 def column_at(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array | None:
-    """The column at `path`, null where a struct above it is; None if there is none."""
+    """Return the column at `path`, null where a struct above it is; None if there is none."""
     name, *deeper = path
     if name not in batch.schema.names:
         return None

@@ -74,7 +74,7 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
 def select(
     names: Sequence[str], source: DataSource, size_of: Callable[[str], int]
 ) -> tuple[list[str], Counter[str], list[InputWarning]]:
-    """The files among `names`, below the folder of `source.path`, that are rows of `source`. Raises as `choose` does."""
+    """Return the files among `names`, below the folder of `source.path`, that are rows of `source`. Raises as `choose` does."""
     place, subset = source.path, source.subset
     data = data_names(names, place)
     readable = choose(data, source)
@@ -90,7 +90,7 @@ def select(
 
 
 def data_names(names: Iterable[str], place: str) -> list[str]:
-    """The paths among `names` (below `place`, a path or glob) that hold rows: of a known format, neither hidden nor metadata.
+    """Return the paths among `names` (below `place`, a path or glob) that hold rows: of a known format, neither hidden nor metadata.
 
     Raises InputError, listing the found files instead, if every file is excluded.
     """
@@ -103,7 +103,7 @@ def data_names(names: Iterable[str], place: str) -> list[str]:
 
 
 def kinds_skipped(names: Iterable[str], subset: str | None, place: str = "") -> Counter[str]:
-    """How many of `names` are not `data_names`, by kind: an ending, `hidden`, `metadata` or `no ending`.
+    """Return how many of `names` are not `data_names`, by kind: an ending, `hidden`, `metadata` or `no ending`.
 
     A hidden folder counts as one. With a subset, only the names that belong to it count.
     """
@@ -114,7 +114,7 @@ def kinds_skipped(names: Iterable[str], subset: str | None, place: str = "") -> 
 def unread(
     names: Iterable[str], subset: str | None, size_of: Callable[[str], int], place: str = "", left: Collection[str] = ()
 ) -> list[InputWarning]:
-    """A warning for each ending of files among `names` that look like data and aren't read; `size_of` gives their bytes.
+    """Return a warning for each ending of files among `names` that look like data and aren't read; `size_of` gives their bytes.
 
     `left` are files that could be read, and aren't.
     """
@@ -145,15 +145,15 @@ def _kind_skipped(name: str, place: str) -> str | None:
 
 
 def extension_of(name: str) -> str:
-    """The ending of a file's name in lower case, or `no ending`."""
+    """Return the ending of a file's name in lower case, or `no ending`."""
     ending = ENDING.search(name.rpartition("/")[2].lower())
     return ending[0] if ending else NO_ENDING
 
 
 def named_splits(names: Sequence[str]) -> dict[str, list[str]]:
-    """The files of each split that the paths name, as `datasets` finds them; none if no path names a split.
+    """Return the files of each split that the paths name, as `datasets` finds them; none if no path names a split.
 
-    The first of these to match any file decides for all, and leaves out the files that it doesn't match: numbered files in
+    The first of these to match any file decides for all, and omits the files that it doesn't match: numbered files in
     `data` (`data/SPLIT-00000-of-00004.parquet`), a word for a split in the name of a folder, or of the file.
     """
     rules: tuple[Callable[[str], list[str]], ...] = (
@@ -172,12 +172,12 @@ def named_splits(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def all_splits(names: Sequence[str]) -> dict[str, list[str]]:
-    """The files of each split, by their paths: everything is `train` if no path names a split."""
+    """Return the files of each split, by their paths: everything is `train` if no path names a split."""
     return named_splits(names) or {"train": [*names]}
 
 
 def split_called(splits: Mapping[str, list[str]], asked: str) -> str | None:
-    """The key of `splits` that `asked` names, in any spelling of the hub; None if none or several may be meant."""
+    """Return the key of `splits` that `asked` names, in any spelling of the hub; None if none or several may be meant."""
     if asked in splits:  # before other spellings: a repository may have both `val` and `validation`
         return asked
     meant = [split for split in splits if _usual(split) == _usual(asked)]
@@ -202,12 +202,12 @@ def of_one_format(names: Sequence[str]) -> list[str]:
 
 
 def ending_of(name: str) -> str:
-    """The ending that decides the format of a data file, without a compression's."""
+    """Return the ending that decides the format of a data file, without a compression's."""
     return "." + name[len(without_ending(name)) :].lower().split(".")[1]
 
 
 def choose(names: list[str], source: DataSource) -> list[str]:
-    """The paths among `names` that belong to the subset and split of `source`.
+    """Return the paths among `names` that belong to the subset and split of `source`.
 
     Raises InputError if there are none; the message lists the existing ones, nearest first.
     """
@@ -217,7 +217,7 @@ def choose(names: list[str], source: DataSource) -> list[str]:
 
 
 def of_subset(names: list[str], source: DataSource, subsets: Iterable[str] = ()) -> list[str]:
-    """The paths that have the subset of `source` as a component. Raises as `choose` does; `subsets` are those to list instead."""
+    """Return the paths that have the subset of `source` as a component. Raises as `choose` does; `subsets` are those to list instead."""
     subset = source.subset or ""
     if found := [name for name in names if in_subset(name, subset)]:
         return found
@@ -240,23 +240,23 @@ def of_split(splits: Mapping[str, list[str]], names: list[str], source: DataSour
 
 
 def in_subset(name: str, subset: str) -> bool:
-    """Whether `subset` is one or more whole components of `name`, without its ending."""
+    """Return whether `subset` is one or more whole components of `name`, without its ending."""
     return f"/{subset.strip('/')}/" in f"/{without_ending(name)}/"
 
 
 def in_split(name: str, split: str) -> bool:
-    """Whether `split` is a folder of `name`, or its file is called that, with or without the number of a part."""
+    """Return whether `split` is a folder of `name`, or its file is called that, with or without the number of a part."""
     *folders, file = without_ending(name).split("/")
     return split in {*folders, file, without_number(file)}
 
 
 def without_number(stem: str) -> str:
-    """The name of a file without its ending and without the number of a part."""
+    """Return the name of a file without its ending and without the number of a part."""
     return re.sub(rf"{NUMBER}\Z", "", stem)
 
 
 def missing(source: DataSource, kind: str, asked: str, known: Iterable[str]) -> InputError:
-    """The error for a subset or split that does not exist; lists the existing ones, nearest first."""
+    """Return the error for a subset or split that does not exist; lists the existing ones, nearest first."""
     error = MissingSplitError if kind == "split" else InputError
     near = sorted(known, key=lambda name: (-difflib.SequenceMatcher(None, asked, name).ratio(), name))
     return error(
@@ -265,6 +265,6 @@ def missing(source: DataSource, kind: str, asked: str, known: Iterable[str]) -> 
 
 
 def shortened(names: list[str]) -> str:
-    """The first names of a list as text, and how many more there are."""
+    """Return the first names of a list as text, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(repr(name) for name in names[:SHOWN]) + more

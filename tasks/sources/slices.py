@@ -53,7 +53,7 @@ Cuts = list[tuple[int, int, int]]
 
 
 def cut(file: SourceFile, shard_size: int, fields: Sequence[str], require: Require = require_any) -> list[Slice]:
-    """The slices of a file, in order; none for an empty file of plain text.
+    """Return the slices of a file, in order; none for an empty file of plain text.
 
     `require` checks the columns of a Parquet file. Raises its InputError, and InputError for an empty file that is
     compressed or columnar, as neither can be empty.
@@ -70,7 +70,7 @@ def cut(file: SourceFile, shard_size: int, fields: Sequence[str], require: Requi
 
 
 def leading_share(slices: list[Slice], share: float) -> list[Slice]:
-    """The leading `share` (0 to 1) of the bytes of a dataset; at least one slice if there is one.
+    """Return the leading `share` (0 to 1) of the bytes of a dataset; at least one slice if there is one.
 
     The last slice is shortened if its format can be cut anywhere, else kept whole.
     """
@@ -85,7 +85,7 @@ def leading_share(slices: list[Slice], share: float) -> list[Slice]:
 
 
 def leading_rows(slices: Iterable[Slice], rows: int) -> list[Slice]:
-    """The slices that hold the first `rows` rows of a dataset, the last one limited to the rest of them."""
+    """Return the slices that hold the first `rows` rows of a dataset, the last one limited to the rest of them."""
     kept: list[Slice] = []
     for part in slices:
         if rows <= 0:
@@ -97,7 +97,7 @@ def leading_rows(slices: Iterable[Slice], rows: int) -> list[Slice]:
 
 
 class ContentIndex:
-    """A cache of the hashes of local slices and of the cuts of Parquet files.
+    """A cache of the hashes in local slices and of the cuts of Parquet files.
 
     `entries` maps path, size, times, range and fields, as one string, to the content; `cuts` maps a file and all that decides
     where it is cut to the `(start, stop, size)` of its slices. If the index is lost or damaged, files are read again.
@@ -110,7 +110,7 @@ class ContentIndex:
 
     @classmethod
     def load(cls, data: bytes) -> "ContentIndex":
-        """The index in `data`; an empty one if it is damaged."""
+        """Return the index in `data`; an empty one if it is damaged."""
         try:
             document = unsealed(data)
             return cls(document["entries"], document["cuts"])
@@ -118,13 +118,13 @@ class ContentIndex:
             return cls()
 
     def dump(self) -> bytes:
-        """The index as sealed JSON; equal indexes give equal bytes."""
+        """Return the index as sealed JSON; equal indexes give equal bytes."""
         return sealed({"entries": self.entries, "cuts": self.cuts, "volatile": {}})
 
     def slices(
         self, files: Sequence[SourceFile], shard_size: int, fields: Sequence[str], require: Require = require_any
     ) -> list[Slice]:
-        """The slices of files, in order. Raises as `cut` does."""
+        """Return the slices of files, in order. Raises as `cut` does."""
         known = [self._known_cuts(file, shard_size, fields, require) for file in files]
         threads = THREADS if all(is_local(file.uri) for file in files) else REMOTE_THREADS
         found = _completed(known, files, lambda file: self._cut(file, shard_size, fields, require), threads)
@@ -150,7 +150,7 @@ class ContentIndex:
         return parts
 
     def identify(self, slices: Iterable[Slice], fields: Sequence[str], identity: ChangeDetection) -> list[Slice]:
-        """The slices with their contents, in order; slices without rows are left out."""
+        """Return the slices with their contents, in order; slices without rows are omitted."""
         parts = list(slices)
         known = [self._known(part, fields, identity) for part in parts]
         contents = _completed(known, parts, lambda part: self._read(part, fields), THREADS)
@@ -194,7 +194,7 @@ def _is_settled(file: SourceFile, read_at: int) -> bool:
 
 
 def _columns(file: SourceFile, fields: Sequence[str]) -> Sequence[str]:
-    """The fields that are part of the identity of a file's slices."""
+    """The fields that are part of the identity in a file's slices."""
     return fields if format_of(file).columnar else ()
 
 

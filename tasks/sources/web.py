@@ -40,7 +40,7 @@ class Offered(NamedTuple):
 
 
 def offered(url: str) -> Offered:
-    """The file at a URL. Raises InputError if there is none that can be read, and RunError if the server fails for long."""
+    """Return the file at a URL. Raises InputError if there is none that can be read, and RunError if the server fails for long."""
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise InputError(f"{parts.scheme}://…@{parts.hostname}{parts.path}: holds a name or a password; {DOWNLOAD}")

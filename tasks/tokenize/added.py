@@ -95,7 +95,7 @@ class AddedTokens:
         return [*map(re.escape, shortest), *self._composed()]
 
     def changes_identity(self) -> bool:
-        """Whether ids of data with earlier fingerprints may be wrong."""
+        """Return whether ids of data with earlier fingerprints may be wrong."""
         return any(self._stripping(literal=False)) or any(self._competing(literal=True)) or any(self._composed())
 
     def _written_differently(self, a: str, b: str) -> Iterator[str]:
@@ -194,7 +194,7 @@ def composing() -> tuple[Mapping[str, None], Mapping[str, str]]:
 
 
 def composed_with(character: str) -> list[str]:
-    """The characters that join `character` in NFC."""
+    """Return the characters that join `character` in NFC."""
     own = normalize("NFC", character)
     return [
         mark for mark in composing()[0]
@@ -276,7 +276,7 @@ TOKEN_FILES: Mapping[str, type[BaseModel]] = {
 
 
 def malformed_tokens(file: str, content: bytes) -> tuple[str, str, Any] | None:
-    """The first key in a file on which `AutoTokenizer` fails, with the expected and the given value.
+    """Return the first key in a file on which `AutoTokenizer` fails, with the expected and the given value.
 
     Without the error, the tokens would be missing, and their text would be encoded as ordinary text.
     """
@@ -296,7 +296,7 @@ def malformed_tokens(file: str, content: bytes) -> tuple[str, str, Any] | None:
 
 
 def folder_tokens(config: Mapping[str, Any], ids: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The added tokens that transformers' `AutoTokenizer` makes of a folder without a tokenizer.json, as such a file lists them.
+    """Return the added tokens that transformers' `AutoTokenizer` makes of a folder without a tokenizer.json, as such a file lists them.
 
     `config` is its configuration, `ids` the vocabulary: tokens of the vocabulary keep their ids, the others follow in order.
     """

@@ -6,7 +6,7 @@ offset in the `.bin` (int64, bytes), then the document boundaries (int64), all l
 are 0, 1, …, S and the offsets follow from the lengths. The writer keeps 4 bytes per document in memory and computes the
 other 16 at the end; the reader checks every byte of an index against the lengths.
 
-Megatron cannot map an empty file, so shards without tokens are left out of blends.
+Megatron cannot map an empty file, so shards without tokens are omitted of blends.
 """
 
 import io
@@ -87,12 +87,12 @@ class BinIdxWriter:
         self.tokens += total
 
     def index(self) -> bytes:
-        """The content of the `.idx`, 20 bytes per document."""
+        """Return the content of the `.idx`, 20 bytes per document."""
         return index(np.frombuffer(self._lengths, "<i4"), self._dtype)
 
 
 def index(lengths: np.ndarray, dtype: np.dtype[np.integer]) -> bytes:
-    """The content of an `.idx` for documents of these lengths ([documents], int32, tokens) and ids of `dtype`."""
+    """Return the content of an `.idx` for documents of these lengths ([documents], int32, tokens) and ids of `dtype`."""
     content = io.BytesIO()
     write_index(content, lambda: [lengths], len(lengths), dtype)
     return content.getvalue()
@@ -137,7 +137,7 @@ class Index:
 
 
 def read_index(content: bytes, bin_size: int) -> Index:
-    """The index in `content`, the whole of an `.idx` whose `.bin` has `bin_size` bytes.
+    """Return the index in `content`, the whole of an `.idx` whose `.bin` has `bin_size` bytes.
 
     Raises BinIdxError for any changed byte, except int32 in place of uint16 for zero tokens.
     """

@@ -1,7 +1,7 @@
 """Turn encoded text into the arrays to write: drop empty documents, truncate long ones, add BOS and EOS, check ids.
 
 Whole batches are processed with NumPy. A boolean mask over the output is false for added ids and true for text ids, so one
-assignment places and casts them: about 1 ns per token, compared with some 7 ns for encoding.
+assignment places and casts them: about 1 ns per token, compared with about 7 ns for encoding.
 """
 
 import itertools
@@ -93,12 +93,12 @@ def _with_ends(ids: np.ndarray, lengths: np.ndarray, recipe: PretrainRecipe) -> 
 
 
 def assign_parts(texts: pa.LargeStringArray, recipe: PretrainRecipe) -> np.ndarray:
-    """The part of each document, as an index into PARTS (uint8), by the hash of its text with the holdout's seed."""
+    """Return the part of each document, as an index into PARTS (uint8), by the hash of its text with the holdout's seed."""
     return parts_of(digests_of(texts, recipe.holdout_seed or 0), recipe.holdout_valid, recipe.holdout_test)
 
 
 def digests_of(texts: pa.LargeStringArray, seed: int) -> np.ndarray:
-    """The xxh3_64 of each text with a seed, uint64 [texts]."""
+    """Return the xxh3_64 of each text with a seed, uint64 [texts]."""
     bounds, content = utf8_of(texts)
     pairs, view = itertools.pairwise(bounds.tolist()), content.data
     return np.array([xxhash.xxh3_64_intdigest(view[start:stop], seed) for start, stop in pairs], np.uint64)

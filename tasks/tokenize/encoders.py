@@ -54,7 +54,7 @@ class Encoder(Protocol):
     """Turns text into ids, without adding BOS or EOS."""
 
     def encode(self, texts: pa.LargeStringArray) -> Tokens:
-        """The ids of each text; no text may be null."""
+        """Return the ids of each text; no text may be null."""
         ...
 
 
@@ -112,7 +112,7 @@ class FastokensEncoder:
 
 @dataclass(slots=True)
 class RenewedEncoder:
-    """An encoder that is loaded again whenever the process has grown by `most_growth` bytes since it was loaded.
+    """An encoder that is loaded again each time the process has grown by `most_growth` bytes since it was loaded.
 
     gigatoken remembers every pre-token that it has ever seen: 350 MB of random words take 2.6 GB. Ordinary text takes 0.1 to
     0.2 bytes per byte, so a new start, which costs a second, is needed only after gigabytes. Threads share it: one loads, and the

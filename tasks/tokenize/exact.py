@@ -6,7 +6,7 @@ never compared, from unassigned planes or the last two private ones, or a tangle
 
 Suspects are cached per user, keyed by how a tokenizer normalizes and cuts text, which many tokenizers share, and by the
 versions of the libraries. Finding them in a text costs a comparison per byte and a look-up per high character; if many
-characters are high, a regular expression finds suspects at some 450 MB/s.
+characters are high, a regular expression finds suspects at about 450 MB/s.
 """
 
 import hashlib
@@ -137,7 +137,7 @@ def replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:
 
 
 def encoder_of(vocabulary: Vocabulary, backend: Backend, *, literal: bool) -> Encoder:
-    """The encoder of a vocabulary that the gate chose. Raises ValueError as `exact_encoder` does."""
+    """Return the encoder of a vocabulary that the gate chose. Raises ValueError as `exact_encoder` does."""
     if backend == "reference":
         return vocabulary.reference(literal)
     return exact_encoder(vocabulary, backend, literal=literal)
@@ -145,7 +145,7 @@ def encoder_of(vocabulary: Vocabulary, backend: Backend, *, literal: bool) -> En
 
 @lru_cache(maxsize=8)
 def exact_encoder(vocabulary: Vocabulary, engine: Engine, *, literal: bool) -> ExactEncoder:
-    """The exact encoder of a vocabulary by an engine, built once.
+    """Return the exact encoder of a vocabulary by an engine, built once.
 
     Raises ValueError if the engine does not support the vocabulary, or differs in ways not explained by single characters.
     """
@@ -155,7 +155,7 @@ def exact_encoder(vocabulary: Vocabulary, engine: Engine, *, literal: bool) -> E
 
 
 def forget_encoders() -> None:
-    """Free all encoders of this process, some 100 to 500 MB each. The next one is loaded again, which takes a second."""
+    """Free all encoders of this process, about 100 to 500 MB each. The next one is loaded again, which takes a second."""
     exact_encoder.cache_clear()
     return_freed_memory()
 

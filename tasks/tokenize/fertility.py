@@ -76,7 +76,7 @@ class TokenKinds:
 
 
 def kinds_of(vocabulary: Vocabulary) -> TokenKinds:
-    """The kinds of all tokens of a vocabulary; takes 0.5 s, and 2 s more for an encoding of tiktoken."""
+    """Return the kinds of all tokens of a vocabulary; takes 0.5 s, and 2 s more for an encoding of tiktoken."""
     fallback, long = (np.zeros(vocabulary.size, np.bool_) for _ in range(2))
     for number, (spelled, is_byte) in token_bytes(orjson.loads(vocabulary.definition())).items():
         fallback[number] = is_byte or not _is_text(spelled)
@@ -86,7 +86,7 @@ def kinds_of(vocabulary: Vocabulary) -> TokenKinds:
 
 
 def token_bytes(definition: Mapping[str, Any]) -> dict[int, tuple[bytes, bool]]:
-    """The bytes of each token of a parsed tokenizer.json, by id, and whether it is a piece for a byte."""
+    """Return the bytes of each token of a parsed tokenizer.json, by id, and whether it is a piece for a byte."""
     model, added = definition["model"], definition.get("added_tokens") or []
     listed = model["vocab"]
     pieces = listed.items() if isinstance(listed, dict) else ((piece, at) for at, (piece, _) in enumerate(listed))
@@ -96,7 +96,7 @@ def token_bytes(definition: Mapping[str, Any]) -> dict[int, tuple[bytes, bool]]:
 
 
 def count_texts(texts: pa.LargeStringArray) -> TextCounts:
-    """The size of a batch of texts."""
+    """Return the size of a batch of texts."""
     counts = [compute.call_function(name, [texts]) for name in ("binary_length", "utf8_length")]
     counts.append(compute.call_function("count_substring_regex", [texts], WORD))
     return TextCounts(len(texts), *(compute.call_function("sum", [each]).as_py() or 0 for each in counts))

@@ -84,7 +84,7 @@ class FimRecipe:
         return frozenset(string for string, number in vocabulary.controls.items() if number in ids)
 
     def roles(self, ids: np.ndarray) -> np.ndarray:
-        """The part of a stored document that each token is in, as an index into ROLES (int8 [tokens]).
+        """Return the part of a stored document that each token is in, as an index into ROLES (int8 [tokens]).
 
         A control token is in the part that it begins. No mark follows the last part, so text behind a fragment counts as its middle.
         """
@@ -102,7 +102,7 @@ class FimRecipe:
 
 
 def fim_recipe(fim: Fim | None, vocabulary: Vocabulary) -> FimRecipe | None:
-    """The recipe of `fim` with a vocabulary; None if no document is rearranged.
+    """Return the recipe of `fim` with a vocabulary; None if no document is rearranged.
 
     Raises InputError for tokens that the vocabulary lacks, and for a vocabulary that does not keep the text of pieces.
     """
@@ -190,7 +190,7 @@ class FimEncoder:
     most: int | None = None
 
     def encode(self, texts: pa.LargeStringArray, eligible: np.ndarray) -> Filled:
-        """The ids of each text, rearranged only where `eligible` (bool [texts]); `by_reference` counts pieces."""
+        """Return the ids of each text, rearranged only where `eligible` (bool [texts]); `by_reference` counts pieces."""
         bounds, content = utf8_of(texts)
         bounds, content = bounds - bounds[0], content[bounds[0] : bounds[-1]]
         digests = digests_of(texts, self.recipe.seed)
@@ -303,7 +303,7 @@ def _ends(lengths: np.ndarray) -> np.ndarray:
 
 
 def fim_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """A line about each dataset of a manifest with rearranged documents."""
+    """Yield a line about each dataset of a manifest with rearranged documents."""
     found: dict[str, Counter[str]] = {}
     for entry in manifest["shards"]:
         if FACT in entry.get("facts", {}):

@@ -111,7 +111,7 @@ class Gate:
     literal: bool
 
     def verdict(self) -> Verdict:
-        """The first engine that equals the reference, or the reference."""
+        """Return the first engine that equals the reference, or the reference."""
         refused: dict[Engine, str] = {}
         for engine in ENGINES:
             difference = self.difference(engine)
@@ -121,7 +121,7 @@ class Gate:
         return Verdict("reference", refused)
 
     def difference(self, engine: Engine) -> str | None:
-        """How an engine differs from the reference; None if it does not."""
+        """Return how an engine differs from the reference; None if it does not."""
         key = [
             engine, self.vocabulary.fingerprint, self.literal, self.which, [_which(part) for part in self._sampled],
             nasty_strings(self.vocabulary), SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS, SWEEP_VERSION, [version(library) for library in LIBRARIES],
@@ -185,7 +185,7 @@ def _which(part: Slice) -> list[Any]:
 
 
 def texts_of(text_field: str, part: Slice) -> Iterator[str]:
-    """The texts of a slice, in order."""
+    """Yield the texts of a slice, in order."""
     for batch in read_texts(part, text_field):
         yield from batch.texts.to_pylist()
 
@@ -203,7 +203,7 @@ class Speed:
 
 
 def fastest_engine(gate: Gate, size: int) -> Engine | None:
-    """The fastest engine for `size` bytes of source, of those that pass the gate; None if none does."""
+    """Return the fastest engine for `size` bytes of source, of those that pass the gate; None if none does."""
     vocabulary, libraries = gate.vocabulary, [(engine, version(engine)) for engine in ENGINES]
     key = [vocabulary.fingerprint, gate.literal, libraries, platform.node(), platform.machine(), COURSE]
     place = user_cache("races", f"{hashlib.sha256(orjson.dumps(key)).hexdigest()[:32]}.json")

@@ -102,7 +102,7 @@ def _recipe(
 
 
 def worker_arguments(planned: PretrainPlan) -> dict[str, Any]:
-    """The arguments that workers get besides the shard."""
+    """Return the arguments that workers get besides the shard."""
     settings, found = planned.settings, planned.found
     return {
         "tokenizer": pinned(settings.tokenizer, found.vocabulary.commit).model_dump(),
@@ -222,7 +222,7 @@ def _pair(store: Store, receipt: Receipt, part: str) -> list[str]:
 
 
 def plan_join(planned: PretrainPlan, finished: Sequence[Finished]) -> Plan:
-    """The prefixes of tokenized shards."""
+    """Return the prefixes of tokenized shards."""
     dtype = token_dtype(planned.found.vocabulary.size)
     return plan_prefixes(finished, planned.plan.store, planned.settings.prefix_size, dtype)
 

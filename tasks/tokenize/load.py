@@ -89,7 +89,7 @@ RENUMBERED = frozenset(
 
 
 def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
-    """The vocabulary, with the BOS and EOS that the settings need.
+    """Return the vocabulary, with the BOS and EOS that the settings need.
 
     Raises InputError if it cannot be found, or if BOS or EOS is needed and the tokenizer has none.
     """
@@ -108,7 +108,7 @@ def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
 
 
 def planned_vocabulary(source: TokenizerSource, fingerprint: str | None) -> Vocabulary:
-    """The vocabulary that a shard was planned with, on this worker. Raises RunError if a different one is found."""
+    """Return the vocabulary that a shard was planned with, on this worker. Raises RunError if a different one is found."""
     vocabulary = find_vocabulary(source)
     if vocabulary.fingerprint != fingerprint:
         raise RunError(
@@ -119,7 +119,7 @@ def planned_vocabulary(source: TokenizerSource, fingerprint: str | None) -> Voca
 
 
 def find_vocabulary(source: TokenizerSource) -> Vocabulary:
-    """The vocabulary of `source.model`, loaded again only if its files change. Raises InputError if it cannot be found."""
+    """Return the vocabulary of `source.model`, loaded again only if its files change. Raises InputError if it cannot be found."""
     return load_named(source.model, source.revision, _stamps(source.model))
 
 
@@ -141,12 +141,12 @@ def commit_notes(source: TokenizerSource, vocabulary: Vocabulary) -> dict[str, s
 
 
 def commit_of(vocabulary: Vocabulary) -> dict[str, str]:
-    """The manifest's entry for the commit of a tokenizer from the hub; none for others."""
+    """Return the manifest's entry for the commit of a tokenizer from the hub; none for others."""
     return {"commit": vocabulary.commit} if vocabulary.commit else {}
 
 
 def recorded_vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary that the shards of a manifest were built with. Raises InputError if the one found differs."""
+    """Return the vocabulary that the shards of a manifest were built with. Raises InputError if the one found differs."""
     chosen = manifest["settings"]["tokenizer"]
     named = {name: value for name, value in chosen.items() if name in TokenizerSource.model_fields}
     source = parse(TokenizerSource, named, f"{MANIFEST}: settings.tokenizer")
@@ -381,7 +381,7 @@ def _from_hub(name: str, revision: str | None) -> Vocabulary:
 
 @lru_cache(maxsize=4)
 def load_commit(folder: Path, inside: str) -> Vocabulary:
-    """The vocabulary in a file or folder of a commit; loaded once, whether it was asked for by branch or by commit."""
+    """Return the vocabulary in a file or folder of a commit; loaded once, whether it was asked for by branch or by commit."""
     found = folder / inside
     return replace(_from_file(found) if found.is_file() else _from_folder(found), commit=folder.name)
 

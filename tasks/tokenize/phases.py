@@ -1,7 +1,7 @@
 """Phases: which documents of which prefixes a phase of training reads.
 
     OUT/phases/main.json                         Megatron's blend of a phase
-    OUT/phases/main/data_00000_1a2b3c4d.bin/.idx   a range of the documents of a prefix
+    OUT/phases/main/data_00000_1a2b3c4d.bin/.idx   a range of the documents in a prefix
 
 The documents of a dataset are in a line, prefix after prefix. If the phases together read less than the line, they divide the
 line in proportion, and each draws from its own part at random. Otherwise phase after phase takes its tokens from the line, so
@@ -85,7 +85,7 @@ class Range:
 
 
 def cut_phases(pairs: Sequence[Pair], mix: Mix) -> list[list[Range]]:
-    """The ranges that each phase reads. Raises InputError for a dataset with too few documents to be divided."""
+    """Return the ranges that each phase reads. Raises InputError for a dataset with too few documents to be divided."""
     phases: list[list[Range]] = [[] for _ in mix.phases]
     for name in dict.fromkeys(pair.dataset for pair in pairs):
         own, at = [pair for pair in pairs if pair.dataset == name], 0.0

@@ -56,7 +56,7 @@ class Member:
 
     @classmethod
     def of(cls, receipt: Receipt, part: str) -> "Member":
-        """The pair of a part. Raises RunError if the receipt lists none."""
+        """Return the pair of a part. Raises RunError if the receipt lists none."""
         tokens = next((output for output in receipt.outputs if output.path == f"{part}.bin"), None)
         if tokens is None or part not in receipt.parts:
             raise RunError(f"shard {receipt.key}: its receipt lists no {part}.bin; run tokenmill verify on the folder")
@@ -69,7 +69,7 @@ class Member:
 
 
 def plan_prefixes(finished: Sequence[Finished], shards: Store, prefix_size: int, dtype: np.dtype[np.integer]) -> Plan:
-    """The prefixes of finished shards, in the order of the plan, and the receipts of those that are whole.
+    """Return the prefixes of finished shards, in the order of the plan, and the receipts of those that are whole.
 
     A prefix is whole if it is verified and its members don't have their own `.bin`. Raises InputError if a split has more prefixes than
     Megatron can open.
@@ -200,7 +200,7 @@ class _Hashing:
 
 
 def inspect_prefix(store: Store, receipt: Receipt) -> list[str]:
-    """Whether the `.idx` of a prefix is the one that the indices of its members give.
+    """Return whether the `.idx` of a prefix is the one that the indices of its members give.
 
     Members without a valid receipt or index are not compared; inspecting them reports that.
     """

@@ -164,7 +164,7 @@ def tiktoken_file(content: bytes, config: Mapping[str, Any]) -> RankFile | None:
 
 
 def tiktoken_ranks(content: bytes) -> dict[bytes, int] | None:
-    """The ranks in a file with a token in base64 and a number on each line, else None."""
+    """Return the ranks in a file with a token in base64 and a number on each line, else None."""
     try:
         pairs = (line.split() for line in content.splitlines() if line)
         return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs} or None
@@ -186,7 +186,7 @@ def _content(token: Any) -> str:  # noqa: ANN401 - JSON
 
 
 def tekken_file(content: bytes, tekken: Mapping[str, Any]) -> RankFile:
-    """The ranks of a parsed tekken.json. Raises KeyError, TypeError or ValueError for one that has not all that it needs."""
+    """Return the ranks of a parsed tekken.json. Raises KeyError, TypeError or ValueError for one that has not all that it needs."""
     config = tekken["config"]
     count, size = config["default_num_special_tokens"], config["default_vocab_size"]
     listed = tekken.get("special_tokens")

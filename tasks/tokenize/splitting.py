@@ -62,7 +62,7 @@ class Splitting:
 
 
 def huggingface_splitting(definition: Mapping[str, Any], engine: Loader) -> Splitting | None:
-    """The splitting of a parsed tokenizer.json by an engine, or None if it is not a byte-level BPE."""
+    """Return the splitting of a parsed tokenizer.json by an engine, or None if it is not a byte-level BPE."""
     model, cutting, normalizer = (definition.get(part) or {} for part in ("model", "pre_tokenizer", "normalizer"))
     steps = list(_steps(cutting, "pretokenizers"))
     normalizes = any(_steps(normalizer, "normalizers"))
@@ -81,7 +81,7 @@ def huggingface_splitting(definition: Mapping[str, Any], engine: Loader) -> Spli
 
 
 def tiktoken_splitting(given: Ranks, engine: Loader) -> Splitting:
-    """The splitting of a tiktoken encoding by an engine."""
+    """Return the splitting of a tiktoken encoding by an engine."""
 
     def encoders(ranks: Mapping[bytes, int]) -> tuple[Encoder, Encoder]:
         reference = tiktoken.Encoding(
@@ -98,7 +98,7 @@ def tiktoken_splitting(given: Ranks, engine: Loader) -> Splitting:
 
 
 def ranks_splitting(pattern: str, engine: Loader, *, nfc: bool) -> Splitting:
-    """The splitting of a file of ranks by an engine, which reads it as a tokenizer.json."""
+    """Return the splitting of a file of ranks by an engine, which reads it as a tokenizer.json."""
 
     def encoders(ranks: Mapping[bytes, int]) -> tuple[Encoder, Encoder]:
         encoding = tiktoken.Encoding("artificial", pat_str=pattern, mergeable_ranks=dict(ranks), special_tokens={})
@@ -164,7 +164,7 @@ POSSESSIVE = re.compile(r"(\\p\{\w+\}\{\d+,\d+\})\+")
 
 
 def tiktoken_definition(encoding: tiktoken.Encoding, *, nfc: bool = False) -> bytes:
-    """The tokenizer.json that encodes like `encoding`, after NFC if asked; its control strings are special tokens."""
+    """Return the tokenizer.json that encodes like `encoding`, after NFC if asked; its control strings are special tokens."""
     ranks: Mapping[bytes, int] = encoding._mergeable_ranks  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     pattern = POSSESSIVE.sub(r"(?>\1)", encoding._pat_str)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     tokenizer = byte_level_bpe(ranks)
@@ -188,7 +188,7 @@ def tiktoken_definition(encoding: tiktoken.Encoding, *, nfc: bool = False) -> by
 
 
 def byte_level_bpe(ranks: Mapping[bytes, int]) -> tokenizers.Tokenizer:
-    """A tokenizer that merges by rank, without normalizing or cutting."""
+    """Return a tokenizer that merges by rank, without normalizing or cutting."""
     spelled = byte_letters()
 
     def text(token: bytes) -> str:
@@ -206,6 +206,6 @@ def byte_level_bpe(ranks: Mapping[bytes, int]) -> tokenizers.Tokenizer:
 
 
 def byte_letters() -> dict[int, int]:
-    """The code point of the letter that a byte-level BPE writes for each byte."""
+    """Return the code point of the letter that a byte-level BPE writes for each byte."""
     moved = [byte for byte in range(256) if byte not in PRINTABLE]
     return {byte: byte for byte in PRINTABLE} | {byte: 256 + place for place, byte in enumerate(moved)}

@@ -113,12 +113,12 @@ class Context:
     after: str
 
     def around(self, character: str) -> str:
-        """The character in its context, on a separate line."""
+        """Return the character in its context, on a separate line."""
         return f"\n{self.before}{character}{self.after}\n"
 
 
 def suspect_characters(vocabulary: Vocabulary, engine: Engine) -> list[int]:
-    """The code points of SWEPT that an engine and the reference treat differently, ascending.
+    """Return the code points of SWEPT that an engine and the reference treat differently, ascending.
 
     Raises ValueError if the engine does not support the vocabulary, or differs in ways not explained by single
     characters.
@@ -137,7 +137,7 @@ def suspect_characters(vocabulary: Vocabulary, engine: Engine) -> list[int]:
 
 
 def cut_differently(splitting: Splitting) -> set[int]:
-    """The code points around which the fast encoder and the reference cut different pieces.
+    """Return the code points around which the fast encoder and the reference cut different pieces.
 
     Raises ValueError if they do so around one of CLASSES that they otherwise agree on.
     """
@@ -154,7 +154,7 @@ def cut_differently(splitting: Splitting) -> set[int]:
 
 
 def normalized_differently(fast: NormalForm, reference: NormalForm) -> set[int]:
-    """The code points that make the normal forms of a text differ.
+    """Return the code points that make the normal forms of a text differ.
 
     The normal form of assigned characters never changes (Unicode Standard Annex 15, stability), so only characters newer
     than the older of the two tables can differ. Each is tried with all that it may combine with.
@@ -177,7 +177,7 @@ def normalized_differently(fast: NormalForm, reference: NormalForm) -> set[int]:
 
 
 def found_in(writings: Iterable[Writing], alike: Alike) -> set[int]:
-    """The code points of SWEPT that are treated differently in one of the texts written around them."""
+    """Return the code points of SWEPT that are treated differently in one of the texts written around them."""
     found: set[int] = set()
     for writing in writings:
         found.update(differing(writing, [number for number in _swept() if number not in found], alike))
@@ -185,7 +185,7 @@ def found_in(writings: Iterable[Writing], alike: Alike) -> set[int]:
 
 
 def differing(writing: Writing, numbers: Sequence[int], alike: Alike) -> Iterator[int]:
-    """The code points among `numbers` that are treated differently in the text written around them."""
+    """Yield the code points among `numbers` that are treated differently in the text written around them."""
     groups = [numbers[start : start + GROUP] for start in range(0, len(numbers), GROUP)]
     while groups:
         same = alike(["".join(writing(chr(number)) for number in group) for group in groups])
@@ -220,7 +220,7 @@ def showing_borders(candidates: Iterable[Context]) -> dict[bytes, int]:
     """Ranks by which a character of several bytes merges with its neighbors in the same piece.
 
     Its first byte merges with the ASCII before it, and its last byte with the ASCII after it or with the first byte of the
-    next such character; ASCII merges first. So borders between pieces show in the ids, whatever the character.
+    next such character; ASCII merges first. So borders between pieces show in the ids, for any character.
     """
     runs = {run for context in candidates for side in (context.before, context.after) for run in _ascii_runs(side)}
     written = sorted(runs, key=lambda run: (len(run), run))
@@ -246,7 +246,7 @@ def _ascii_runs(text: str) -> Iterator[bytes]:
 def telling(
     candidates: Sequence[Context], documents: Sequence[np.ndarray], ranks: Mapping[bytes, int]
 ) -> list[Context]:
-    """A few contexts that distinguish all of CLASSES that any of the candidates distinguishes.
+    """Return a few contexts that distinguish all of CLASSES that any of the candidates distinguishes.
 
     `documents` are the ids of each of CLASSES in each of the candidates, in order, by the reference with `ranks`.
     """
@@ -297,7 +297,7 @@ def _may_be_new_letter_or_mark(number: int) -> bool:
 
 
 def contexts(patterns: Iterable[str]) -> list[Context]:
-    """The contexts of a pre-tokenizer that applies the regular expressions `patterns`."""
+    """Return the contexts of a pre-tokenizer that applies the regular expressions `patterns`."""
     words = examples(patterns)
     whole = {Context(word[:place], word[place + 1 :]) for word in words for place in range(len(word))}
     ends = {word[-END:] for word in words}
@@ -308,7 +308,7 @@ def contexts(patterns: Iterable[str]) -> list[Context]:
 
 
 def examples(patterns: Iterable[str]) -> list[str]:
-    """A text for each alternative of the regular expressions, with and without optional parts; one character per class."""
+    """Return a text for each alternative of the regular expressions, with and without optional parts; one character per class."""
     alternatives = (parts for pattern in patterns for parts in _alternatives(iter(PIECES.findall(pattern))))
     written = {"".join(part if len(part) == 1 else _member(part) for part in parts) for parts in alternatives}
     return sorted(written - {""})

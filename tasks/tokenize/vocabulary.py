@@ -107,7 +107,7 @@ class Definition:
 
     @classmethod
     def of(cls, content: bytes) -> "Definition":
-        """The definition in a file. Raises ValueError for invalid JSON before the model, KeyError without a model."""
+        """Return the definition in a file. Raises ValueError for invalid JSON before the model, KeyError without a model."""
         found = MODEL.search(content)
         with suppress(orjson.JSONDecodeError):  # if it is no key of the outermost object
             others = orjson.loads(content[: found.end()] + b"null}") if found else {}
@@ -119,7 +119,7 @@ class Definition:
         return cls(content, others, orjson.dumps(others.pop("model")))
 
     def changed(self, **changes: Any) -> "Definition":  # noqa: ANN401 - JSON
-        """The same with other values of some keys before the model."""
+        """Return the same with other values of some keys before the model."""
         others = {**self.others, **changes}
         return Definition(orjson.dumps({**others, "model": orjson.Fragment(self.model)}), others, self.model)
 
@@ -128,7 +128,7 @@ class Definition:
         return self.others.get("added_tokens") or []
 
     def with_tokens_of(self, config: Mapping[str, Any]) -> "Definition":
-        """The same with the tokens of its folder that it lacks, as `AutoTokenizer` adds them."""
+        """Return the same with the tokens of its folder that it lacks, as `AutoTokenizer` adds them."""
         ids = self._ids(orjson.loads(self.model))
         new = [token for token in folder_tokens(config, ids) if token["content"] not in ids]
         return self.changed(added_tokens=[*self.added, *new])
@@ -148,7 +148,7 @@ class Definition:
         return AddedTokens([Added.of(token) for token in self.added], changes, composes)
 
     def facts(self, config: Mapping[str, Any]) -> Facts:
-        """The facts of its model. Raises ValueError, TypeError or KeyError for one without a vocabulary."""
+        """Return the facts of its model. Raises ValueError, TypeError or KeyError for one without a vocabulary."""
         model = orjson.loads(self.model)
         ids = self._ids(model)
         bos, eos = (ids.get(name) if name else None for name in named_tokens(config))
@@ -157,7 +157,7 @@ class Definition:
 
 
 def named_tokens(config: Mapping[str, Any]) -> list[str | None]:
-    """The BOS and EOS tokens that a configuration names."""
+    """Return the BOS and EOS tokens that a configuration names."""
     tokens = [config.get(name) for name in ("bos_token", "eos_token")]
     return [token["content"] if isinstance(token, dict) else token for token in tokens]
 
@@ -165,7 +165,7 @@ def named_tokens(config: Mapping[str, Any]) -> list[str | None]:
 def huggingface_vocabulary(
     definition: Definition, config: Mapping[str, Any], facts: Facts, fingerprint: str
 ) -> Vocabulary:
-    """The vocabulary of a tokenizer.json.
+    """Return the vocabulary of a tokenizer.json.
 
     `config` is the content of the tokenizer_config.json or special_tokens_map.json beside it, which name BOS and EOS;
     `facts` and `fingerprint` belong to the definition.
@@ -207,7 +207,7 @@ def huggingface_vocabulary(
 def merges_definition(
     vocab: Mapping[str, int], merges: str, config: Mapping[str, Any]
 ) -> tuple[Definition, dict[str, Any]]:
-    """The tokenizer.json of a vocab.json and the merges.txt beside it, and its configuration with the names that its class adds.
+    """Return the tokenizer.json of a vocab.json and the merges.txt beside it, and its configuration with the names that its class adds.
 
     Raises ValueError for a class that isn't known to cut text as GPT-2 or Qwen 2 do.
     """
@@ -246,7 +246,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def huggingface_fingerprint(definition: Definition) -> str:
-    """The fingerprint of a tokenizer.json. Where added tokens compete, ids of earlier versions may be wrong, and aren't reused."""
+    """Return the fingerprint of a tokenizer.json. Where added tokens compete, ids of earlier versions may be wrong, and aren't reused."""
     revised = [b"tangles"] if definition.matching.changes_identity() else []
     return _digest(b"huggingface", definition.content, *revised)
 
@@ -292,7 +292,7 @@ def _huggingface_reference(loaded: Callable[[], tokenizers.Tokenizer], *, litera
 def tiktoken_vocabulary(
     name: str, ranks_path: str, ranks_digest: str, pretokenizer: str | None, special: Mapping[str, int], size: int
 ) -> Vocabulary:
-    """The vocabulary of a named tiktoken encoding.
+    """Return the vocabulary of a named tiktoken encoding.
 
     `ranks_path` is the local file of its mergeable ranks and `ranks_digest` their hash; `pretokenizer` is gigatoken's
     name for its pre-tokenizer, or None; `special` maps control strings to ids.
@@ -390,7 +390,7 @@ VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5
 def sentencepiece_vocabulary(
     model: bytes, config: Mapping[str, Any] | None = None, guarded: frozenset[str] = frozenset()
 ) -> Vocabulary:
-    """The vocabulary of a SentencePiece model.
+    """Return the vocabulary of a SentencePiece model.
 
     `config` is its folder's (see `folder_tokens`): its tokens are matched in text, special ones only without `literal`. The
     model's own control pieces never match text. `guarded` tokens of the folder count as special.
@@ -475,7 +475,7 @@ def _spelled(processor: Any, controls: Mapping[str, int], ids: Sequence[int]) ->
 
 
 def with_pieces(model: bytes, kinds: Mapping[str, int], added: Sequence[tuple[str, int]]) -> bytes:
-    """The model whose pieces named in `kinds` have these types, with more pieces of the types in `added` at the end.
+    """Return the model whose pieces named in `kinds` have these types, with more pieces of the types in `added` at the end.
 
     Raises ValueError for a file that isn't a model.
     """

@@ -154,7 +154,7 @@ def record(found: BenchmarkRecord, folder: str) -> str:
 
 
 def baseline_of(found: BenchmarkRecord, folder: str) -> BenchmarkRecord:
-    """The baseline of the same configuration and device. Raises InputError if there is none."""
+    """Return the baseline of the same configuration and device. Raises InputError if there is none."""
     place = _place(folder, found.key)
     if read_bytes(place) is None:
         raise InputError(
@@ -165,7 +165,7 @@ def baseline_of(found: BenchmarkRecord, folder: str) -> BenchmarkRecord:
 
 
 def read_record(path: str) -> BenchmarkRecord:
-    """The record in a file. Raises InputError."""
+    """Return the record in a file. Raises InputError."""
     content = read_bytes(path)
     if content is None:
         raise InputError(f"{path}: no such file; name a record that tokenmill benchmark wrote")

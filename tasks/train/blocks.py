@@ -4,7 +4,7 @@
 
 `tokenmill order` with `block_hashes=true` hashes the blocks of each file and, in the same pass, the whole file, which must be as the
 preparation recorded it. A training run checks .idx files, which locate documents, when it starts. A block of a .bin is
-hashed whenever a sample reads from it: some 3 microseconds each.
+hashed each time a sample reads from it: about 3 microseconds each.
 """
 
 import mmap
@@ -98,7 +98,7 @@ def check_places_of_documents(data: TrainData) -> None:
 
 
 def require_block_hashes(data: TrainData) -> None:
-    """Raises InputError unless all blocks that a training may read are hashed, and the data are in a local folder."""
+    """Raises InputError unless all blocks that a training run may read are hashed, and the data are in a local folder."""
     if not is_local(data.path):
         raise InputError(f"check_reads=true: {data.path} is read by ranges; only data in a local folder can be checked")
     missing = next((target for _, target in _hashed_files(data) if not Path(target).exists()), None)
@@ -109,7 +109,7 @@ def require_block_hashes(data: TrainData) -> None:
 
 
 def block_checks(data: TrainData, split: str, samples: Any) -> BlockChecks:  # noqa: ANN401 - megatron-core has no types
-    """The checks of a split that is read by megatron-core's dataset `samples`. Raises InputError without block hashes."""
+    """Return the checks of a split that is read by megatron-core's dataset `samples`. Raises InputError without block hashes."""
     require_block_hashes(data)
     files = [f"{file}.bin" for source in data.of(split) for file in source.files]
     places = [block_file(data.path, content) for content in contents_of(data, split)]
@@ -143,7 +143,7 @@ def block_calls(data: TrainData) -> list[Mapping[str, Any]]:
 
 
 def _hashed_files(data: TrainData) -> Iterator[tuple[str, str]]:
-    """The files that a training reads, each with the place of its block hashes."""
+    """The files that a training run reads, each with the place of its block hashes."""
     for split in READ_SPLITS:
         for source in data.of(split):
             for file, content in zip(source.files, source.contents, strict=True):

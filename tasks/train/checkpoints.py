@@ -69,14 +69,14 @@ def resume(engine: "MegatronEngine", world: "World", output_dir: str) -> int:
 
 
 def steps_in(output_dir: str) -> list[int]:
-    """The steps of all checkpoints, in order."""
+    """Return the steps of all checkpoints, in order."""
     folder = Path(output_dir, CHECKPOINTS)
     found = [NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(match[1]) for match in found if match)
 
 
 def folder_of(output_dir: str, step: int) -> str:
-    """The folder of a step's checkpoint."""
+    """Return the folder of a step's checkpoint."""
     return f"{output_dir}/{CHECKPOINTS}/step_{step:08d}"
 
 
@@ -109,7 +109,7 @@ def _facts(place: str) -> dict[str, Any]:
 
 
 def saved_events(output_dir: str) -> list[TrainStep | Validated]:
-    """The losses recorded in all checkpoints. Raises InputError for a damaged file."""
+    """Return the losses recorded in all checkpoints. Raises InputError for a damaged file."""
     places = [f"{folder_of(output_dir, step)}/{FACTS}" for step in steps_in(output_dir)]
     recorded = [(event, place) for place in places for event in _facts(place)["events"]]
     return [parse(TrainStep if event["event"] == "step" else Validated, event, place) for event, place in recorded]

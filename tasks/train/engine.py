@@ -40,20 +40,20 @@ class World:
         return self.rank == 0
 
     def reduced(self, values: list[float], how: Reduction) -> list[float]:
-        """The sum or maximum of each value over all processes, in float64."""
+        """Return the sum or maximum of each value over all processes, in float64."""
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         distributed.all_reduce(tensor, OPERATIONS[how])
         return tensor.tolist()
 
     def gathered(self, values: Sequence[int]) -> list[list[int]]:
-        """The values of every process, in int64."""
+        """Return the values of every process, in int64."""
         own = torch.tensor(values, dtype=torch.int64, device=self.device)
         found = [torch.empty_like(own) for _ in range(self.size)]
         distributed.all_gather(found, own)
         return [each.tolist() for each in found]
 
     def broadcast(self, text: str | None) -> str:
-        """The text of the first process, in every process."""
+        """Return the text of the first process, in every process."""
         texts = [text]
         distributed.broadcast_object_list(texts, src=0, device=self.device)
         return texts[0] or ""
@@ -73,7 +73,7 @@ class World:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def device_name(self) -> str:
-        """The name that the driver gives the device."""
+        """Return the name that the driver gives the device."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
 
@@ -108,7 +108,7 @@ class BatchShape:
     accumulated: int
 
     def numbers(self, step: int) -> list[list[int]]:
-        """The row numbers of each micro-batch of this replica in a step, counted from 0."""
+        """Return the row numbers of each micro-batch of this replica in a step, counted from 0."""
         size = self.micro_batch
         first = step * self.replicas * self.accumulated * size
         begins = [first + (turn * self.replicas + self.replica) * size for turn in range(self.accumulated)]

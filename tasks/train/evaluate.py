@@ -6,7 +6,7 @@ half a minute on an H100 at half of its peak.
 
 Perplexity does not show how a model generates: it may loop, never end, or write nothing like its data. Greedy decoding repeats
 exactly, but shows loops earlier than sampling would. Each new token reads all weights once: 32 tokens of a billion
-bfloat16 weights move 64 GB, some 30 ms at 2 TB/s.
+bfloat16 weights move 64 GB, about 30 ms at 2 TB/s.
 
 `python -m tokenmill.tasks.train.evaluate REQUEST.json` runs as a separate process, which frees the GPU when it ends.
 """

@@ -94,7 +94,7 @@ def emit(event: Event) -> None:
 
 
 def event_in(line: str) -> Event | None:
-    """The event in a line of output, None for a line of the log."""
+    """Return the event in a line of output, None for a line of the log."""
     if not line.startswith("{"):
         return None
     try:

@@ -4,7 +4,7 @@ A document of a .bin/.idx is one sequence, and all of its tokens but the first a
 without padding, and the tokens that training would learn are scored. So the loss covers the same tokens as in training, but reads each document from its own beginning, which makes runs
 with different row lengths comparable.
 
-A million tokens of .bin/.idx or 64 packs are in memory at once, some 20 MB. One core reads 250 million tokens of a .bin or 40
+A million tokens of .bin/.idx or 64 packs are in memory at once, about 20 MB. One core reads 250 million tokens of a .bin or 40
 million of packs per second, hundreds of times faster than a model scores them.
 """
 
@@ -23,7 +23,7 @@ from .job import TrainData
 
 
 def held_out(data: TrainData, split: Split, max_tokens: int | None = None) -> Iterator[tuple[str, Completions]]:
-    """The documents of a split in batches, each with the name of its dataset; datasets in the order of the blend.
+    """Yield the documents of a split in batches, each with the name of its dataset; datasets in the order of the blend.
 
     Each dataset gives its first document, and more whole documents while they fit into `max_tokens`. Raises InputError when
     nothing was held out, RunError for missing or damaged files.

@@ -1,4 +1,4 @@
-"""The record of a training: its steps over all starts, and its result.
+"""The record of a training run: its steps over all starts, and its result.
 
     OUT/metrics.jsonl    a line per step, from its latest execution
     OUT/training.json    sealed; written after the model, so it means that training has finished
@@ -28,7 +28,7 @@ TRAINING = "training.json"
 
 @dataclass(slots=True)
 class History:
-    """The steps and losses of a training by the number of the step; `started` is its last start."""
+    """The steps and losses of a training run by the number of the step; `started` is its last start."""
 
     output_dir: str
     steps: dict[int, TrainStep] = field(default_factory=dict[int, TrainStep])
@@ -52,7 +52,7 @@ class History:
 
 
 def history_of(output_dir: str) -> History:
-    """The history of the training in a folder, including events that only its checkpoints hold. Raises InputError."""
+    """Return the history of the training run in a folder, including events that only its checkpoints hold. Raises InputError."""
     found, place = History(output_dir), join(output_dir, METRICS)
     for number, line in enumerate((read_bytes(place) or b"").decode(errors="replace").splitlines(), 1):
         event = event_in(line)
@@ -94,14 +94,14 @@ def publish_training(job: Job, history: History, seconds: float) -> dict[str, An
 
 
 def made_from(job: Job) -> list[dict[str, str]]:
-    """The inputs of a training: the preparation, and the model that it starts from."""
+    """Return the inputs of a training run: the preparation, and the model that it starts from."""
     data = {"type": job.data.kind, "path": job.data.path, "digest": job.data.made_from}
     start = job.settings.start_from
     return [data, {"type": "model", "path": start}] if start else [data]
 
 
 def read_training(output_dir: str) -> dict[str, Any]:
-    """The record of a finished training. Raises InputError if there is none, or it is damaged."""
+    """Return the record of a finished training. Raises InputError if there is none, or it is damaged."""
     record = ended_training(output_dir)
     if record is None:
         raise InputError(f"{join(output_dir, TRAINING)}: no finished training here; finish it with: tokenmill train")
@@ -109,19 +109,19 @@ def read_training(output_dir: str) -> dict[str, Any]:
 
 
 def ended_training(output_dir: str) -> dict[str, Any] | None:
-    """The record of a training, None if it has not finished. Raises InputError if it is damaged."""
+    """Return the record of a training run, None if it has not finished. Raises InputError if it is damaged."""
     remedy = "delete it and train again, which resumes from the last checkpoint"
     return read_sealed(join(output_dir, TRAINING), remedy)
 
 
 def recorded_run(output_dir: str) -> tuple[Job, Started, list[TrainStep]]:
-    """The job of a finished training, its last start, and its steps in order. Raises InputError."""
+    """Return the job of a finished training, its last start, and its steps in order. Raises InputError."""
     record = read_training(output_dir)
     started = parse(Started, record["volatile"]["started"], join(output_dir, TRAINING))
     return read_job(output_dir), started, [step for _, step in sorted(history_of(output_dir).steps.items())]
 
 
 def training_record(record: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
-    """The artifact record of a training, for the next program."""
+    """Return the artifact record of a training run, for the next program."""
     names = ("type", "model", "steps", "tokens", "loss_tokens", "first_loss", "final_loss", "made_from")
     return {"train": {"path": output_dir, **{name: record[name] for name in names}}}

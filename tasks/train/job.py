@@ -32,7 +32,7 @@ Kind = Literal["pretrain", "sft"]
 
 ReadSplit = Literal["train", "valid"]
 READ_SPLITS: tuple[ReadSplit, ReadSplit] = ("train", "valid")
-"""The splits that a training reads."""
+"""The splits that a training run reads."""
 
 
 class TrainSource(Strict, frozen=True):
@@ -40,7 +40,7 @@ class TrainSource(Strict, frozen=True):
 
     `files` are prefixes of .bin/.idx pairs, or packed Parquet files; `weights` are their weights in blend.json. `tokens` are
     the documents' tokens, without padding; `rows` are the packs, None for .bin/.idx. `contents` identify the bytes of each
-    file wherever it is: its shard and the part of it; empty in a job of an earlier version, whose reads are not recorded.
+    file in any place: its shard and the part of it; empty in a job of an earlier version, whose reads are not recorded.
     `sizes` are the tokens of each pair, and `phase` is the number of the phase that reads them.
     """
 
@@ -120,7 +120,7 @@ Skipped = SkippedStep | SkippedDocument
 
 
 class Job(Strict, frozen=True):
-    """A training to run: settings, data and output folder, and the steps and documents that it leaves out."""
+    """A training run to run: settings, data and output folder, and the steps and documents that it omits."""
 
     settings: TrainSettings
     data: TrainData
@@ -129,7 +129,7 @@ class Job(Strict, frozen=True):
 
     @property
     def validates(self) -> bool:
-        """Whether the training computes losses on the validation split."""
+        """Whether the training run computes losses on the validation split."""
         return self.settings.validate_every is not None and bool(self.data.of("valid"))
 
 
@@ -143,7 +143,7 @@ class Evaluation(Strict, frozen=True):
 
 
 def is_training(path: str) -> bool:
-    """Whether a folder holds a training."""
+    """Return whether a folder holds a training run."""
     return read_bytes(join(absolute(path), JOB)) is not None
 
 
@@ -161,13 +161,13 @@ def job_of(content: bytes, place: str) -> Job:
 
 
 def read_job(path: str) -> Job:
-    """The job in the folder of a training. Raises InputError."""
+    """Return the job in the folder of a training run. Raises InputError."""
     place = join(absolute(path), JOB)
     return job_of(read_bytes(place) or b"", place)
 
 
 def read_sealed(place: str, remedy: str) -> dict[str, Any] | None:
-    """The sealed document in a file, None without one. Raises InputError, with the remedy, for a damaged one."""
+    """Return the sealed document in a file, None without one. Raises InputError, with the remedy, for a damaged one."""
     content = read_bytes(place)
     try:
         return None if content is None else unsealed(content)
@@ -176,7 +176,7 @@ def read_sealed(place: str, remedy: str) -> dict[str, Any] | None:
 
 
 def read_skip_list(place: str) -> list[Skipped]:
-    """The entries of a list. Raises InputError for a missing file or a line that isn't an entry."""
+    """Return the entries of a list. Raises InputError for a missing file or a line that isn't an entry."""
     content = read_bytes(absolute(place))
     if content is None:
         raise InputError(f"skip_list: {place} does not exist; write one with: tokenmill step MODEL --skip-list {place}")
@@ -214,5 +214,5 @@ def check_skipped(skipped: Sequence[Skipped], data: str, steps: int) -> None:
 
 
 def skipped_steps(skipped: Iterable[Skipped]) -> frozenset[int]:
-    """The steps that are left out."""
+    """Return the steps that are omitted."""
     return frozenset(each.step for each in skipped if isinstance(each, SkippedStep))

@@ -115,7 +115,7 @@ class MegatronEngine:
         return losses, float(norm)
 
     def losses(self, batches: Sequence[TrainBatch]) -> Losses:
-        """The losses on a global batch, without training."""
+        """Return the losses on a global batch, without training."""
         self._model.eval()
         with torch.no_grad():
             return self._run(batches, forward_only=True)
@@ -134,7 +134,7 @@ class MegatronEngine:
         _restore(self._optimizer, state["optimizer"])
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The model with Llama's names, on the CPU, in the precision of training; complete only in the first process."""
+        """Return the model with Llama's names, on the CPU, in the precision of training; complete only in the first process."""
         found: dict[str, torch.Tensor] = {}
         for full_name, parameter in self._bare.named_parameters():
             name, layer = name_in_layer(full_name, self._first_layer)

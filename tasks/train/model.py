@@ -50,7 +50,7 @@ QKV, GATED = "self_attention.linear_qkv.weight", "mlp.linear_fc1.weight"
 
 
 def shapes(model: ModelSettings, vocabulary: int) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor by name; `vocabulary` is padded already."""
+    """Return the shape of every tensor by name; `vocabulary` is padded already."""
     head = model.hidden // model.heads
     layer = {
         "input_layernorm.weight": (model.hidden,),
@@ -69,7 +69,7 @@ def shapes(model: ModelSettings, vocabulary: int) -> dict[str, tuple[int, ...]]:
 
 
 def parameters(model: ModelSettings, vocabulary: int) -> int:
-    """The number of trained parameters."""
+    """Return the number of trained parameters."""
     return sum(math.prod(shape) for shape in shapes(model, vocabulary).values())
 
 
@@ -90,7 +90,7 @@ def fresh(model: ModelSettings, vocabulary: int, seed: int) -> Weights:
 
 
 def configuration(model: ModelSettings, vocabulary: int, sequence_length: int, eos: int | None) -> LlamaConfig:
-    """The model's config.json."""
+    """Return the model's config.json."""
     return LlamaConfig(
         vocab_size=vocabulary, hidden_size=model.hidden, intermediate_size=model.feed_forward,
         num_hidden_layers=model.layers, num_attention_heads=model.heads, num_key_value_heads=model.key_value_heads,
@@ -114,7 +114,7 @@ def publish_model(
 
 
 def stored(folder: Path, model: ModelSettings, vocabulary: int) -> Weights:
-    """The weights of a folder in Hugging Face's format, in float32; missing rows of the vocabulary are zeros.
+    """Return the weights of a folder in Hugging Face's format, in float32; missing rows of the vocabulary are zeros.
 
     Raises InputError for tensors that are missing or whose shapes differ from `model`'s.
     """
@@ -178,7 +178,7 @@ def to_llama(name: str, layer: int, tensor: torch.Tensor, model: ModelSettings) 
 
 
 def slice_of(name: str, tensor: torch.Tensor, dimension: int, rank: int, size: int) -> torch.Tensor:
-    """The slice of megatron-core's tensor that process `rank` of `size` holds."""
+    """Return the slice of megatron-core's tensor that process `rank` of `size` holds."""
     if name == GATED:
         return torch.cat([half.chunk(size)[rank] for half in tensor.chunk(2)])
     return tensor.chunk(size, dimension)[rank]
@@ -193,7 +193,7 @@ def joined_slices(name: str, slices: list[torch.Tensor], dimension: int) -> torc
 
 
 def name_in_layer(name: str, first: int) -> tuple[str, int]:
-    """A parameter's name within its layer, and the number of the layer in the whole model; 0 outside layers.
+    """Return a parameter's name within its layer, and the number of the layer in the whole model; 0 outside layers.
 
     `first` is the number of this process's first layer.
     """

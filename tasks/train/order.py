@@ -134,7 +134,7 @@ def required_order(path: str) -> Order:
 
 
 def prepared_indices(data: TrainData, split: ReadSplit, sequence_length: int, samples: int, seed: int) -> str | None:
-    """The folder or URI with indices built for such a training run, None if there are none. Raises InputError."""
+    """Return the folder or URI with indices built for such a training run, None if there are none. Raises InputError."""
     order = read_order(data.path)
     asked = (data.made_from, sequence_length, samples, seed)
     if order is None or asked != (
@@ -152,7 +152,7 @@ def prepared_indices(data: TrainData, split: ReadSplit, sequence_length: int, sa
 
 
 def followed_order(data: TrainData, settings: TrainSettings) -> Order | None:
-    """The order of the data if a training run with these settings follows it; any other run reads in its own order."""
+    """Return the order of the data if a training run with these settings follows it; any other run reads in its own order."""
     order = read_order(data.path) if data.kind == "pretrain" else None
     return None if order is None or order.differences(data, settings) else order
 
@@ -164,7 +164,7 @@ def keep_order(order: Order | None, output_dir: str) -> None:
 
 
 def sentence_on_order(data: TrainData, settings: TrainSettings) -> list[str]:
-    """A line on the order of the data, if there is one."""
+    """Return a line on the order of the data, if there is one."""
     order = read_order(data.path) if data.kind == "pretrain" else None
     if order is None:
         return []
@@ -205,7 +205,7 @@ def require_packages(what: str, names: Sequence[str], otherwise: str = "") -> No
 
 
 def checked_data(path: str, settings: OrderSettings) -> TrainData:
-    """The data to order. Raises InputError for other data than documents with something to train on, remote data with
+    """Return the data to order. Raises InputError for other data than documents with something to train on, remote data with
     workers elsewhere, and packages that aren't installed.
     """
     require_packages("order", ("torch", "megatron"))
@@ -228,7 +228,7 @@ def checked_data(path: str, settings: OrderSettings) -> TrainData:
 
 
 def fits_in_process(data: TrainData, settings: OrderSettings) -> bool:
-    """Whether this process makes the order: the data are small, and no number of workers is asked for."""
+    """Return whether this process makes the order: the data are small, and no number of workers is asked for."""
     tokens = sum(source.tokens for source in data.sources)
     return not settings.workers and max(tokens, settings.sizes[0] * settings.sequence_length) < MAX_LOCAL_TOKENS
 
@@ -374,7 +374,7 @@ def _batches(count: int, at_once: int) -> Iterator[slice]:
 
 
 def digest_steps(task: Task, begin: int, end: int, together: int) -> list[str]:
-    """The digests of the steps from `begin` to before `end`, counted from 0; `together` steps share one."""
+    """Return the digests of the steps from `begin` to before `end`, counted from 0; `together` steps share one."""
     samples, contents = _opened(task.model_dump_json()), content_numbers(contents_of(task.data, "train"))
     length, batch = task.plan.sequence_length, task.plan.global_batch
     found: list[str] = []
@@ -389,7 +389,7 @@ def digest_steps(task: Task, begin: int, end: int, together: int) -> list[str]:
 def count_reads(
     task: Task, datasets: Sequence[str], numbers: Sequence[int], counts: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """How often the steps read the prefixes with these numbers, as `DatasetReads` of one prefix each.
+    """Return how often the steps read the prefixes with these numbers, as `DatasetReads` of one prefix each.
 
     `datasets` are their datasets, `counts` the samples read of each.
     """
@@ -440,9 +440,9 @@ def merged(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Dat
 
 
 def with_quotas(data: TrainData, length: int, global_batch: int) -> TrainData:
-    """The data with quotas as weights, for steps of `global_batch` samples of `length` tokens.
+    """Return the data with quotas as weights, for steps of `global_batch` samples of `length` tokens.
 
-    Prefixes without a sample are left out. Data without phases are returned as they are. Raises InputError for a phase that
+    Prefixes without a sample are omitted. Data without phases are returned as they are. Raises InputError for a phase that
     doesn't fill a step.
     """
     if not data.phases:
@@ -503,7 +503,7 @@ def _quotas(
 
 
 def artifact_record(order: Order, path: str) -> dict[str, Any]:
-    """The artifact record of an order, for the next program."""
+    """Return the artifact record of an order, for the next program."""
     record = order.model_dump(exclude={"digests", "content"})
     digest = {"path": path, "type": "order", "file": join(path, ORDER), "indices": join(path, INDICES)}
     return {"order": {**digest, **record}}

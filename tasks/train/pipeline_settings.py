@@ -48,7 +48,7 @@ class RlStage(_Stage, frozen=True):
 
 
 class PipelineSettings(Strict, frozen=True):
-    """The settings of a pipeline; a stage that is left out is skipped."""
+    """The settings of a pipeline; a stage that is omitted is skipped."""
 
     pretrain: PretrainStage = Field(description="First stage: pretraining. Required.")
     sft: SftStage | None = Field(default=None, description="Second stage: SFT of the pretrained model.")
@@ -68,7 +68,7 @@ def load_settings(name: str) -> PipelineSettings:
 
 
 def config_place(name: str) -> Path:
-    """The YAML file of a configuration: a bundled one by its bare name, or a path. Raises InputError if there is none."""
+    """Return the YAML file of a configuration: a bundled one by its bare name, or a path. Raises InputError if there is none."""
     bundled = CONFIGS / f"{name}.yaml"
     found = bundled if bundled.is_file() else Path(name)
     if not found.is_file():

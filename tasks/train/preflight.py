@@ -260,7 +260,7 @@ class Epochs:
 
 
 def epochs_of(job: Job) -> list[Epochs]:
-    """How often the whole training run reads each source of the train split.
+    """Return how often the whole training run reads each source of the train split.
 
     Documents are drawn by weight. Packs count as one source: all are read before any is read again, because their weights
     were applied when they were published.
@@ -433,7 +433,7 @@ def exported_files(data: TrainData) -> dict[str, bytes]:
 
 
 def find_exported_template(data: TrainData, vocabulary: Vocabulary) -> str | None:
-    """The chat template of the conversations; the tokenizer's own for documents. Raises InputError if it isn't found."""
+    """Return the chat template of the conversations; the tokenizer's own for documents. Raises InputError if it isn't found."""
     if data.kind != "sft":
         return vocabulary.chat_template
     settings = parse(SftSettings, prepared_manifest(data.path)["settings"], data.path)

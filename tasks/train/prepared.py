@@ -97,7 +97,7 @@ def prepared_data(path: str) -> TrainData:
 
 
 def prepared_manifest(path: str) -> dict[str, Any]:
-    """The manifest of data to train on.
+    """Return the manifest of data to train on.
 
     Raises InputError when it is missing, damaged or from a failed run, and for other types of data.
     """
@@ -189,7 +189,7 @@ def content_digest(listed: Sequence[ListedFile]) -> str:
 
 
 def vocabulary_of(data: TrainData) -> Vocabulary:
-    """The vocabulary of the preparation. Raises InputError when it is missing or has changed."""
+    """Return the vocabulary of the preparation. Raises InputError when it is missing or has changed."""
     try:
         vocabulary = find_vocabulary(parse(TokenizerSource, data.tokenizer, "tokenizer"))
     except InputError as error:

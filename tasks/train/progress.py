@@ -1,4 +1,4 @@
-"""The progress of a training: a bar in the terminal, sentences for the log, and rows for tables."""
+"""The progress of a training run: a bar in the terminal, sentences for the log, and rows for tables."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class UpdateSchedule:
     shown: float = float("-inf")
 
     def due(self, now: float) -> bool:
-        """Whether an update is due at `now`, in seconds of the same clock as `began`; if so, it counts as made."""
+        """Return whether an update is due at `now`, in seconds of the same clock as `began`; if so, it counts as made."""
         if now - self.shown < max(REFRESH_SECONDS, (now - self.began) / OF_ELAPSED):
             return False
         self.shown = now
@@ -84,7 +84,7 @@ def print_training(record: Mapping[str, Any], console: Console) -> None:
 
 
 def sentence(event: Event) -> str:
-    """An event as a sentence."""
+    """Return an event as a sentence."""
     if isinstance(event, TrainStep):
         row = step_rows([event])[0]
         return ", ".join(f"{name} {value}" for name, value in row.items())

@@ -39,13 +39,13 @@ from .samples import (
 from .settings import OrderPlan
 
 SKIPPED = "skipped"
-"""In place of the digest of a step that the trainer has left out."""
+"""In place of the digest of a step that the trainer has omitted."""
 
 
 def recorded_reads(path: str, global_batch: int) -> dict[int, str]:
-    """The digest of each step that all replicas have recorded in the folder of a training, by their latest lines, or SKIPPED.
+    """Return the digest of each step that all replicas have recorded in the folder of a training run, by their latest lines, or SKIPPED.
 
-    Raises InputError for a damaged line, and if no step is whole. A line that a killed process has begun is left out.
+    Raises InputError for a damaged line, and if no step is whole. A line that a killed process has begun is omitted.
     """
     steps: dict[int, list[dict[str, Any]]] = {}
     for file in sorted(Path(path).glob("reads-*.jsonl")):
@@ -104,7 +104,7 @@ class DocumentReads:
                 ) from error
 
     def hashes(self, step: int) -> np.ndarray:
-        """The hashes of a step's samples; steps count from 1."""
+        """Return the hashes of a step's samples; steps count from 1."""
         contents = content_numbers(contents_of(self.data, "train"))
         return sample_hashes(self._pieces(_numbers(step, self.plan.global_batch)), contents)
 
@@ -171,7 +171,7 @@ def _numbers(step: int, global_batch: int) -> range:
 class Proof:
     """So many steps were compared with the `plan` in a file; `problem` is the first difference, None if there is none.
 
-    The trainer has left out the steps `skipped`.
+    The trainer has omitted the steps `skipped`.
     """
 
     steps: int
@@ -181,7 +181,7 @@ class Proof:
 
 
 def prove(path: str) -> Proof:
-    """Compare the steps of the training in `path` with their plan. Raises InputError if there are none."""
+    """Compare the steps of the training run in `path` with their plan. Raises InputError if there are none."""
     path = absolute(path)
     job = read_job(path)
     steps = {number: step.read for number, step in history_of(path).steps.items()}
@@ -295,6 +295,6 @@ def print_proof(proof: Proof, path: str, console: Console) -> None:
 
 
 def proof_record(proof: Proof, path: str) -> dict[str, Any]:
-    """The proof as an artifact record."""
+    """Return the proof as an artifact record."""
     skipped = {"skipped": list(proof.skipped)} if proof.skipped else {}
     return {"verify": {"path": path, "type": "verification", "steps": proof.steps, "plan": proof.plan, **skipped}}

@@ -56,7 +56,7 @@ class _Identified:
 def use_order(config: Any, data: str | TrainData) -> None:  # noqa: ANN401 - megatron-core has no types
     """Make a GPTDatasetConfig find the indices that `tokenmill order` has built for `data`, in its own `path_to_cache`.
 
-    All others are built there: of a training or a split that the order does not cover. All processes of the training call
+    All others are built there: of a training run or a split that the order does not cover. All processes of the training run call
     this. Raises InputError if the cache is not a local folder.
     """
     found = prepared_data(data) if isinstance(data, str) else data
@@ -142,7 +142,7 @@ class ReadRecorder:
         self._log = open_log(str(log))
 
     def watch(self, iterator: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The batches of `iterator` as the trainer knows them, recorded when they are taken."""
+        """Yield the batches of `iterator` as the trainer knows them, recorded when they are taken."""
         for batch in iterator:
             numbers = batch.pop(NUMBER, None)
             if numbers is not None:  # absent from batches of other splits

@@ -86,12 +86,12 @@ class Results(Strict, frozen=True):
 
 
 def perplexity(nll: float, tokens: int) -> float | None:
-    """The perplexity: e to the mean NLL (a mean above 30 counts as 30); None without tokens."""
+    """Return the perplexity: e to the mean NLL (a mean above 30 counts as 30); None without tokens."""
     return math.exp(min(nll / tokens, MAX_MEAN_NLL)) if tokens else None
 
 
 def loss_of(documents: int, tokens: int, nll: float, truncated: int, cut_tokens: int) -> HeldOutLoss:
-    """A loss with its perplexity."""
+    """Return a loss with its perplexity."""
     return HeldOutLoss(
         documents=documents, tokens=tokens, nll=nll, perplexity=perplexity(nll, tokens), truncated=truncated,
         cut_tokens=cut_tokens,
@@ -99,7 +99,7 @@ def loss_of(documents: int, tokens: int, nll: float, truncated: int, cut_tokens:
 
 
 def total(losses: Sequence[HeldOutLoss]) -> HeldOutLoss:
-    """The loss over all documents."""
+    """Return the loss over all documents."""
     counts = {
         name: sum(getattr(each, name) for each in losses) for name in ("documents", "tokens", "truncated", "cut_tokens")
     }
@@ -117,7 +117,7 @@ def publish_results(results: Results, output_dir: str, volatile: Mapping[str, An
 
 
 def read_results(path: str) -> Results:
-    """The results in a file or its folder. Raises InputError when it is missing or changed."""
+    """Return the results in a file or its folder. Raises InputError when it is missing or changed."""
     place = path if path.endswith(".json") else join(path, RESULTS)
     document = read_sealed(place, "evaluate again")
     if document is None:
@@ -129,7 +129,7 @@ def read_results(path: str) -> Results:
 
 
 def artifact_record(results: Results, output_dir: str) -> dict[str, Any]:
-    """The artifact record of an evaluation, for the next program."""
+    """Return the artifact record of an evaluation, for the next program."""
     whole = results.overall
     record = {
         "path": join(output_dir, RESULTS),
@@ -150,7 +150,7 @@ def artifact_record(results: Results, output_dir: str) -> dict[str, Any]:
 
 
 def markdown(results: Results) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     rows = [_row(source.dataset, source) for source in results.sources] + [_row("all", results.overall)]
     columns = ("dataset", "documents", "tokens scored", "NLL per token", "perplexity")
     lines = [
@@ -167,7 +167,7 @@ def markdown(results: Results) -> str:
 
 
 def notes(results: Results) -> list[str]:
-    """The limitations of the figures."""
+    """Return the limitations of the figures."""
     found: list[str] = []
     whole, most = results.overall, results.settings.max_tokens
     if most is not None:

@@ -1,14 +1,14 @@
 """Rows to train on, read from documents (.bin/.idx) or from packs (Parquet).
 
 Documents are read by megatron-core's own GPTDataset: it lays the documents of a source end to end, cuts and shuffles rows,
-and mixes sources by the weights in blend.json. Its index arrays are kept in the training's folder; .bin files on an object
+and mixes sources by the weights in blend.json. Its index arrays are kept in the training run's folder; .bin files on an object
 store are read by ranges.
 
 A pack is its sequences back to back. The last token of each sequence is not an input and the first not a label, so a row is shorter
 than its pack by the number of sequences. Neither labels nor, with `segments`, attention cross between sequences.
 
 Packs are shuffled over the whole split in every epoch. Parquet cannot be read at random, so all packs are first laid out
-as flat arrays in the training's folder: once, 5 bytes per token, at some 100 MB/s. After that a row takes microseconds.
+as flat arrays in the training run's folder: once, 5 bytes per token, at about 100 MB/s. After that a row takes microseconds.
 """
 
 import hashlib
@@ -83,7 +83,7 @@ class TrainRows(Protocol):
     """An endless, seeded sequence of rows."""
 
     def batch(self, numbers: Sequence[int]) -> TrainBatch:
-        """The rows with these numbers, from 0 on."""
+        """Return the rows with these numbers, from 0 on."""
         ...
 
 
@@ -123,7 +123,7 @@ def remove_torn_indices(folder: str) -> None:
 def document_rows(
     data: TrainData, length: int, sizes: Sequence[int], seed: int, folder: str
 ) -> list[DocumentRows | None]:
-    """The rows of the splits train and valid, `sizes` of each; None if no rows are requested or the split is empty.
+    """Return the rows of the splits train and valid, `sizes` of each; None if no rows are requested or the split is empty.
 
     Indices that `tokenmill order` has built for such rows are used; others are built in `folder`.
     """
@@ -157,7 +157,7 @@ class FlatPacks:
 
 
 def layout_folder(data: TrainData, split: str, cache: str) -> str:
-    """The folder in `cache` for the flat arrays of a split, named by the content of the data."""
+    """Return the folder in `cache` for the flat arrays of a split, named by the content of the data."""
     return f"{cache}/{split}-{data.made_from.partition(':')[2][:16]}"
 
 
@@ -180,7 +180,7 @@ def lay_out(files: Sequence[str], folder: str) -> None:
 
 
 def flat_packs(folder: str) -> FlatPacks:
-    """The packs laid out in `folder`, mapped into memory."""
+    """Return the packs laid out in `folder`, mapped into memory."""
     columns = (_mapped(Path(folder, name), column.kind) for name, column in COLUMNS.items())
     borders = (_mapped(Path(folder, each.borders), np.int64) for each in COLUMNS.values() if each.borders)
     return FlatPacks(*columns, *borders)
@@ -223,7 +223,7 @@ class PackedRows:
         return TrainBatch(tokens, labels, loss, segments, self.hashes(packs), tokens.size - filled)
 
     def hashes(self, packs: Sequence[int]) -> np.ndarray:
-        """The hashes of packs, as whole documents of one prefix."""
+        """Return the hashes of packs, as whole documents of one prefix."""
         numbers, count = np.array(packs, np.int64), len(packs)
         offsets = self.packs.token_offsets
         zeros, lengths = np.zeros(count, np.int64), offsets[numbers + 1] - offsets[numbers]
@@ -231,7 +231,7 @@ class PackedRows:
         return sample_hashes(pieces, content_numbers([self.content] if self.content else []))
 
     def pack(self, number: int) -> int:
-        """The pack of row `number`."""
+        """Return the pack of row `number`."""
         epoch, place = divmod(number, len(self.packs))
         return int(_order(len(self.packs), self.seed, epoch)[place])
 
@@ -264,14 +264,14 @@ def _order(packs: int, seed: int, epoch: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class TrainedRows:
-    """Rows without the labels of documents that are left out."""
+    """Rows without the labels of documents that are omitted."""
 
     rows: DocumentRows | PackedRows
     skipped: frozenset[tuple[int, int, int | None]]
 
     @classmethod
     def of(cls, rows: DocumentRows | PackedRows, skipped: Iterable[Skipped]) -> "TrainedRows":
-        """The rows without these documents. Raises InputError for one that the rows do not hold."""
+        """Return the rows without these documents. Raises InputError for one that the rows do not hold."""
         documents = [each for each in skipped if isinstance(each, SkippedDocument)]
         packed = isinstance(rows, PackedRows)
         counts = (
@@ -300,7 +300,7 @@ class TrainedRows:
         return replace(batch, loss_mask=mask)
 
     def _mask(self, mask: np.ndarray, pieces: Pieces) -> None:
-        """Clear the labels in documents that are left out; label i is token i + 1 of the sample."""
+        """Clear the labels in documents that are omitted; label i is token i + 1 of the sample."""
         for row in range(len(mask)):
             place = -1
             for piece in pieces.of(row):

@@ -97,7 +97,7 @@ class Phased:
         return self.phases[phase][number - self.begin(phase)]
 
     def begin(self, phase: int) -> int:
-        """The number of the first sample of a phase."""
+        """Return the number of the first sample of a phase."""
         return int(self.ends[phase - 1]) if phase else 0
 
 
@@ -127,14 +127,14 @@ class Pieces:
     length: np.ndarray
 
     def of(self, sample: int) -> list[DocumentPiece]:
-        """The pieces of a sample, counted from 0 in the samples that were asked for."""
+        """Return the pieces of a sample, counted from 0 in the samples that were asked for."""
         mine = slice(self.bounds[sample], self.bounds[sample + 1])
         fields = (self.source[mine], self.document[mine], self.offset[mine], self.length[mine])
         return [DocumentPiece(*each) for each in zip(*(field.tolist() for field in fields), strict=True)]
 
 
 def parts_of(dataset: Any) -> list[Any]:  # noqa: ANN401 - megatron-core has no types
-    """The GPTDatasets that `dataset` draws from, one per prefix, in the order of the blend; `dataset` itself if it is one."""
+    """Return the GPTDatasets that `dataset` draws from, one per prefix, in the order of the blend; `dataset` itself if it is one."""
     if isinstance(dataset, Phased):
         return [part for phase in dataset.phases for part in parts_of(phase)]
     return list(getattr(dataset, "datasets", [dataset]))
@@ -150,7 +150,7 @@ def pieces_of(dataset: Any, numbers: Sequence[int] | np.ndarray) -> Pieces:  # n
 
 
 def samples_with(dataset: Any, source: int, document: int) -> np.ndarray:  # noqa: ANN401
-    """The numbers (int64, ascending) of the samples that read a token of a document of prefix number `source`."""
+    """Return the numbers (int64, ascending) of the samples that read a token of a document in prefix number `source`."""
     if isinstance(dataset, Phased):
         return _samples_in_phase(dataset, source, document)
     part = parts_of(dataset)[source]
@@ -180,7 +180,7 @@ def _samples_in_phase(dataset: Phased, source: int, document: int) -> np.ndarray
 
 
 def drawn(dataset: Any, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: ANN401
-    """The prefix of each sample, and its number among the samples of that prefix (int64 [samples] each)."""
+    """Return the prefix of each sample, and its number among the samples of that prefix (int64 [samples] each)."""
     if isinstance(dataset, Phased):
         found, first = np.empty((2, len(numbers)), np.int64), 0
         phases = np.searchsorted(dataset.ends, numbers, side="right")
@@ -197,7 +197,7 @@ def drawn(dataset: Any, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  
 
 
 def _in_prefix(part: Any, numbers: np.ndarray) -> tuple[np.ndarray, ...]:  # noqa: ANN401
-    """The number of pieces of each sample of a GPTDataset; document, offset and length of each piece."""
+    """The number of pieces in each sample of a GPTDataset; document, offset and length of each piece."""
     place = np.asarray(part.shuffle_index[numbers], np.int64)
     begin, end = (np.asarray(part.sample_index[each], np.int64) for each in (place, place + 1))
     counts = end[:, 0] - begin[:, 0] + 1
@@ -212,7 +212,7 @@ def _in_prefix(part: Any, numbers: np.ndarray) -> tuple[np.ndarray, ...]:  # noq
 
 
 def _joined(source: np.ndarray, found: Sequence[tuple[np.ndarray, ...]]) -> Pieces:
-    """The pieces found prefix by prefix, in the order of the samples; empty documents are left out."""
+    """The pieces found prefix by prefix, in the order of the samples; empty documents are omitted."""
     counts = np.zeros(len(source), np.int64)
     for places, own, *_ in found:
         counts[places] = own
@@ -246,28 +246,28 @@ def sample_hashes(pieces: Pieces, contents: np.ndarray) -> np.ndarray:
 
 
 def step_sums(hashes: np.ndarray, positions: np.ndarray) -> tuple[int, int]:
-    """The two sums over samples (uint64) at `positions` of a step, counted from 0."""
+    """Return the two sums over samples (uint64) at `positions` of a step, counted from 0."""
     return int(hashes.sum()), int((hashes * (positions.astype(np.uint64) + np.uint64(1))).sum())
 
 
 def step_digest(sums: Iterable[tuple[int, int]]) -> str:
-    """The digest of a step from the sums of its parts: both totals, as 32 hexadecimal digits."""
+    """Return the digest of a step from the sums of its parts: both totals, as 32 hexadecimal digits."""
     return "".join(f"{sum(each) & MASK:016x}" for each in zip(*sums, strict=True))
 
 
 def step_digests(hashes: np.ndarray, global_batch: int) -> list[str]:
-    """The digests of whole steps, from the hashes of all their samples in order."""
+    """Return the digests of whole steps, from the hashes of all their samples in order."""
     positions = np.arange(global_batch)
     return [step_digest([step_sums(step, positions)]) for step in hashes.reshape(-1, global_batch)]
 
 
 def range_digest(digests: Sequence[str]) -> str:
-    """The digest of consecutive steps."""
+    """Return the digest of consecutive steps."""
     return digests[0] if len(digests) == 1 else xxh3_128_hexdigest("".join(digests).encode())
 
 
 def wrong_position(planned: str, observed: str, global_batch: int) -> int | None:
-    """The position of the wrong sample, if replacing a single one explains the difference between two digests."""
+    """Return the position of the wrong sample, if replacing a single one explains the difference between two digests."""
     hashes, weighted = ((int(observed[part], 16) - int(planned[part], 16)) & MASK for part in (np.s_[:16], np.s_[16:]))
     explained = (place for place in range(global_batch) if hashes and (place + 1) * hashes & MASK == weighted)
     return next(explained, None)

@@ -79,7 +79,7 @@ class OptimizerSettings(Strict, frozen=True):
 
 
 class TrainSettings(Strict, frozen=True):
-    """The settings of a training."""
+    """The settings of a training run."""
 
     model: ModelSettings = Field(default=ModelSettings(), description="Shape of the model.")
     parallel: ParallelSettings = Field(default=ParallelSettings(), description="How the model is split over processes.")
@@ -122,7 +122,7 @@ class TrainSettings(Strict, frozen=True):
 
 
 class OrderPlan(Strict, frozen=True):
-    """What decides which samples a training of documents reads."""
+    """What decides which samples a training run of documents reads."""
 
     sequence_length: int = Field(ge=2, description="Tokens per row.")
     global_batch: int = Field(ge=1, description="Rows per step, over all replicas.")

@@ -1,6 +1,6 @@
 """Prefect tasks of training: check, train, evaluate.
 
-Training and evaluation are processes that are started and watched here; this process never imports torch. A training that fails
+Training and evaluation are processes that are started and watched here; this process never imports torch. A training run that fails
 is retried and resumes from its checkpoint, unless the user must fix something first. Cancelling the flow run ends all of its
 processes. A table of the flow run shows the last steps.
 """
@@ -52,13 +52,13 @@ MAX_LINES = 1_000
 
 
 def should_retry(_task: object, _run: object, state: State[Any]) -> bool:
-    """Whether to retry a failed training: not if the user must fix something first."""
+    """Return whether to retry a failed training: not if the user must fix something first."""
     return not isinstance(state.result(raise_on_failure=False), InputError)
 
 
 @task(name="check", cache_policy=NO_CACHE, persist_result=False)
 def checked_job(data: str, settings: TrainSettings, output_dir: str) -> Job:
-    """Plan and check a training. Raises InputError."""
+    """Plan and check a training run. Raises InputError."""
     require_program(settings.launcher)
     job = plan_training(data, settings, output_dir)
     for line in check(job):
@@ -162,7 +162,7 @@ class Lines:
 
 
 class StepsTable:
-    """One table of the flow run with the last steps of a training, which is updated."""
+    """One table of the flow run with the last steps of a training run, which is updated."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._schedule = job, UpdateSchedule(time.monotonic())

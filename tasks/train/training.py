@@ -264,7 +264,7 @@ def _finish_step(training: Training, step: int) -> None:
 
 
 def learning_rate(step: int, steps: int, settings: OptimizerSettings) -> float:
-    """The learning rate of step `step` of `steps`, counted from 1: linear warm-up to the peak, then decay."""
+    """Return the learning rate of step `step` of `steps`, counted from 1: linear warm-up to the peak, then decay."""
     if step <= settings.warmup_steps:
         return settings.learning_rate * step / settings.warmup_steps
     done = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
@@ -275,7 +275,7 @@ def learning_rate(step: int, steps: int, settings: OptimizerSettings) -> float:
 
 
 def peak_flops(device: str) -> float | None:
-    """The dense bfloat16 FLOPS of a device by the name its driver gives it; None if unlisted, or a MIG slice."""
+    """Return the dense bfloat16 FLOPS of a device by the name its driver gives it; None if unlisted, or a MIG slice."""
     words = {*re.split(r"[\s-]+", device)}
     found = [name for name in PEAK_FLOPS if {*name.split()} <= words]
     return PEAK_FLOPS[max(found, key=len)] if found and "MIG" not in words else None

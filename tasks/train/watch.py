@@ -1,10 +1,10 @@
 """Run a launch and watch it: pass on its events and log lines, report the cause of a failure, and end all its processes.
 
 One thread reads, waits and can be interrupted within PATIENCE. Then the command's process group gets SIGTERM and has GRACE
-to stop its own children (torchrun its trainers, srun its job). Whatever is left is killed: trainers have their own
+to stop its own children (torchrun its trainers, srun its job). All remaining ones are killed: trainers have their own
 sessions, so they are found by a mark in their environment. If this process itself is killed, `orphans` ends the others.
 
-    OUT/training.log    the lines of all starts of a training
+    OUT/training.log    the lines of all starts of a training run
 
 The error of a failed run ends with the last lines of the log, without torchrun's own report.
 """
@@ -126,7 +126,7 @@ class _LineSplitter:
     cut: bool = False
 
     def take(self, piece: bytes) -> Iterator[str]:
-        """The lines that end in `piece`."""
+        """Yield the lines that end in `piece`."""
         first, *others = piece.split(b"\n")
         self._keep(first)
         for beginning in others:
@@ -134,7 +134,7 @@ class _LineSplitter:
             self._keep(beginning)
 
     def last(self) -> str:
-        """The line so far, as text; only the visible part of an overwritten progress bar."""
+        """Return the line so far, as text; only the visible part of an overwritten progress bar."""
         text = self.rest.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
         text += " … (cut)" * self.cut
         self.rest, self.cut = b"", False

@@ -27,7 +27,7 @@ LAUNCHERS: Mapping[Launcher, Callable[[Job, int], Launch]] = {
 
 
 def launch_of(job: Job, processes: int) -> Launch:
-    """The launch of a job by its launcher, with `processes` per machine; job.json is among the files.
+    """Return the launch of a job by its launcher, with `processes` per machine; job.json is among the files.
 
     Raises InputError for a job that the launcher can't run, or an environment that lacks its requirements.
     """

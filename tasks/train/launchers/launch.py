@@ -63,7 +63,7 @@ def script(name: str, /, **values: object) -> str:
 
 
 def job_values(job: Job) -> dict[str, Any]:
-    """The settings of a job by name, as Megatron's arguments need them. Raises InputError for a fractional rope_base."""
+    """Return the settings of a job by name, as Megatron's arguments need them. Raises InputError for a fractional rope_base."""
     settings = job.settings
     base, checkpoints = settings.model.rope_base, join(job.output_dir, CHECKPOINTS)
     if not base.is_integer():  # Megatron takes whole numbers
@@ -92,7 +92,7 @@ def require_program(launcher: Launcher) -> None:
 
 
 def local_folder(output_dir: str, launcher: Launcher) -> str:
-    """The output folder. Raises InputError unless it is a path, for checkpoints and scripts."""
+    """Return the output folder. Raises InputError unless it is a path, for checkpoints and scripts."""
     if is_local(output_dir):
         return output_dir
     raise InputError(
@@ -112,7 +112,7 @@ def require_files(launcher: Launcher, places: Iterable[str]) -> None:
 
 
 def script_lines(words: Sequence[str]) -> str:
-    """A command over several lines of a shell script, quoted; an option and its value share a line."""
+    """Return a command over several lines of a shell script, quoted; an option and its value share a line."""
     lines: list[str] = []
     for word, before in zip(words, ["", *words], strict=False):
         if before.startswith("-") and "=" not in before and not word.startswith("-"):
@@ -162,7 +162,7 @@ def process_count(settings: TrainSettings) -> int:
 
 
 def gpu_count() -> int:
-    """The GPUs that a process started here would see, by nvidia-smi and CUDA_VISIBLE_DEVICES.
+    """Return the GPUs that a process started here would see, by nvidia-smi and CUDA_VISIBLE_DEVICES.
 
     torch would take 2 s to import, and leave a context on the device. Raises InputError when the driver doesn't answer.
     """
@@ -188,7 +188,7 @@ def gpu_count() -> int:
 
 
 def start_place(start_from: str) -> str:
-    """The absolute path of a local or registered folder; of a model on the hub its id.
+    """Return the absolute path of a local or registered folder; of a model on the hub its id.
 
     Other trainers read only ids, so a revision or a folder of a repository is fetched, and its local folder given. Raises
     InputError for anything else.
@@ -200,11 +200,11 @@ def start_place(start_from: str) -> str:
 
 
 def model_name(place: str) -> str:
-    """The name of a model for other libraries: the model folder of a training, else `place` itself."""
+    """Return the name of a model for other libraries: the model folder of a training run, else `place` itself."""
     training = Path(place).expanduser()
     return str(training / MODEL) if (training / JOB).is_file() else place
 
 
 def start_folder(name: str) -> Path:
-    """The folder of a model: an earlier training's, a local one, or one fetched from the hub. Raises InputError."""
+    """Return the folder of a model: an earlier training run's, a local one, or one fetched from the hub. Raises InputError."""
     return find_model(model_name(name)).folder

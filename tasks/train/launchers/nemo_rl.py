@@ -101,7 +101,7 @@ RECIPES: Mapping[TargetName, _Recipe] = {
 
 
 def rl_launch(data: str, settings: TrainSettings, output_dir: str) -> Launch:
-    """How NeMo-RL trains on the preparation in `data`.
+    """Return how NeMo-RL trains on the preparation in `data`.
 
     Raises InputError without `start_from`, the model to train further, and for rows that NeMo-RL cannot read.
     """
@@ -114,7 +114,7 @@ def rl_launch(data: str, settings: TrainSettings, output_dir: str) -> Launch:
 
 
 def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> Launch:
-    """How NeMo-RL trains `model`, a hub id or folder, on the preparation of `tokenmill rl` with this manifest.
+    """Return how NeMo-RL trains `model`, a hub id or folder, on the preparation of `tokenmill rl` with this manifest.
 
     Places are absolute, because NeMo-RL runs in its own folder. The first row of preferences is read for their form. Raises
     InputError for rows that NeMo-RL cannot read, and for an output folder outside a file system.
