@@ -97,7 +97,7 @@ class Scale:
 TOY = Scale(
     "cpu", ("model.layers=1", "model.hidden=16", "model.heads=2", "model.feed_forward=32", "model.tied_embeddings=true"),
     ("sequence_length=32", "global_batch=2", "micro_batch=2"), 6, 60, 2,
-    {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, 24, 8, (4, 20),
+    {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, 24, 4, (4, 20),
 )  # fmt: skip
 REAL = Scale(
     "cuda", ("model.layers=16", "model.hidden=1024", "model.heads=16", "model.key_value_heads=16", "model.feed_forward=2816",

@@ -81,7 +81,8 @@ def measured(count=None):
     config = LlamaConfig(**SIZES[device], tie_word_embeddings=False)
     model = LlamaForCausalLM(config).to(device, dtype).eval()
     scorer, given = CausalScorer(model), sequences(device, count or SEQUENCES[device])
-    few = Completions(given.ids[: given.offsets[8]], given.offsets[:9], given.loss[: given.offsets[8]], given.parts[: given.offsets[8]])  # fmt: skip
+    offsets = given.offsets[: PEER_BATCH + 1]
+    few = Completions(given.ids[: offsets[-1]], offsets, given.loss[: offsets[-1]], given.parts[: offsets[-1]])
     scorer.score(few), nll_loop.sums(model, few, PEER_BATCH)
     table, ours = timed(device, lambda: scorer.score(given))
     sums, theirs = timed(device, lambda: nll_loop.sums(model, given, PEER_BATCH))
