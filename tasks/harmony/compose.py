@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from tokenmill.tasks.chat.conversation import RejectionError, rejecting
 from tokenmill.tasks.chat.json_values import kind, parsed, quoted
+from tokenmill.tasks.sources.exact_json import compact
 
 from .grammar import TAG
 from .message import FUNCTIONS, Call, Composed, HarmonyMessage, Policy, Schemas, Source, SpecialStrings, Turn
@@ -29,6 +30,11 @@ UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.-]")
 """Characters that a function's name must not contain in a header."""
 
 ZERO_WIDTH_SPACE = "\u200b"
+
+FLAT = frozenset((str, int, bool, type(None)))
+"""Types that orjson writes as chat templates do; it spells some floats differently."""
+
+_written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @rejecting
@@ -267,7 +273,8 @@ def _call(call: Call, recipient: str) -> HarmonyMessage:
     arguments = _arguments(call)
     if recipient == PYTHON:
         return HarmonyMessage("assistant", _code(arguments), PYTHON, "analysis", terminator="call")
-    body = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))  # numbers as chat templates write them
+    values = arguments.values() if isinstance(arguments, dict) else arguments
+    body = compact(arguments).decode() if FLAT.issuperset(map(type, values)) else _written(arguments)
     return HarmonyMessage("assistant", body, recipient, "commentary", "json", terminator="call")
 
 

@@ -28,8 +28,6 @@ UNFOLLOWED = dict.fromkeys(("why", "diff"), "which publishes no documents")
 OF_KIND = {"rl": UNSEEN, "harmony": UNSEEN, "dedup": UNSEEN, "nll": UNSEEN | UNFOLLOWED}
 """What commands do with no version of a kind."""
 
-OF_ARCHIVES = ("pretrain", "sft", "rl", "harmony", "dedup", "nll")
-
 VERSIONS = {
     "4e4bf88": {
         "pretrain": MAPLESS | {"verify": "format 1 of pretrain (1 of 1 shards), made by tokenmill 0.1.0"},
@@ -39,7 +37,7 @@ VERSIONS = {
         "dedup": MAPLESS | {"verify": "format 1 of dedup"},
         "nll": {},
     },
-    **{version: {kind: {} for kind in OF_ARCHIVES} for version in ("77edf30", "4f9c51b")},
+    **{version: {kind: {} for kind in DATA} for version in ("77edf30", "4f9c51b")},
 }
 
 
