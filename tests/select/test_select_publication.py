@@ -207,7 +207,7 @@ def test_summary_counts_marked_and_selected_rows(prepared):
     assert outcomes["contaminated"] == 1
     lines = list(HARMONY.summary(manifest))
     for outcome, count in outcomes.items():
-        assert (f"{outcome.replace('_', ' ')}: {count} rows" in lines) == (outcome != "kept")
+        assert (f"{outcome.replace('_', ' ')}: {count} row{'s' * (count != 1)}" in lines) == (outcome != "kept")
     assert f"candidates to embed: {outcomes['kept']}" in lines
     assert f"pools: tools {sum(row['quality_has_tool'] for row in rows)}" in lines
 
