@@ -115,3 +115,9 @@ def test_the_example_of_models_in_the_page(tmp_path, monkeypatch):
     path = write_rows(Path("a.jsonl"), [{"text": GOOD}, {"text": OTHER}])
     _, manifest = prepare_here("filter", blend_of(path), "out", **SHORT, **config_settings(Path("filter.yaml")))
     assert manifest["totals"]["dropped"] == {"language": 1}
+    score = dict(zip(*fasttext.load_model("lid.176.bin").predict(GOOD, k=-1), strict=True))["__label__other"]
+    for threshold, dropped in ((score, {"language": 0}), (1.01 * score, {"language": 1})):
+        model = {"model": "lid.176.bin", "keep": ["other"], "threshold": float(threshold)}
+        blend = blend_of(write_rows(Path("one.jsonl"), [{"text": GOOD}]))
+        _, manifest = prepare_here("filter", blend, "one", rules=[], language=model, allow_shrink=["one"])
+        assert {"language": 0} | manifest["totals"]["dropped"] == dropped
