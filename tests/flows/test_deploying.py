@@ -6,11 +6,13 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.schema_tools.validation import validate
+from tokenmill.flows import deployed_choices
 from tokenmill.flows.cli import run
 from tokenmill.flows.deployed_choices import closed, digests, merged
 from tokenmill.flows.deploying import write_project
@@ -85,6 +87,17 @@ def test_only_new_declarations_are_applied():
         "fields": {"tags": ["b"]},
     }
     assert merged(declared, None, standing) == declared
+
+
+@pytest.mark.parametrize(
+    ("existing", "declared", "kept"),
+    [("", "a", False), ("a", "a", False), ("a", "", False), ("ab", "b", False), ("a", "b", True)],
+)
+def test_schedules_that_differ_are_kept(existing, declared, kept):
+    current, deployment = (
+        SimpleNamespace(schedules=[SimpleNamespace(schedule=each) for each in names]) for names in (existing, declared)
+    )
+    assert deployed_choices._declares_other_schedules(deployment, current) is kept  # noqa: SLF001 - a line on stderr
 
 
 @pytest.mark.parametrize(
