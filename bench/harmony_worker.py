@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.harmony.vocabulary import encoding, harmony_encoder
+from tokenmill.tasks.runtime import set_up_arrow
 from tokenmill.tasks.select.kind import HARMONY
 from tokenmill.tasks.select.settings import NormalizationSettings
 from tokenmill.tasks.shards.kind import Stage

@@ -17,9 +17,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.pack.kind import SFT
 from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.runtime import set_up_arrow
 from tokenmill.tasks.shards.kind import Stage
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt

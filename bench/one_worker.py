@@ -14,8 +14,8 @@ import json
 import sys
 import time
 
-from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.runtime import set_up_arrow
 from tokenmill.tasks.tokenize.kind import PRETRAIN, PretrainPlan, build_pretrain_shard
 from tokenmill.tasks.tokenize.settings import PretrainSettings, TokenizerSettings
 

@@ -14,10 +14,10 @@ import time
 from collections import Counter
 from typing import Any
 
-from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.rl.kind import RL, RlPlan, build_rl_shard
 from tokenmill.tasks.rl.settings import RlSettings
+from tokenmill.tasks.runtime import set_up_arrow
 from tokenmill.tasks.shards.receipt import Receipt
 
 from bench.rl_corpus import TABLE

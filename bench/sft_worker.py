@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.pack.kind import SFT, SftPlan
 from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.runtime import set_up_arrow
 from tokenmill.tasks.shards.kind import Stage
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
-from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.runtime import set_up_arrow
 from tokenmill.tasks.shards.kinds import KINDS, WORDS, preparation, preparation_called
 from tokenmill.tasks.strict import Strict, parse
 

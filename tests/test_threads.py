@@ -5,7 +5,7 @@ from threading import Barrier, get_ident
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.threads import in_threads
+from tokenmill.tasks.runtime import in_threads
 
 PATIENCE = 30
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tokenmill.tasks import compiled
+from tokenmill.tasks import runtime
 
 COUNT = 5
 
@@ -57,7 +57,7 @@ def _sanitized(folder: str, source: Path) -> str:
 
 def pytest_configure() -> None:
     """As a plugin of the tests: load the kernels of the folder instead."""
-    compiled.load = lambda module: ctypes.CDLL(_sanitized(os.environ[FOLDER], Path(module)))
+    runtime.load = lambda module: ctypes.CDLL(_sanitized(os.environ[FOLDER], Path(module)))
 
 
 def pytest_sessionfinish() -> None:

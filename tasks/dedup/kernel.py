@@ -8,7 +8,7 @@ import ctypes
 
 import numpy as np
 from numpy.ctypeslib import ndpointer
-from tokenmill.tasks.compiled import load
+from tokenmill.tasks.runtime import load
 
 BANDS, ROWS = 32, 4
 SLOTS_PER_KEY = 8

@@ -17,8 +17,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 from numpy.ctypeslib import ndpointer
-from tokenmill.tasks.compiled import load
 from tokenmill.tasks.dedup.documents import content
+from tokenmill.tasks.runtime import load
 
 CLASSES = (
     *(

@@ -20,13 +20,13 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.kit import html
 from tokenmill.tasks.kit.charts import bars, columns, flow
 from tokenmill.tasks.kit.parts import Block, Cell, Code, Excerpt, Items, Table, Text, counted, share
+from tokenmill.tasks.runtime import in_threads
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.manifest import THREADS
 from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, join
-from tokenmill.tasks.threads import in_threads
 
 from .cards import NOT_STATED, card_problems, digest, licence_rows, publish_cards, stated_rows
 from .measured import ROW, Measured, drops_by_file, measured, sources_of

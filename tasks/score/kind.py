@@ -28,6 +28,7 @@ from tokenmill.tasks.harmony.vocabulary import IDS as HARMONY_IDS
 from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.pack.formats import Format, checked_format, format_of
 from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.runtime import cores
 from tokenmill.tasks.select.shard import PART as CANDIDATES
 from tokenmill.tasks.shards.executor import worker_number
 from tokenmill.tasks.shards.kind import Kind, Needs, Planned, Release, Stage
@@ -42,7 +43,6 @@ from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.storage import absolute, join
-from tokenmill.tasks.threads import cores
 from tokenmill.tasks.tokenize.encoders import Encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary, pinned
 from tokenmill.tasks.tokenize.settings import TokenizerSource

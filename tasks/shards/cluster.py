@@ -28,7 +28,7 @@ from distributed.comm.core import connect
 from distributed.system import MEMORY_LIMIT
 from tokenmill.tasks.console import log_errors_as_sentences, never_end_by_printing
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.threads import cores
+from tokenmill.tasks.runtime import cores
 
 from . import code
 from .code import require_same_there

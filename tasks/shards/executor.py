@@ -20,11 +20,10 @@ from functools import partial, wraps
 from threading import Event
 from typing import Any, ParamSpec, TypeVar, cast
 
-from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.runtime import cores, set_up_arrow
 from tokenmill.tasks.sources.files import PLACES, places_of
 from tokenmill.tasks.sources.opening import find_places
-from tokenmill.tasks.threads import cores
 
 from .build import Announce, batches, build_batch, may_pass
 from .code import built_with, require_same_here

@@ -19,10 +19,10 @@ import xxhash
 from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.renamed import with_new_names
+from tokenmill.tasks.runtime import in_threads
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.storage import filesystem, join
-from tokenmill.tasks.threads import in_threads
 
 from .plan import WHOLE, Finished
 from .publish import Extent, Joined, Output, output_of

@@ -30,8 +30,8 @@ import orjson
 import xxhash
 from fsspec.spec import AbstractBufferedFile
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.runtime import in_threads
 from tokenmill.tasks.storage import absolute, filesystem, is_local
-from tokenmill.tasks.threads import in_threads
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

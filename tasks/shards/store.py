@@ -23,9 +23,9 @@ from typing import Any, TypeVar, cast
 import psutil
 from pydantic import TypeAdapter
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.runtime import in_threads
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.storage import absolute, filesystem, is_local, join, user_cache
-from tokenmill.tasks.threads import in_threads
 from xxhash import xxh3_128_hexdigest
 
 from .publish import Extent, Joined, Output, publish_bytes

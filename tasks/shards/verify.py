@@ -14,8 +14,8 @@ from functools import cache
 from itertools import accumulate, chain, groupby
 from typing import Any, TypeVar
 
+from tokenmill.tasks.runtime import in_threads
 from tokenmill.tasks.storage import absolute, is_local
-from tokenmill.tasks.threads import in_threads
 
 from .executor import RunAll, run_here
 from .fates import fate_problems

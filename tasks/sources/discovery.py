@@ -30,8 +30,8 @@ from fsspec.spec import AbstractFileSystem
 from tokenmill.tasks.blend.load import HUB_HOSTS
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, closest
+from tokenmill.tasks.runtime import in_threads
 from tokenmill.tasks.storage import absolute, filesystem, is_local, is_web, require_name
-from tokenmill.tasks.threads import in_threads
 
 from .files import Compression, Found, InputWarning, SourceFile
 from .formats import describe, format_of, is_hidden, supported

@@ -17,7 +17,7 @@ from operator import or_
 from typing import Any, cast
 
 import orjson
-from tokenmill.tasks.compiled import load
+from tokenmill.tasks.runtime import load
 
 BEYOND_DOUBLE = "number is infinity"
 """The beginning of orjson's message about a number beyond a double."""

@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.runtime import in_threads
 from tokenmill.tasks.storage import filesystem, is_local, is_web
-from tokenmill.tasks.threads import in_threads
 from xxhash import xxh3_128
 from zstandard import ZstdDecompressor, ZstdError, get_frame_parameters
 

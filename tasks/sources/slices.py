@@ -26,9 +26,9 @@ from dataclasses import replace
 import orjson
 import xxhash
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.runtime import Item, Result, in_threads
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.storage import ChangeDetection, is_local
-from tokenmill.tasks.threads import Item, Result, in_threads
 
 from .files import Require, Slice, SourceFile
 from .formats import count_rows, format_of

@@ -18,6 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.runtime import in_threads
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import recalled, remembered
 from tokenmill.tasks.sources.hub_client import (
@@ -32,7 +33,6 @@ from tokenmill.tasks.sources.hub_client import (
     wait_here,
 )
 from tokenmill.tasks.storage import user_cache
-from tokenmill.tasks.threads import in_threads
 
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 

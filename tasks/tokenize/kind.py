@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 from tokenmill.tasks.blend.mix import Mix
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, Fim
+from tokenmill.tasks.runtime import cores
 from tokenmill.tasks.shards.kind import LITTLE_BYTES, Kind, Needs, Planned, Release, Stage
 from tokenmill.tasks.shards.manifest import FULL_VALIDATION, SEQUENCES, join_published
 from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard
@@ -42,7 +43,6 @@ from tokenmill.tasks.shards.store import PREFIX, Store, read_bytes
 from tokenmill.tasks.sources.files import Record, Slice
 from tokenmill.tasks.sources.parquet import require_text
 from tokenmill.tasks.storage import is_local, join
-from tokenmill.tasks.threads import cores
 
 from .binidx import BinIdxError, read_index, token_dtype
 from .documents import most_ids

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.runtime import in_threads
 from tokenmill.tasks.shards.build import building
 from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard, consecutive
 from tokenmill.tasks.shards.publication import parts_with_tokens
@@ -26,7 +27,6 @@ from tokenmill.tasks.shards.receipt import PartCount, Receipt
 from tokenmill.tasks.shards.store import PREFIX, THREADS, Store, read_bytes, remove_file, size_of
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.storage import join
-from tokenmill.tasks.threads import in_threads
 from xxhash import xxh3_128
 
 from .binidx import BinIdxError, read_index, write_index

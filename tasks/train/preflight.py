@@ -21,12 +21,12 @@ from tokenmill.tasks.dataset.stored import StoredFileError, count_packs, pair_pr
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.pack.formats import find_template
 from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.runtime import in_threads
 from tokenmill.tasks.shards.manifest import MANIFEST
 from tokenmill.tasks.shards.receipt import difference
 from tokenmill.tasks.shards.store import THREADS, read_bytes
 from tokenmill.tasks.storage import absolute, filesystem, join
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.threads import in_threads
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tokenmill.tasks.dedup import rounds
-from tokenmill.tasks.threads import cores
+from tokenmill.tasks.runtime import cores
 
 from tests.building import build_here, plan_here, prepare_here
 from tests.dedup.test_near import edited, prose

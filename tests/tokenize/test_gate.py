@@ -11,9 +11,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.normalizers import NFC
 from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.runtime import cores
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.threads import cores
 from tokenmill.tasks.tokenize import kind, sweep
 from tokenmill.tasks.tokenize.encoders import ENGINES, Encoder, Tokens
 from tokenmill.tasks.tokenize.kind import PRETRAIN
