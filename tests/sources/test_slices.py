@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
@@ -19,7 +19,7 @@ from tokenmill.tasks.sources import slices as slices_module
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.integrity import unchanged
-from tokenmill.tasks.sources.opening import open_source
+from tokenmill.tasks.sources.opening import known_kind, open_source
 from tokenmill.tasks.sources.slices import ContentIndex, content_hash, cut
 
 from tests.moto_server import moto_here
@@ -70,8 +70,7 @@ def owned(data, shard_size):
 @given(rows, st.booleans(), st.integers(1, 120))
 def test_a_content_is_the_hash_of_exactly_the_rows_that_begin_in_the_slice(tmp_path_factory, rows, ends, shard_size):
     data = b"\n".join(rows) + b"\n" * ends
-    if not data:
-        return
+    assume(data and not known_kind(data, "exact.jsonl"))  # bytes of gzip, say, are an error
     path = write(tmp_path_factory.getbasetemp() / "exact.jsonl", data)
     expected = {
         start: f"xxh3_128:{xxhash.xxh3_128_hexdigest(row_bytes)}"
@@ -86,6 +85,7 @@ def test_a_changed_byte_changes_only_the_slice_that_owns_its_row(tmp_path_factor
     place = draw.draw(st.sampled_from([place for place, byte in enumerate(data) if byte != ord("\n")]))
     flipped = data[place] ^ (0x40 if data[place] ^ 0x80 == ord("\n") else 0x80)  # the rows stay as many
     changed = data[:place] + bytes([flipped]) + data[place + 1 :]
+    assume(not known_kind(data, "before.jsonl") and not known_kind(changed, "after.jsonl"))
     folder = tmp_path_factory.getbasetemp()
     before = contents(write(folder / "before.jsonl", data), shard_size)
     after = contents(write(folder / "after.jsonl", changed), shard_size)
