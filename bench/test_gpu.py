@@ -51,7 +51,7 @@ def fail(folder):
         (lambda folder: iter([measured(1.0, check=False), "no GPU"]), None),
         (lambda folder: iter([measured(1.0, check=True), measured(0.5, check=True)]), "a loss: 1 nats, not ≤ 0.5 nats"),
         (lambda folder: iter([measured(float("nan"), check=False)]), "a loss: nan nats, not ≤ 0.5 nats"),
-        (hang, "stopped after 2 s"),
+        pytest.param(hang, "stopped after 2 s", marks=pytest.mark.slow),
         (fail, "ValueError: out of memory"),
     ],
     ids=["target missed", "check missed", "not a number", "hangs", "raises"],

@@ -649,7 +649,9 @@ def test_answer_beyond_the_cut_is_counted(tmp_path, chosen, tokenizer):
     planned, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
     (receipt,) = pack_receipts(planned)
     assert receipt.facts["nothing_trained_in_pack_sequences"] == 1
-    assert any("1 sequence with only masked tokens before the cut, excluded" in line for line in packing_lines(manifest))
+    assert any(
+        "1 sequence with only masked tokens before the cut, excluded" in line for line in packing_lines(manifest)
+    )
     assert pack_counts(manifest)["left_out"] == {"nothing_trained_in_pack_sequences": 1}
     assert (manifest["totals"]["dropped"], manifest["totals"]["truncated"]) == ({}, 0)
     first, _ = by_turn(tokenizer, record)

@@ -66,12 +66,12 @@ def saved(folder, added, normalizer=None):
     return find_vocabulary(TokenizerSource(model=str(folder / "model")))
 
 
-@pytest.mark.slow
 def passes_gate(vocabulary, engine, literal):
     expected = by_reference(vocabulary, nasty_strings(vocabulary), literal=literal)
     return compare(vocabulary, engine, expected, literal=literal).difference is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guard", ["tangles", "gate"])
 @pytest.mark.parametrize("normalizer", [None, normalizers.NFC()], ids=["as it is", "NFC"])
 @pytest.mark.parametrize("layout", LAYOUTS)
