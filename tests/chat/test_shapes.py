@@ -6,7 +6,7 @@ import re
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Conversation, Rejected
 from tokenmill.tasks.chat.parse import conversation
@@ -523,6 +523,7 @@ def test_meaningful_extra_fields_are_read_rejected_or_counted(example, data):
     """A field of the table beside any row: with the field, messages differ, or the row is refused by its name, or it is counted."""
     _, row, _, _ = example
     name = data.draw(st.sampled_from(sorted(set(KNOWN) - METADATA - {key.lower() for key in row})))
+    assume(name != "trajectory" or "history" not in row)  # SWE-agent writes the same steps to both
     before = conversation(row, None, "tools")
     found = conversation({**row, name: "something"}, None, "tools")
     if isinstance(found, Rejected):
