@@ -51,6 +51,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attempts", [2, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("asked", REQUESTS)
 def test_a_store_that_is_asked_too_much_gets_no_more_requests_than_botocore_sends(server, monkeypatch, asked, attempts):

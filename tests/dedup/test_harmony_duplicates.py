@@ -145,6 +145,7 @@ def test_dropped_rows_are_the_marked_ones(normalized):
     assert sum(map(len, marked.values())) - sum(map(len, left.values())) == len(EXACT) + NEAR
 
 
+@pytest.mark.slow
 def test_mode_off_keeps_normalized_rows(normalized):
     out, plan, manifest = normalized["off"]
     marked, alone = published(normalized["tag"][0]), published(out)

@@ -22,7 +22,7 @@ from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
 from tests.flows.standing_clusters import network, scheduler, worker
 from tests.preparing import blend_of, prepare, tree, write_lines
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.weekly]
 
 HOSTS = [2, 3]
 TCP_SECONDS = 12

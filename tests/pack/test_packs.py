@@ -103,6 +103,7 @@ def times_of(folder):
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_ino) for path in sorted(Path(folder).rglob("*"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["best_fit_decreasing", "first_fit_shuffle", "concatenative"])
 def test_every_stored_sequence_is_in_one_pack_and_no_pack_is_too_large(tmp_path, source, chosen, packing):
     planned, _ = prepare(blend_of(source), tmp_path / "out", packing=packing, **chosen)

@@ -112,6 +112,7 @@ def test_a_page_is_small_whole_and_without_scripts_or_requests(published):
     assert str(output) not in text.partition('id="this-run"')[0]
 
 
+@pytest.mark.slow
 def test_equal_preparations_have_equal_pages_and_cards_but_for_the_run_itself(published):
     _, *outputs = published
     pages = [(output / "report.html").read_bytes().partition(b'<h2 id="this-run">')[0] for output in outputs]

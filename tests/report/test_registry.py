@@ -117,6 +117,7 @@ def test_name_replaces_its_folder_everywhere(prepared):
     assert run(["verify", "art://corpus"]) == 0
 
 
+@pytest.mark.slow
 def test_lineage_of_results_reaches_the_datasets(tmp_path, prepared):
     model, results = tmp_path / "model", tmp_path / "results"
     data = prepared_data(str(prepared)).made_from

@@ -93,6 +93,7 @@ def test_mismatched_log_probabilities_are_rejected(vllm, change, difference):
         scorer(vllm).score(completions([(4, 1, 3)] * 9), place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "value"),
     [("vllm", math.nan), ("vllm", -9999.0), ("sglang", None), ("sglang", math.inf), ("sglang", -math.inf)],

@@ -77,6 +77,7 @@ def is_token(encoding, number):
     return True
 
 
+@pytest.mark.slow
 def test_every_control_string_has_the_id_that_it_has_in_tiktoken(vocabulary, encoding, converted):
     converted.encode_special_tokens = False
     for number in {encoding.encode_single_token(token) for token in encoding.special_tokens_set}:
