@@ -77,6 +77,8 @@ def network(hosts):
             ip(f"netns add {found.bridge}n{host}")
             stack.callback(ip, f"netns del {found.bridge}n{host}")
             ip(f"link add {found.bridge}v{host} type veth peer name eth0 netns {found.bridge}n{host}")
+            # The kernel removes a namespace's interfaces some time later, and the next network needs their names.
+            stack.callback(ip, f"link del {found.bridge}v{host}")
             ip(f"link set {found.bridge}v{host} master {found.bridge} up")
             ip(f"-n {found.bridge}n{host} addr add {found.host(host)}/24 dev eth0")
             ip(f"-n {found.bridge}n{host} link set eth0 up")
