@@ -163,10 +163,11 @@ UNFINISHED = [each for each in StateType if each not in TERMINAL_STATES]
 def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, Any]]:
     """Return a flow that publishes in an `output_dir`.
 
-    Runs with the same output folder take turns; a waiting run names the other. OUT/flow_run.json records the run in progress: a killed
-    process reports no end, so Prefect would show its run as Running forever. The next run in the folder finds the file and reports
-    that run, its tasks and its subflows as crashed; the folder's lock, which the kernel releases, proves that it is dead. The message of an InputError or RunError
-    becomes the message of the failed run; the caller gets the error itself.
+    Runs with the same output folder take turns; a waiting run names the other. OUT/flow_run.json records the run in progress: a
+    killed process reports no end, so Prefect would show its run as Running forever. The next run in the folder finds the file and
+    reports that run, its tasks and its subflows as crashed; the folder's lock, which the kernel releases, proves that it is dead.
+
+    The message of an InputError or RunError becomes the message of the failed run; the caller gets the error itself.
     """
 
     @wraps(function)
@@ -187,8 +188,7 @@ def _finished(record: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(made, dict) or not {"documents", "tokens", "shards"} <= made.keys():
         return record
     tokens = counted(made["tokens"], "token") if made["tokens"] else counted(made["documents"], "document")
-    shards = made["shards"]["total"]
-    message = f"{tokens} in {shards:,} shard{'s' * (shards != 1)} → {join(made['path'], BLEND)}"
+    message = f"{tokens} in {counted(made['shards']['total'], 'shard')} → {join(made['path'], BLEND)}"
     return cast("dict[str, Any]", Completed(message=message, data=record))
 
 
