@@ -1,6 +1,7 @@
 """Tests keep their caches to themselves: a folder of the session stands in for the user's. And Ctrl-C works in all of them:
 a shell that starts them in the background has them, and all that they start, ignore it. No example has a deadline: timings
-never fail a test. fsync does nothing: no test needs its files after a power cut.
+never fail a test. Examples are random in the whole set only: a change fails by its own fault, not by an example that nobody
+had drawn before. fsync does nothing: no test needs its files after a power cut.
 """
 
 import gc
@@ -19,7 +20,7 @@ from hypothesis import settings
 def pytest_configure(config):
     gc.disable()  # collecting makes a million objects that stay, a quarter of whose time would go into looking for garbage
     examples = {"not slow": 10, "not weekly": 25}.get(config.option.markexpr, 100)
-    settings.register_profile("here", deadline=None, max_examples=examples)
+    settings.register_profile("here", deadline=None, max_examples=examples, derandomize=examples < 100)
     settings.load_profile("here")
     os.fsync = lambda descriptor: None
     config.own_cache = tempfile.mkdtemp(prefix="tokenmill-cache-")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from hypothesis import assume, given
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
@@ -19,7 +19,7 @@ from tokenmill.tasks.sources import slices as slices_module
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.integrity import unchanged
-from tokenmill.tasks.sources.opening import known_kind, open_source
+from tokenmill.tasks.sources.opening import open_source, require_text_head
 from tokenmill.tasks.sources.slices import ContentIndex, content_hash, cut
 
 from tests.moto_server import moto_here
@@ -42,6 +42,16 @@ def write(path, data, modified_ns=LONG_AGO):
 def file_of(path):
     (file,) = discover(DataSource(name="a", path=str(path)))
     return file
+
+
+def write_lines(path, data):
+    """Write JSON Lines; bytes that begin like a different format (gzip, a JSON array) are left out, as they are an error."""
+    write(path, data)
+    try:
+        require_text_head(file_of(path), data)
+    except InputError:
+        reject()
+    return path
 
 
 def slices_of(path, shard_size):
@@ -70,8 +80,8 @@ def owned(data, shard_size):
 @given(rows, st.booleans(), st.integers(1, 120))
 def test_a_content_is_the_hash_of_exactly_the_rows_that_begin_in_the_slice(tmp_path_factory, rows, ends, shard_size):
     data = b"\n".join(rows) + b"\n" * ends
-    assume(data and not known_kind(data, "exact.jsonl"))  # bytes of gzip, say, are an error
-    path = write(tmp_path_factory.getbasetemp() / "exact.jsonl", data)
+    assume(data)
+    path = write_lines(tmp_path_factory.getbasetemp() / "exact.jsonl", data)
     expected = {
         start: f"xxh3_128:{xxhash.xxh3_128_hexdigest(row_bytes)}"
         for start, row_bytes in owned(data, shard_size).items()
@@ -85,10 +95,9 @@ def test_a_changed_byte_changes_only_the_slice_that_owns_its_row(tmp_path_factor
     place = draw.draw(st.sampled_from([place for place, byte in enumerate(data) if byte != ord("\n")]))
     flipped = data[place] ^ (0x40 if data[place] ^ 0x80 == ord("\n") else 0x80)  # the rows stay as many
     changed = data[:place] + bytes([flipped]) + data[place + 1 :]
-    assume(not known_kind(data, "before.jsonl") and not known_kind(changed, "after.jsonl"))
     folder = tmp_path_factory.getbasetemp()
-    before = contents(write(folder / "before.jsonl", data), shard_size)
-    after = contents(write(folder / "after.jsonl", changed), shard_size)
+    before = contents(write_lines(folder / "before.jsonl", data), shard_size)
+    after = contents(write_lines(folder / "after.jsonl", changed), shard_size)
     owner = (data.rfind(b"\n", 0, place) + 1) // shard_size * shard_size
     assert before.keys() == after.keys()
     assert [start for start in before if before[start] != after[start]] == [owner]
