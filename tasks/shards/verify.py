@@ -210,9 +210,12 @@ def _check_shard(
 def _output_problem(store: Store, key: str, output: Output, joined: FindJoined) -> str | None:
     """Return the problem with a shard's output, in its folder or in a prefix that a different preparation published."""
     place = store.path(key, output.path)
-    extent = joined().get(f"{key}/{output.path}") if size_of(place) is None else None
+    problem = content_problem(place, output, RECEIPT)
+    if problem is None or size_of(place) is not None:
+        return problem
+    extent = joined().get(f"{key}/{output.path}")
     if extent is None:
-        return content_problem(place, output, RECEIPT)
+        return problem
     changed = extent_hash(extent) != output.xxh3_128
     return f"{extent.uri}: content changed in the bytes of shard {key}" if changed else None
 
