@@ -282,11 +282,15 @@ CALLED_WHILE_IMPORTED = 99
 """Exit code of a worker whose imported main script starts a run at import time."""
 
 
+REPORTED_BY_THE_RUN = ("Compute Failed", "Failed to communicate with scheduler during heartbeat")
+"""Tracebacks that a worker of a local cluster doesn't log: a failed batch, and a scheduler that closed while it was asked."""
+
+
 def dask_setup(_worker: object) -> None:
-    """Called by Dask in the workers of a local cluster, which serve one run. The run itself names a batch that failed."""
+    """Called by Dask in the workers of a local cluster, which serve one run."""
     set_up_arrow()
     logging.getLogger("distributed.worker").addFilter(
-        lambda record: not record.getMessage().startswith("Compute Failed")
+        lambda record: not record.getMessage().startswith(REPORTED_BY_THE_RUN)
     )
 
 

@@ -6,7 +6,6 @@ A process that a run has started is known by a variable of its environment, in w
 import json
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -355,17 +354,13 @@ def test_a_wrong_call_is_one_without_standard_streams(tmp_path):
     assert redirected("both an unread pipe", "plan", tmp_path / "no_such.json")[0] == 2
 
 
-HEARTBEAT = re.compile(r"^.*Failed to communicate with scheduler during heartbeat\.\n(?:(?!\d{4}-).*\n)+", re.MULTILINE)
-"""What a Dask worker says when its cluster closes while it sends a heartbeat."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["all closed", "both full"])
 def test_a_preparation_is_whole_without_standard_streams(how, blend, environment, tmp_path):
     out = tmp_path / "out"
     code, complaint = redirected(how, *arguments(blend, out), environment=environment)
     assert code == REDIRECTED[how][1], complaint
-    assert "Traceback" not in HEARTBEAT.sub("", complaint), complaint
+    assert "Traceback" not in complaint, complaint
     assert receipts(out) == shards(blend)
     assert (out / "blend.json").exists()
 
