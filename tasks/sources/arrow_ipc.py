@@ -50,7 +50,7 @@ class ArrowIpc(RowFormat):
         with _explained():
             for batch in ipc.open_stream(stream):
                 yield from _rows(batch)
-        end = b""
+        end = b""  # of a file, the footer, whose last bytes are the magic number again
         while block := stream.read(BLOCK_BYTES):
             end = (end + block)[-len(MAGIC) :]
         if is_file and end != MAGIC:
@@ -68,16 +68,12 @@ class ArrowIpc(RowFormat):
                     content = cast("BinaryIO", VerifiedStream(stream, ranges, hasher, part.file.uri))
                     require_content(part, hasher)
                 try:
-                    yield from leading(_file_rows(content), part.rows)
+                    with _explained():  # the footer says where the batches are, and they are read one by one
+                        opened = ipc.open_file(content)
+                        batches = map(opened.get_batch, range(opened.num_record_batches))
+                        yield from leading(chain.from_iterable(map(_rows, batches)), part.rows)
                 except BrokenContentError as error:
                     raise SourceCorrupt(f"{part.file.uri}: {error}") from error
-
-
-def _file_rows(content: BinaryIO) -> Iterator[list[Row]]:
-    with _explained():
-        opened = ipc.open_file(content)
-        for number in range(opened.num_record_batches):
-            yield from _rows(opened.get_batch(number))
 
 
 @contextmanager
@@ -106,16 +102,16 @@ def _rows(batch: pa.RecordBatch) -> Iterator[list[Row]]:
 
 
 def _objects(batch: pa.RecordBatch) -> list[Row]:
-    records = python_rows(batch)
-    for record in records:
+    rows: list[Row] = []
+    for record in python_rows(batch):
         drop_nulls([*record.values()])  # a column that is null is counted by its reader
-    return [_bounded(orjson.dumps(record, default=_plain)) for record in records]
-
-
-def _bounded(row: bytes) -> Row:
-    if len(row) <= MAX_ROW_BYTES:
-        return row
-    return Refused("row_too_long", f"{len(row):,} bytes; at most {MAX_ROW_BYTES:,} are read", row[:BLOCK_BYTES])
+        row = orjson.dumps(record, default=_plain)
+        if len(row) > MAX_ROW_BYTES:
+            detail = f"{len(row):,} bytes; at most {MAX_ROW_BYTES:,} are read"
+            rows.append(Refused("row_too_long", detail, row[:BLOCK_BYTES]))
+        else:
+            rows.append(row)
+    return rows
 
 
 def _plain(value: Any) -> str | None:  # noqa: ANN401 - whatever Arrow holds and JSON does not

@@ -56,7 +56,7 @@ def expression(
             )
         if first not in known:
             predicate.refuse(column.position, f"unknown field {first!r}; {nearest(first, known)}")
-        if first not in schema.names:
+        if first not in schema.names:  # one that rows may have, and that these haven't
             return None
         kind = schema.field(first).type
         for key in deeper:
@@ -129,7 +129,13 @@ class _Binding:
             self._refuse(right, f"{both}; compare values of one type")
         if one.kind == BOOLEAN and sign not in {"==", "!="}:
             self._refuse(right, f"{self._described(right, other)}, which isn't ordered; write == or !=")
-        return COMPARE[sign](*_same_type(one, other))
+        wanted = pa.bool_()  # one type for both, because Arrow would choose a different one
+        if one.kind == NUMBER:
+            types = [each.value_type if pa.types.is_dictionary(each) else each for each in (one.type, other.type)]
+            wanted = pa.float64() if any(map(pa.types.is_floating, types)) else pa.int64()
+        elif one.kind == TEXT:
+            wanted = pa.string() if one.type == other.type == pa.string() else pa.large_string()
+        return COMPARE[sign](_as(one, wanted), _as(other, wanted))
 
     def is_null(self, column: Column) -> compute.Expression:
         found = self._find(column)
@@ -141,7 +147,7 @@ class _Binding:
             return _Value(compute.scalar(scalar), kind_of(scalar.type), scalar.type)
         column = operand.column if isinstance(operand, Length) else operand
         found = self._find(column)
-        if found is None or pa.types.is_null(found[1]):
+        if found is None or pa.types.is_null(found[1]):  # writers give a column without values the type null
             return _Value(_null(), None, pa.null())
         value, what = _Value(found[0], kind_of(found[1]), found[1]), f"field {column.name!r} is"
         if isinstance(operand, Length):
@@ -185,18 +191,6 @@ def _null() -> compute.Expression:
     return compute.scalar(pa.scalar(None, pa.bool_()))  # not a constant: it imports pandas, in 0.2 s
 
 
-def _same_type(one: _Value, other: _Value) -> tuple[compute.Expression, compute.Expression]:
-    """Cast both values to one type, because Arrow would choose a different one."""
-    if one.kind == NUMBER:
-        types = [each.value_type if pa.types.is_dictionary(each) else each for each in (one.type, other.type)]
-        wanted = pa.float64() if any(map(pa.types.is_floating, types)) else pa.int64()
-    elif one.kind == TEXT:
-        wanted = pa.string() if one.type == other.type == pa.string() else pa.large_string()
-    else:
-        wanted = pa.bool_()
-    return _as(one, wanted), _as(other, wanted)
-
-
 def _as(value: _Value, wanted: pa.DataType) -> compute.Expression:
     return value.expression if value.type == wanted else value.expression.cast(wanted, safe=False)
 
@@ -233,7 +227,7 @@ class RowGroupStatistics:
         return self.compared("==", operand, Literal(value=True, position=operand.position))
 
     def compared(self, sign: str, left: Operand, right: Operand) -> Outcomes:
-        if isinstance(left, Literal) and isinstance(right, Column):
+        if isinstance(left, Literal) and isinstance(right, Column):  # `3 < x` is `x > 3`
             return self.compared(MIRRORED[sign], right, left)
         if isinstance(right, Literal) and right.value is None:
             return Outcomes(true=False, false=False)
@@ -242,7 +236,7 @@ class RowGroupStatistics:
                 return Outcomes(true=False, false=False)
             found = COMPARE[sign](left.value, right.value)
             return Outcomes(true=found, false=not found, null=False)
-        if not isinstance(left, Column) or not isinstance(right, Literal):
+        if not isinstance(left, Column) or not isinstance(right, Literal):  # two fields, or a length
             return Outcomes()
         return self._bounded(sign, left, right.value)
 
@@ -254,58 +248,43 @@ class RowGroupStatistics:
         return Outcomes(true=nulls > 0, false=nulls < self.group.num_rows, null=False)
 
     def _bounded(self, sign: str, column: Column, value: Any) -> Outcomes:  # noqa: ANN401 - of any kind
-        statistics, kind = self._of(column), self._type(column)
-        if statistics is None or kind is None:
+        statistics, kind = self._of(column), type_at(self.schema, column.path)
+        # Statistics of unsigned integers and of 16-bit floats aren't understood.
+        is_ordered = kind is not None and not (pa.types.is_unsigned_integer(kind) or pa.types.is_float16(kind))
+        if statistics is None or kind is None or not is_ordered or kind_of(kind) is None:
             return Outcomes()
         nulls = not statistics.has_null_count or statistics.null_count > 0
-        if statistics.has_null_count and statistics.null_count == self.group.num_rows:
+        if statistics.has_null_count and statistics.null_count == self.group.num_rows:  # nothing but nulls
             return Outcomes(true=False, false=False)
         if not statistics.has_min_max:
             return Outcomes()
-        low, high, value = _comparable(statistics, kind, value)
+        if kind_of(kind) == TEXT:  # compared as the predicate does: by bytes, whole numbers or doubles
+            low, high, value = statistics.min_raw, statistics.max_raw, value.encode()
+        else:
+            low, high = statistics.min, statistics.max
+            if kind_of(kind) == NUMBER and (pa.types.is_floating(kind) or isinstance(value, float)):
+                low, high, value = float(low), float(high), float(value)
         if not low <= high:  # NaN
             return Outcomes()
-        can = _compared_with_range("==" if sign == "!=" else sign, low, high, value)
-        may_be_nan = pa.types.is_floating(kind)
-        found = Outcomes(can.true, can.false or may_be_nan, nulls)
+        if sign in {"==", "!="}:
+            true, false = low <= value <= high, not low == value == high
+        else:
+            first, last = (low, high) if sign in {"<", "<="} else (high, low)
+            true, false = COMPARE[sign](first, value), not COMPARE[sign](last, value)
+        found = Outcomes(true, false or pa.types.is_floating(kind), nulls)  # statistics ignore NaN
         return ~found if sign == "!=" else found
 
     def _of(self, column: Column) -> Any:  # noqa: ANN401 - Arrow's stubs lack statistics
         leaf = self.leaves.get(column.name)
         return None if leaf is None else self.group.column(leaf).statistics
 
-    def _type(self, column: Column) -> pa.DataType | None:
-        """The type of a field whose statistics are understood, otherwise None."""
-        found = type_at(self.schema, column.path)
-        if found is None or pa.types.is_unsigned_integer(found) or pa.types.is_float16(found):
-            return None
-        return None if kind_of(found) is None else found
-
 
 def type_at(schema: pa.Schema, path: Sequence[str]) -> pa.DataType | None:
     """Return the type of the field that a path leads to, through structs; None if there is none, or several of one name."""
     found: Any = schema
-    for key in path:
+    for key in path:  # get_field_index gives -1 for several fields of one name, too
         number = found.get_field_index(key) if isinstance(found, pa.Schema | pa.StructType) else -1
         if number < 0:
             return None
         found = found.field(number).type
     return found
-
-
-def _comparable(statistics: Any, kind: pa.DataType, value: Any) -> tuple[Any, Any, Any]:  # noqa: ANN401 - of any kind
-    """Bounds and a literal as the values that the predicate compares: bytes of text, whole numbers, or doubles."""
-    if kind_of(kind) == TEXT:
-        return statistics.min_raw, statistics.max_raw, value.encode()
-    low, high = statistics.min, statistics.max
-    if kind_of(kind) == NUMBER and (pa.types.is_floating(kind) or isinstance(value, float)):
-        return float(low), float(high), float(value)
-    return low, high, value
-
-
-def _compared_with_range(sign: str, low: Any, high: Any, value: Any) -> Outcomes:  # noqa: ANN401 - of any kind
-    """Whether values in `[low, high]` can compare as true, and as false."""
-    if sign == "==":
-        return Outcomes(true=low <= value <= high, false=not low == value == high)
-    first, last = (low, high) if sign in {"<", "<="} else (high, low)
-    return Outcomes(true=COMPARE[sign](first, value), false=not COMPARE[sign](last, value))

@@ -58,11 +58,13 @@ SPECIAL = (
 UNAUTHORIZED = 401
 SNIFFING_THREADS = 8
 
-CLIENT_ERRORS = {
-    "botocore.exceptions": ("NoCredentialsError", "PartialCredentialsError", "ParamValidationError"),
-    "google.auth.exceptions": ("DefaultCredentialsError",),
-    "gcsfs.retry": ("HttpError",),
-}
+CLIENT_ERRORS = (
+    ("botocore.exceptions", "NoCredentialsError"),
+    ("botocore.exceptions", "PartialCredentialsError"),
+    ("botocore.exceptions", "ParamValidationError"),
+    ("google.auth.exceptions", "DefaultCredentialsError"),
+    ("gcsfs.retry", "HttpError"),
+)
 
 
 def discover(source: DataSource, wanted: str | None = None) -> list[SourceFile]:
@@ -85,7 +87,11 @@ def find(source: DataSource, wanted: str | None = None) -> Found:
     elif source.revision is not None:
         raise InputError(f"{source.path}: 'revision' {source.revision!r} applies to hf:// paths only; remove it")
     elif is_web(source.path):
-        found = Found([_web_file(source.path)], {})
+        from .web import offered  # its client takes as long
+
+        names, size, version = offered(source.path)
+        kind = _kind(next(filter(describe, names), source.path))
+        found = Found([SourceFile(source.path, size, *kind, version=version)], {})
     elif is_local(source.path):
         found = _local_files(source)
     else:
@@ -103,23 +109,35 @@ def _local_files(source: DataSource) -> Found:
     with _without_refusals():
         if path.is_file():
             return Found([_local_file(path)], {})
-        folder, names, special = _local_names(path)
+        folder, pattern = path, ""
+        if not path.is_dir():
+            folder, pattern = Path(divided(str(path))[0]), divided(str(path))[1]
+            if not pattern or not folder.is_dir():
+                raise InputError(_why_no_file(path))
+        names, special = _listed(folder, pattern)
+        if pattern:
+            matches = glob_pattern(pattern).match
+            names, special = [*filter(matches, names)], [*filter(matches, special)]
+        links = {name for name in names if (folder / name).is_symlink()}
         # In a cache of the hub, names of known formats are links to blobs, whose own names have no ending.
-        blobs = {os.path.realpath(folder / name) for name in names if describe(name) and (folder / name).is_symlink()}
-        if blobs:
+        if blobs := {os.path.realpath(folder / name) for name in links if describe(name)}:
             names = [name for name in names if describe(name) or os.path.realpath(folder / name) not in blobs]
         names, older = _of_one_snapshot(folder, names)
         chosen, skipped, warnings = select(names, source, lambda name: _size(folder / name))
-        files = [_local_file(folder / name) for name in _named_once(folder, chosen)]
-        skipped += Counter("no regular file" for _ in special) + Counter("older snapshot" for _ in older)
+        # A file that several names lead to, such as in two revisions, is read once, by its own name if possible.
+        if links:
+            first: dict[str, str] = {}
+            for name in sorted(chosen, key=links.__contains__):
+                first.setdefault(os.path.realpath(folder / name), name)
+            chosen = [*first.values()]
+        files = [_local_file(folder / name) for name in chosen]
+        skipped += Counter({"no regular file": len(special), "older snapshot": len(older)})
         # An older snapshot shares the blobs of files that haven't changed, so only the others aren't read.
         read = {os.path.realpath(folder / name) for name in names} if older else set[str]()
         lost = [name for name in older if describe(name) and os.path.realpath(folder / name) not in read]
         if lost:
-            what, size = (
-                f"in snapshots that refs/main doesn't name, such as {lost[0]}",
-                sum(_size(folder / name) for name in lost),
-            )
+            what = f"in snapshots that refs/main doesn't name, such as {lost[0]}"
+            size = sum(_size(folder / name) for name in lost)
             warnings.append(InputWarning("unread_files", what, len(lost), size))
         return Found(files, skipped, warnings)
 
@@ -132,9 +150,8 @@ def _without_refusals() -> Generator[None]:
     except OSError as error:
         if error.errno not in REFUSED:
             raise
-        reason = (
-            "is a link that leads back to itself" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
-        )
+        loops = error.errno == errno.ELOOP
+        reason = "is a link that leads back to itself" if loops else f"cannot be read: {error.strerror}"
         raise InputError(f"{error.filename}: {reason}; fix or remove it, or name a different path") from error
 
 
@@ -158,18 +175,9 @@ def _of_one_snapshot(folder: Path, names: list[str]) -> tuple[list[str], list[st
                 f"{repository}: contains {len(snapshots)} versions of one dataset ({shortened(sorted(snapshots))}), and refs/main "
                 "doesn't name one of them; name a version's folder in snapshots/"
             )
+        # Other snapshots are earlier downloads: reading them would read most rows twice.
         older.update(name for commit, listed in snapshots.items() if commit != current for name in listed)
     return [name for name in names if name not in older], sorted(older)
-
-
-def _named_once(folder: Path, names: list[str]) -> list[str]:
-    """Return the names, without links to files that other names lead to, such as two revisions in a Hub cache."""
-    links = {name: os.path.realpath(folder / name) for name in names if (folder / name).is_symlink()}
-    if not links:
-        return names
-    seen = {os.path.realpath(folder / name) for name in names if name not in links}
-    first = {real: name for name, real in reversed(links.items()) if real not in seen}
-    return [name for name in names if name not in links or first.get(links[name]) == name]
 
 
 def _size(path: Path) -> int:
@@ -183,29 +191,14 @@ def _local_file(path: Path) -> SourceFile:
     return SourceFile(str(path), status.st_size, *kind, modified_ns=status.st_mtime_ns, changed_ns=status.st_ctime_ns)
 
 
-def _local_names(path: Path) -> tuple[Path, list[str], list[str]]:
-    """A folder, the files in it that `path` (a folder or a glob) matches, and the pipes, sockets and devices among them."""
-    if path.is_dir():
-        return path, *_listed(path)
-    folder, pattern = divided(str(path))
-    if not pattern or not Path(folder).is_dir():
-        raise InputError(_why_no_file(path))
-    matches = glob_pattern(pattern).match
-    names, special = _listed(Path(folder), pattern)
-    return Path(folder), [*filter(matches, names)], [*filter(matches, special)]
-
-
 def _why_no_file(path: Path) -> str:
     """The reason why `path` is neither a file nor a folder, and the remedy."""
     try:
         mode = path.stat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if path.is_symlink():
-            return (
-                f"{path}: is a link to {path.readlink()}, which does not exist; fix the link, or name a different path"
-            )
-        return f"{path} does not exist; {_nearest_there(path)}"
-    except NotADirectoryError:
+            target = path.readlink()
+            return f"{path}: is a link to {target}, which does not exist; fix the link, or name a different path"
         return f"{path} does not exist; {_nearest_there(path)}"
     kind = next((name for is_kind, name in SPECIAL if is_kind(mode)), "not a regular file")
     return f"{path}: is {kind}, and sources are read more than once; write its output to a file and name that"
@@ -229,6 +222,7 @@ def _walked(root: Path, pattern: str) -> Iterator[tuple[str, bool, list[os.DirEn
         yield folder, is_link, there
         for entry in there:
             name = f"{folder}{entry.name}"
+            # Real folders go to the front of the queue, so that their names win over those of links.
             if entry.is_dir() and _may_match(pattern, name):
                 (folders.append if entry.is_symlink() else folders.appendleft)((f"{name}/", entry.is_symlink()))
 
@@ -242,6 +236,7 @@ def _listed(root: Path, pattern: str = "") -> tuple[list[str], list[str]]:
     special: list[str] = []
     for folder, _, there in _walked(root, pattern or ANY_DEPTH):
         for entry in there:
+            # A link to nowhere is listed too, so that reading it is an error and not silence.
             if is_hidden(entry.name, pattern) or entry.is_file() or (entry.is_symlink() and not entry.is_dir()):
                 names.append(f"{folder}{entry.name}")
             elif not entry.is_dir():
@@ -257,6 +252,7 @@ def name_within(path: str, uri: str) -> str:
     folder = f"{divided(path)[0].rstrip('/')}/"
     if uri.startswith(folder):
         return uri.removeprefix(folder)
+    # A hub URI has the commit where the dataset's path has the branch, or nothing.
     commit = COMMIT.search(uri)
     return uri[commit.end() :] if commit else uri.rpartition("/")[2]
 
@@ -275,6 +271,7 @@ def _nearest_there(path: Path) -> str:
     there = sorted(entry.name for entry in parent.iterdir())
     if close := closest(missing, there):
         return f"did you mean {parent / close}?"
+    # `org/name` and a page's address without its scheme are the Hub's, and look like paths.
     held = f"{parent} holds {shortened(there)}" if there else f"{parent} is empty"
     if missing in HUB_HOSTS:
         return f"for a page of the Hub write https://{'/'.join([missing, *below])} ({held})"
@@ -285,20 +282,29 @@ def _nearest_there(path: Path) -> str:
 def _stored_files(source: DataSource) -> Found:
     place = absolute(source.path)
     store, path = filesystem(place)
-    with _explained(place):
+    try:
         # fsspec caches listings; a plan from a stale listing would miss new objects.
         store.invalidate_cache()
         if has_magic(path):
-            glob_pattern(path)
+            glob_pattern(path)  # a mistake in it is named before the store is asked
             entries = store.glob(path, detail=True)
         else:
             entries = store.find(path, detail=True)
         if not isinstance(entries, dict):  # adlfs lists the names alone where the path is a file
             entries = dict.fromkeys(entries)
         found = {name: entry or store.info(name) for name, entry in cast("dict[str, dict[str, Any]]", entries).items()}
+    except FileNotFoundError as error:
+        raise InputError(f"{place}: bucket or path not found; check the spelling and the region") from error
+    except (OSError, *_client_errors()) as error:
+        # gcsfs doesn't have an exception type for a 403; Google's clients have a code only if a server answered.
+        refused = isinstance(error, PermissionError) or str(error).startswith("Forbidden")
+        if not (refused if isinstance(error, OSError) else getattr(error, "code", UNAUTHORIZED) == UNAUTHORIZED):
+            raise  # a transient error, after which the run is tried again
+        remedy = "check the bucket name and the credentials in the environment"
+        raise InputError(f"{place}: access denied ({error}); {remedy}") from error
     # Names that end with a slash are markers of folders.
     listed = {name: entry for name, entry in found.items() if entry["type"] == "file" and not name.endswith("/")}
-    if set(listed) == {path}:
+    if set(listed) == {path}:  # the path is an object itself
         return Found([_stored_file(place, path, listed[path])], {})
     folder = divided(path)[0].rstrip("/") + "/"
     relative = {name.removeprefix(folder): name for name in listed}
@@ -317,14 +323,6 @@ def _stored_file(place: str, name: str, entry: dict[str, Any]) -> SourceFile:
     return SourceFile(uri, int(entry["size"]), *_kind(uri), version=stored_version(entry))
 
 
-def _web_file(url: str) -> SourceFile:
-    from .web import offered
-
-    file = offered(url)
-    name = next(filter(describe, file.names), url)
-    return SourceFile(url, file.size, *_kind(name), version=file.version)
-
-
 def _kind(name: str) -> tuple[str, Compression | None]:
     kind = describe(name)
     if kind is None:
@@ -332,26 +330,9 @@ def _kind(name: str) -> tuple[str, Compression | None]:
     return kind
 
 
-@contextmanager
-def _explained(place: str) -> Generator[None]:
-    """Turn a store's denial into an InputError with a remedy; transient errors pass through, to be retried."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise InputError(f"{place}: bucket or path not found; check the spelling and the region") from error
-    except (OSError, *_client_errors()) as error:
-        # gcsfs doesn't have an exception type for a 403; Google's clients have a code only if a server answered.
-        refused = isinstance(error, PermissionError) or str(error).startswith("Forbidden")
-        if not (refused if isinstance(error, OSError) else getattr(error, "code", UNAUTHORIZED) == UNAUTHORIZED):
-            raise
-        remedy = "check the bucket name and the credentials in the environment"
-        raise InputError(f"{place}: access denied ({error}); {remedy}") from error
-
-
-def _client_errors() -> tuple[type[Exception], ...]:
+def _client_errors() -> Iterator[type[Exception]]:
     """The error types of the cloud clients that are imported; the others cannot have raised anything."""
-    loaded = [(sys.modules[module], names) for module, names in CLIENT_ERRORS.items() if module in sys.modules]
-    return tuple(getattr(module, name) for module, names in loaded for name in names)
+    return (getattr(sys.modules[module], name) for module, name in CLIENT_ERRORS if module in sys.modules)
 
 
 ANY_DEPTH = "**"
@@ -420,10 +401,10 @@ def _may_match(pattern: str, folder: str) -> bool:
     if any(is_hidden(name, pattern) for name in names):
         return False
     for number, name in enumerate(names):
-        if number == len(parts):
+        if number == len(parts):  # the folder is deeper than any match
             return False
         if parts[number] == ANY_DEPTH:
             return True
         if not glob_pattern(parts[number]).match(name):
             return False
-    return len(parts) > len(names)
+    return len(parts) > len(names)  # something is left of the pattern for the file's own name

@@ -80,7 +80,7 @@ def loads_all(rows: Sequence[bytes]) -> list[Any]:
 def are_lines(rows: Sequence[bytes]) -> bool:
     """Return whether no row, which orjson accepts, has a line break. Raises NumberRangeError if `loads` does for one of them."""
     doubts = _doubts(rows)
-    if doubts & DEEP:
+    if doubts & DEEP:  # some row may be unreadable
         for row in rows:
             loads(row)
     return not doubts & BROKEN
@@ -90,6 +90,7 @@ def _doubts(rows: Sequence[bytes]) -> int:
     """What orjson may lose of valid rows: INEXACT if an integer may be beyond 64 bits, or a key may be repeated; DEEP for more
     levels than orjson writes. And BROKEN if a row may have a line break.
     """
+    # One call for many short rows, and no copy of long ones.
     texts = [b" ".join(rows)] if sum(map(len, rows)) <= MAX_SCANNED_BYTES else rows
     return reduce(or_, [_KERNEL.doubts(text, len(text)) for text in texts], 0)
 
@@ -101,7 +102,13 @@ def rounded(data: bytes | str) -> Any:  # noqa: ANN401 - same
     except orjson.JSONDecodeError as error:
         if not error.msg.startswith(BEYOND_DOUBLE):
             raise
-        return _long_integers(data if isinstance(data, bytes) else data.encode())
+    raw = data if isinstance(data, bytes) else data.encode()
+    value = _parsed(raw)  # an integer that is beyond a double, too, is accepted
+    try:
+        compact(value)  # orjson stopped early, and is stricter than json
+    except (TypeError, ValueError) as error:
+        raise orjson.JSONDecodeError(str(error), raw.decode(), 0) from error
+    return value
 
 
 def compact(value: object, default: Callable[[Any], Any] | None = None, *, sort_keys: bool = False) -> bytes:
@@ -123,7 +130,7 @@ def compact(value: object, default: Callable[[Any], Any] | None = None, *, sort_
 def repeated_key(value: object) -> str | None:
     """Return a repeated key of an object in `value`, or None."""
     waiting = [value]
-    for each in waiting:
+    for each in waiting:  # the list grows meanwhile; recursion would end at a thousand levels
         if isinstance(each, RepeatedKeys):
             return each.key
         if isinstance(each, dict):
@@ -131,16 +138,6 @@ def repeated_key(value: object) -> str | None:
         elif isinstance(each, list):
             waiting += cast("list[object]", each)
     return None
-
-
-def _long_integers(raw: bytes) -> Any:  # noqa: ANN401 - same
-    """The value of text that orjson rejected for a number beyond a double, if that is an integer."""
-    value = _parsed(raw)
-    try:
-        compact(value)  # orjson stopped early, and is stricter than json
-    except (TypeError, ValueError) as error:
-        raise orjson.JSONDecodeError(str(error), raw.decode(), 0) from error
-    return value
 
 
 def _parsed(raw: bytes) -> Any:  # noqa: ANN401 - same

@@ -74,14 +74,6 @@ def describe(name: str) -> tuple[str, Compression | None] | None:
     return next((kind for ending, kind in ENDINGS.items() if lowered.endswith(ending)), None)
 
 
-def rank_of(name: str) -> int:
-    """Return the rank of a file's format, by its name, which must have a known ending."""
-    kind = describe(name)
-    if kind is None:
-        raise ValueError(f"{name}: no format has this ending")
-    return FORMATS[kind[0]].rank
-
-
 def supported() -> str:
     """Return the endings that can be read, for messages."""
     packed = [ending for each in FORMATS.values() if each.compressible for ending in each.endings]

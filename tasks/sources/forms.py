@@ -94,17 +94,12 @@ def is_rows(place: str) -> bool:
         first, end = JSONDecoder().raw_decode(text)
     except ValueError:  # cut off, or not JSON
         return text.startswith("[") or (len(head) == HEAD_BYTES and not BLEND_KEY.search(text))
-    return isinstance(first, list) or text[end:].lstrip().startswith("{") or _is_row(first)
-
-
-def _is_row(content: object) -> bool:
-    """Whether the only object in a file is a row; a blend may have misspelled keys."""
-    if not isinstance(content, dict):
-        return False
-    keys = cast("dict[str, object]", content)
-    if not QUESTIONS.union(TURNS, ("text",)).isdisjoint(keys):
+    if isinstance(first, list) or text[end:].lstrip().startswith("{"):
         return True
-    return bool(keys) and not any(key.startswith("_") or closest(key, Blend.model_fields) for key in keys)
+    keys = cast("dict[str, object]", first) if isinstance(first, dict) else {}
+    is_known = not QUESTIONS.union(TURNS, ("text",)).isdisjoint(keys)
+    # Another single object is a row, unless a key is nearly one of a blend's: that may be misspelled.
+    return is_known or (bool(keys) and not any(key.startswith("_") or closest(key, Blend.model_fields) for key in keys))
 
 
 def with_keys(blend: Blend, named: object, keys: Mapping[str, Any]) -> Blend:
@@ -130,9 +125,10 @@ HARMONY_TEXT = "<|start|>"
 def require_form(source: DataSource, form: Form | None, part: Slice) -> None:
     """Raises InputError if the first rows of a slice in a local dataset all have the other form, unless fields are named."""
     named = form == "conversations" and (source.messages_field or source.named_fields)
-    if form is None or named or not is_local(part.file.uri):
+    if form is None or named or not is_local(part.file.uri):  # first rows of other files cost a request each
         return
-    found = form_of(first_records(part), source)
+    forms: set[Form | None] = {_form(record, source) for record in first_records(part)}
+    found = forms.pop() if len(forms) == 1 else None  # rows that differ are left to the check of bad rows
     if found is not None and found != form:
         needed = f"field {source.text_field!r}" if form == "documents" else f"list of messages ({', '.join(TURNS)})"
         raise InputError(
@@ -147,12 +143,6 @@ def first_records(part: Slice) -> list[Record]:
         return [record for batch in islice(read_records(part, []), FIRST_BATCHES) for record in batch.records]
     except SourceCorrupt:
         return []
-
-
-def form_of(records: Sequence[Record], source: DataSource) -> Form | None:
-    """Return the form that all rows have; None if they differ, or have a different one."""
-    forms: set[Form | None] = {_form(record, source) for record in records}
-    return forms.pop() if len(forms) == 1 else None
 
 
 def _form(record: Record, source: DataSource) -> Form | None:
@@ -175,17 +165,6 @@ class Sample:
     kept_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """The first batch of a slice: rows and bytes, those that are kept, and the share of the slice in row groups that are read."""
-
-    rows: int
-    size: int
-    kept_rows: int
-    kept_size: int
-    read: float = 1.0
-
-
 def spread(slices: Sequence[Slice]) -> list[Slice]:
     """Return the slices to look at."""
     places = np.linspace(0, len(slices) - 1, min(len(slices), MAX_SLICES)).round().astype(int).tolist()
@@ -199,41 +178,38 @@ def survey(source: DataSource, slices: Sequence[Slice]) -> Sample:
     """
     records: list[Record] = []
     problems: list[str] = []
-    looks = [look for part in slices for look in _looks(replace(part, content=""), records, problems)]
+    # Of the first batch of each slice: rows, bytes, both of what is kept, and the share in row groups that are read.
+    looks: list[tuple[float, ...]] = []
+    for part in (replace(part, content="") for part in slices):  # nothing is hashed, as only the first batch is read
+        source_format, chosen = format_of(part.file), filter_of(part)
+        if isinstance(source_format, Parquet):
+            batches = column_batches(part, part.fields, require_any)
+            batch = next((each for each in batches if not isinstance(each, range)), None)
+            if batch is None:  # no row group is read
+                looks.append((0, 0, 0, 0, 0.0))
+                continue
+            kept = taken(batch, np.flatnonzero(chosen.of_batch(batch)))
+            sizes = decoded_bytes(batch), len(kept), decoded_bytes(kept)
+            looks.append((len(batch), *sizes, source_format.share_read(part)))
+        elif (block := next(cast("Iterator[list[Row]]", source_format.rows(part)), None)) is not None:
+            found = pick_records(block, 0)
+            records += found.records
+            mask, why = chosen.of_records(found.records)
+            problems += why.values()
+            lengths = np.fromiter(map(len, found.raw), np.int64, len(found.raw))
+            looks.append((len(lengths), lengths.sum(), mask.sum(), lengths[mask].sum(), 1.0))
     if records:
         keys = {key for part in slices for key in part.keys}
         _require_fields(source, [name for name in filter_of(slices[0]).fields if name not in keys], records)
     if records and len(problems) == len(records):
         raise InputError(f"dataset {source.name!r}: {problems[0]}")
-    rows, size = (max(1, sum(getattr(look, name) for look in looks)) for name in ("rows", "size"))
-    read = sum(look.read > 0 for look in looks) / max(1, len(looks))  # the others count as slices of the same size
+    rows, size, kept_rows, kept_size, share = np.array(looks or [[0.0] * 5]).T
+    read = np.mean(share > 0)  # slices that aren't read count as of the same size
     return Sample(
-        rows=sum(look.rows for look in looks),
-        kept_rows=read * sum(look.kept_rows * look.read for look in looks) / rows,
-        kept_bytes=read * sum(look.kept_size * look.read for look in looks) / size,
+        rows=int(rows.sum()),
+        kept_rows=float(read * (kept_rows * share).sum() / max(1, rows.sum())),
+        kept_bytes=float(read * (kept_size * share).sum() / max(1, size.sum())),
     )
-
-
-def _looks(part: Slice, records: list[Record], problems: list[str]) -> Iterator[_Look]:
-    """Return the first batch of a slice, if it has rows; add JSON records to `records`, and reasons for unjudged ones to `problems`."""
-    source_format = format_of(part.file)
-    if isinstance(source_format, Parquet):
-        batches = column_batches(part, part.fields, require_any)
-        batch = next((each for each in batches if not isinstance(each, range)), None)
-        if batch is None:
-            yield _Look(0, 0, 0, 0, 0.0)
-            return
-        kept = taken(batch, np.flatnonzero(filter_of(part).of_batch(batch)))
-        yield _Look(len(batch), decoded_bytes(batch), len(kept), decoded_bytes(kept), source_format.share_read(part))
-        return
-    for rows in cast("Iterator[list[Row]]", source_format.rows(part)):
-        found = pick_records(rows, 0)
-        records += found.records
-        kept, why = filter_of(part).of_records(found.records)
-        problems += why.values()
-        sizes = np.fromiter(map(len, found.raw), np.int64, len(found.raw))
-        yield _Look(len(sizes), int(sizes.sum()), int(kept.sum()), int(sizes[kept].sum()))
-        return
 
 
 def _require_fields(source: DataSource, fields: Sequence[str], records: Sequence[Record]) -> None:

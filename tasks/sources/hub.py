@@ -52,18 +52,6 @@ CONVERTED = "refs/convert/"
 OTHER_KINDS = {"models": "model", "spaces": "Space", "buckets": "bucket"}
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """A dataset of the hub.
-
-    `readings` are revision (None: the default branch) and path or glob inside, both as the path may be meant: in
-    `@feature/x/y`, the branch may be `feature`, `feature/x` or `feature/x/y`.
-    """
-
-    repository: str
-    readings: Sequence[tuple[str | None, str | None]]
-
-
 Splits = Mapping[str, list[str]]
 """The files of each split."""
 
@@ -98,26 +86,42 @@ def hub_files(source: DataSource, wanted: str | None = None) -> Found:
     `hf://datasets/org/name@commit/path`, `version` the SHA-256 of a large file or the git blob id of a small one. Raises
     InputError if the repository, revision, subset or split does not exist or cannot be accessed.
     """
-    info, inside = _information(parse(source))
+    info, inside = _information(*parse(source))
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
     names = data_names(siblings, source.path)
     root = f"hf://datasets/{info.id}@{info.sha}"
-    if inside in names:
+    if inside in names:  # one file: nothing else was asked for, so nothing is unread
         return Found([_file(root, siblings[inside])], {})
     offered, splits = _inside(names, inside, source) if inside else _declared(names, info, source)
     taken = _taken(splits, offered, source, wanted)
     chosen = sorted({name for files in taken.values() for name in of_one_format(files)})
     sizes = {name: sibling.size or 0 for name, sibling in siblings.items()}
+    # Data files that the source silently omits are warned about; of several causes, the last counts.
+    causes: dict[str, tuple[str, str]] = {}
+    if source.split is None:
+        causes.update(dict.fromkeys(offered, ("unread_subset", "files without a split or from a different subset")))
+        causes.update({name: ("unread_split", f"split {split!r}") for split, files in splits.items() for name in files})
+    for files in filter(None, taken.values()):
+        read = ending_of(of_one_format(files)[0])
+        causes.update({name: ("unread_format", f"{ending_of(name)} beside {read}") for name in files})
+    left: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in sorted(causes.keys() - {*chosen}):
+        left[causes[name]].append(name)
     warnings = unread(siblings, None, sizes.__getitem__)
-    warnings += [
-        InputWarning(kind, f"{what}, such as {files[0]}", len(files), sum(sizes[name] for name in files))
-        for (kind, what), files in _left(offered, splits, taken, chosen, source).items()
-    ]
+    for (kind, what), files in sorted(left.items()):
+        size = sum(sizes[name] for name in files)
+        warnings.append(InputWarning(kind, f"{what}, such as {files[0]}", len(files), size))
     return Found([_file(root, siblings[name]) for name in chosen], kinds_skipped(siblings, None), warnings)
 
 
-def parse(source: DataSource) -> Reference:
-    """Return the reference in `source.path`, with the revision of the path or of the `revision` field.
+Readings = Sequence[tuple[str | None, str | None]]
+"""Revision (None: the default branch) and path or glob inside a repository, both as a path may be meant: in `@feature/x/y`, the
+branch may be `feature`, `feature/x` or `feature/x/y`.
+"""
+
+
+def parse(source: DataSource) -> tuple[str, Readings]:
+    """Return the repository in `source.path`, and its readings, with the revision of the path or of the `revision` field.
 
     Raises InputError if the path is malformed or the two revisions differ.
     """
@@ -130,52 +134,46 @@ def parse(source: DataSource) -> Reference:
         raise InputError(f"{source.path}: not a dataset of the Hub; write hf://org/name or hf://org/name@revision")
     in_path, inside = match["revision"], match["inside"]
     if in_path is None:
-        return Reference(match["repository"], [(source.revision, inside)])
+        return match["repository"], [(source.revision, inside)]
+    # A branch may have slashes, so each step may be part of its name.
     steps = [in_path, *(inside or "").split("/")] if inside else [in_path]
     readings = [("/".join(steps[:size]), "/".join(steps[size:]) or None) for size in range(1, len(steps) + 1)]
     # The Hub's own short form of a copy in a different format is `~parquet`.
     plain = ((unquote(revision), inside) for revision, inside in readings)
     readings = [(CONVERTED + name[1:] if name.startswith("~") else name, inside) for name, inside in plain]
     if source.revision is None:
-        return Reference(match["repository"], readings)
+        return match["repository"], readings
     if same := [reading for reading in readings if reading[0] == source.revision]:
-        return Reference(match["repository"], same)
+        return match["repository"], same
     raise InputError(f"{source.path}: conflicts with 'revision' {source.revision!r}; keep one of the two")
 
 
-def _information(reference: Reference) -> tuple[DatasetInfo, str | None]:
-    """Commit, files and card of the repository, and the path inside it. One request, two for a gated repository."""
+def _information(repository: str, readings: Readings) -> tuple[DatasetInfo, str | None]:
+    """Commit, files and card of the repository, and the path inside it. One request, two for a gated repository.
+
+    Raises an error in a line, with the cause and a remedy.
+    """
     # In `@feature/x/y`, only the Hub knows how much is the branch: the shortest reading is tried first, and its error is shown.
-    missing: list[InputError] = []
-    for revision, inside in reference.readings:
+    missing: list[Exception] = []
+    for revision, inside in readings:
+        where = f"hf://{repository}" + (f"@{revision}" if revision else "")
         try:
-            return _listed_at(reference.repository, revision), inside
-        except MissingRevisionError as error:
-            missing.append(error)
+            validate_repo_id(repository)
+            info = DatasetInfo(**information("dataset", repository, revision, sizes=True))
+            if info.gated:  # the listing is public, so the refusal would come with the first row
+                require_access("dataset", info.id)
+        except RevisionNotFoundError as error:
+            missing.append(explained(error, "dataset", where))
+        except (OSError, HFValidationError) as error:
+            raise explained(error, "dataset", where) from error
+        else:
+            return info, inside
     raise missing[0]
-
-
-class MissingRevisionError(InputError):
-    """A dataset lacks the requested branch, tag or commit."""
-
-
-def _listed_at(repository: str, revision: str | None) -> DatasetInfo:
-    """The Hub's answer about a repository at a revision. Raises an error in a line, with the cause and a remedy."""
-    where = f"hf://{repository}" + (f"@{revision}" if revision else "")
-    try:
-        validate_repo_id(repository)
-        info = DatasetInfo(**information("dataset", repository, revision, sizes=True))
-        if info.gated:  # the listing is public, so the refusal would come with the first row
-            require_access("dataset", info.id)
-    except RevisionNotFoundError as error:
-        raise MissingRevisionError(str(explained(error, "dataset", where))) from error
-    except (OSError, HFValidationError) as error:
-        raise explained(error, "dataset", where) from error
-    return info
 
 
 def _file(root: str, sibling: RepoSibling) -> SourceFile:
     kind = describe(sibling.rfilename)
+    # LFS names content by its SHA-256; git names a small file by its blob, which is as good.
     size, version = (sibling.lfs.size, sibling.lfs.sha256) if sibling.lfs else (sibling.size, sibling.blob_id)
     if kind is None or size is None:
         raise InputError(f"{root}/{sibling.rfilename}: the Hub does not report its size; check HF_ENDPOINT")
@@ -197,29 +195,22 @@ def _inside(names: list[str], inside: str, source: DataSource) -> tuple[list[str
 def _declared(names: list[str], info: DatasetInfo, source: DataSource) -> tuple[list[str], Splits]:
     """Return the files among which `source` chooses, and their splits: of a configuration, or else of a folder."""
     declared = configurations(info.card_data.to_dict() if info.card_data else {})
+    known = [configuration.name for configuration in declared]
     if source.subset is None:
-        return names, _default(declared, source).splits(names)
+        defaults = [each for each in declared if each.is_default or len(declared) == 1]
+        if len(defaults) == 1:
+            return names, defaults[0].splits(names)
+        raise InputError(
+            f"{source.path}: has {len(declared)} subsets and {'several defaults' if defaults else 'no default'} (dataset "
+            f"{source.name!r}); name one of them in 'subset': {shortened(known)}"
+        )
     for configuration in declared:
         if configuration.name == source.subset:
             splits = configuration.splits(names)
             return [name for files in splits.values() for name in files], splits
-    known = [configuration.name for configuration in declared] if declared != [Configuration()] else []
-    found = of_subset(names, source, known)
+    # A card that declares nothing has the subset `default`, which the user hasn't written and isn't shown.
+    found = of_subset(names, source, known if declared != [Configuration()] else [])
     return found, all_splits(found)
-
-
-def _default(declared: list[Configuration], source: DataSource) -> Configuration:
-    """The configuration that is read where no subset is named. Raises InputError unless there is exactly one."""
-    if len(declared) == 1:
-        return declared[0]
-    defaults = [configuration for configuration in declared if configuration.is_default]
-    if len(defaults) == 1:
-        return defaults[0]
-    known = shortened([configuration.name for configuration in declared])
-    raise InputError(
-        f"{source.path}: has {len(declared)} subsets and {'several defaults' if defaults else 'no default'} (dataset "
-        f"{source.name!r}); name one of them in 'subset': {known}"
-    )
 
 
 def _taken(splits: Splits, offered: list[str], source: DataSource, wanted: str | None) -> Splits:
@@ -229,7 +220,7 @@ def _taken(splits: Splits, offered: list[str], source: DataSource, wanted: str |
     """
     if source.split is not None:
         taken = {source.split: of_split(splits, offered, source)}
-    elif wanted is None or len(splits) == 1:
+    elif wanted is None or len(splits) == 1:  # the only split is meant, whatever it is called
         taken = splits
     elif (called := split_called(splits, wanted)) is not None:
         taken = {called: splits[called]}
@@ -246,47 +237,30 @@ def _taken(splits: Splits, offered: list[str], source: DataSource, wanted: str |
     return taken
 
 
-def _left(
-    offered: list[str], splits: Splits, taken: Splits, chosen: Sequence[str], source: DataSource
-) -> dict[tuple[str, str], list[str]]:
-    """Return the data files that `source` silently omits, by warning kind and description."""
-    kinds: dict[str, tuple[str, str]] = {}
-    if source.split is None:
-        kinds.update(dict.fromkeys(offered, ("unread_subset", "files without a split or from a different subset")))
-        kinds.update({name: ("unread_split", f"split {split!r}") for split, files in splits.items() for name in files})
-    for files in filter(None, taken.values()):
-        read = ending_of(of_one_format(files)[0])
-        kinds.update({name: ("unread_format", f"{ending_of(name)} beside {read}") for name in files})
-    left: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for name in kinds.keys() - {*chosen}:
-        left[kinds[name]].append(name)
-    return {kind: sorted(left[kind]) for kind in sorted(left)}
-
-
 def configurations(card: dict[str, Any]) -> list[Configuration]:
     """Return the configurations that a card declares, or the default one, of the whole repository.
 
     `data_files` is a path, a list of paths, `{split: path}`, or a list of `{"split": …, "path": path or paths}`; paths
     are globs below `data_dir` (https://huggingface.co/docs/hub/datasets-manual-configuration).
     """
-    entries = _listed(card.get("configs") or [])
-    return [_configuration(entry) for entry in entries if isinstance(entry, dict)] or [Configuration()]
-
-
-def _configuration(entry: dict[str, Any]) -> Configuration:
-    name = str(entry.get("config_name", "default"))
-    patterns: dict[str, list[str]] = {}
-    for split, path in _split_paths(entry.get("data_files") or []):
-        patterns.setdefault(split, []).append(_plain(path))
-    return Configuration(
-        name, bool(entry.get("default")) or name == "default", _plain(entry.get("data_dir") or ""), patterns
-    )
+    found: list[Configuration] = []
+    for entry in _listed(card.get("configs") or []):
+        if not isinstance(entry, dict):
+            continue
+        declared = cast("dict[str, Any]", entry)
+        name, patterns = str(declared.get("config_name", "default")), dict[str, list[str]]()
+        for split, path in _split_paths(declared.get("data_files") or []):
+            patterns.setdefault(split, []).append(_plain(path))
+        is_default = bool(declared.get("default")) or name == "default"
+        found.append(Configuration(name, is_default, _plain(declared.get("data_dir") or ""), patterns))
+    return found or [Configuration()]
 
 
 def _split_paths(data_files: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - from YAML
     """Each path of `data_files` with its split."""
     if isinstance(data_files, dict):
         named = cast("dict[str, Any]", data_files)
+        # `{"split": …, "path": …}`, or else each key is a split
         pairs = [(named.get("split", "train"), named["path"])] if "path" in named else list(named.items())
         return [(str(split), path) for split, paths in pairs for path in _listed(paths)]
     if isinstance(data_files, list):

@@ -87,9 +87,9 @@ def patiently(
             return ask()
         except HfHubHTTPError as error:
             wait = seconds_to_wait(error.response, usual)
-            if error.response.status_code not in PASSING or wait > left:
+            if error.response.status_code not in PASSING or wait > left:  # it would fail again
                 raise
-        except passing:
+        except passing:  # a connection was cut, about which the Hub says nothing
             wait = usual
         if wait > WAITS[-1]:
             LOGGER.warning("the Hub has had too many requests; asking again in %.0f seconds, as it requests", wait)
@@ -102,13 +102,13 @@ def wait_here() -> None:
     """Leave long waits for a busy Hub to `patiently`: the Hub's own client would wait for the whole Retry-After."""
     client = get_session()
     hooks = client.event_hooks
-    if _refuse_to_wait not in hooks["response"]:
+    if _refuse_to_wait not in hooks["response"]:  # the client is shared, and hooks would pile up
         client.event_hooks = {**hooks, "response": [*hooks["response"], _refuse_to_wait]}
 
 
 def _refuse_to_wait(response: Response) -> None:
     if response.status_code in PASSING and seconds_to_wait(response, 0) > WAITS[-1]:
-        response.read()
+        response.read()  # the message of the error is in its body
         hf_raise_for_status(response)
 
 
@@ -116,7 +116,7 @@ def seconds_to_wait(response: Response, usual: float) -> float:
     """Return the seconds after which a response asks to try again; `usual` by default."""
     after = response.headers.get("Retry-After", "")
     limit = parse_ratelimit_headers(response.headers)
-    if after.isdigit():
+    if after.isdigit():  # not a date
         return int(after)
     return limit.reset_in_seconds if limit and limit.remaining == 0 else usual
 
@@ -218,7 +218,7 @@ def _reached(ask: Callable[[Traced], Answer]) -> Answer:
     done_or_connected = Event()
 
     def traced(event: str, _info: object) -> None:
-        if event.endswith(".complete"):
+        if event.endswith(".complete"):  # a connection, its TLS handshake, or a request sent over a kept one
             done_or_connected.set()
 
     def run() -> None:
@@ -230,8 +230,8 @@ def _reached(ask: Callable[[Traced], Answer]) -> Answer:
             future.cancel()
             done_or_connected.set()
 
-    Thread(target=run, name="hub-request", daemon=True).start()
-    if not done_or_connected.wait(SECONDS):
+    Thread(target=run, name="hub-request", daemon=True).start()  # a stuck request must not keep the process
+    if not done_or_connected.wait(SECONDS):  # the thread is left behind; it ends with the process
         raise TimeoutError(f"no connection within {SECONDS:.0f} s")
     return future.result()
 
@@ -243,15 +243,11 @@ def explained(error: OSError | HFValidationError, kind: Kind, where: str) -> Inp
         return InputError(f"{where}: {said}")
     if isinstance(error, HFValidationError):
         return InputError(f"{where}: not a valid name of a {kind}: {said}")
-    if isinstance(error, HfHubHTTPError):
-        return _answered(error, kind, where, said)
-    return RunError(
-        f"{where}: {error.filename or constants.HF_HUB_CACHE} cannot be written ({error.strerror or said}); free space there, "
-        "or set HF_HOME to a folder with space"
-    )
-
-
-def _answered(error: HfHubHTTPError, kind: Kind, where: str, said: str) -> InputError | RunError:
+    if not isinstance(error, HfHubHTTPError):  # of the disk
+        return RunError(
+            f"{where}: {error.filename or constants.HF_HUB_CACHE} cannot be written ({error.strerror or said}); free space "
+            "there, or set HF_HOME to a folder with space"
+        )
     status = error.response.status_code
     if isinstance(error, GatedRepoError):
         why = "access is restricted; accept the terms on its Hub page, then set HF_TOKEN to a token of that account"
@@ -259,12 +255,12 @@ def _answered(error: HfHubHTTPError, kind: Kind, where: str, said: str) -> Input
         why = "it doesn't have a branch, tag or commit with that name; check the revision, or remove it"
     elif status in {401, 403} and "Invalid credentials" in str(error):
         why = "the Hub rejected HF_TOKEN (or the saved login); renew it, or unset it for public repositories"
-    elif status in {401, 403} or isinstance(error, RepositoryNotFoundError):
+    elif status in {401, 403} or isinstance(error, RepositoryNotFoundError):  # the Hub answers 401 for both
         why = f"no such {kind} on the Hub, or it is private; check the spelling, or set HF_TOKEN to a token with access"
-    elif status not in PASSING:
-        why = f"{endpoint()} answered: {said}; check HF_ENDPOINT"
-    else:
+    elif status in PASSING:
         return failure(error, where)
+    else:
+        why = f"{endpoint()} answered: {said}; check HF_ENDPOINT"
     return InputError(f"{where}: {why}")
 
 
@@ -276,7 +272,7 @@ class HubStream(AbstractBufferedFile):
 
     def __init__(self, file: SourceFile, block_size: int, cache: str) -> None:
         repository, _, rest = file.uri.removeprefix("hf://datasets/").partition("@")
-        commit, _, name = rest.partition("/")
+        commit, _, name = rest.partition("/")  # a commit has no slash, unlike a branch
         self._url = hf_hub_url(repository, name, repo_type="dataset", revision=commit, endpoint=endpoint())
         super().__init__(None, file.uri, "rb", cast("str", block_size), cache_type=cache, size=file.size)
 
@@ -307,7 +303,7 @@ class HubStream(AbstractBufferedFile):
         response = get_session().get(self._url, headers={"Range": part, **build_hf_headers()}, timeout=TIMEOUT)
         hf_raise_for_status(response)
         if urlsplit(str(response.url)).netloc != urlsplit(self._url).netloc:
-            if len(PLACES) >= MAX_PLACES:
+            if len(PLACES) >= MAX_PLACES:  # asking for them again is cheap
                 PLACES.clear()
             PLACES[self.path] = str(response.url)
         return response

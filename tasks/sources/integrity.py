@@ -56,7 +56,7 @@ def verified(part: Slice, stream: BinaryIO) -> Generator[xxh3_128]:
     hasher, hashed = xxh3_128(), is_hashed(part)
     with unchanged(part.file, stream, hashed=hashed):
         yield hasher
-    if hashed:
+    if hashed:  # after the last byte was read; until then, rows are only in a shard without a receipt
         require_content(part, hasher)
 
 
@@ -83,6 +83,7 @@ def unchanged(file: SourceFile, stream: BinaryIO, *, hashed: bool = False) -> Ge
         is_planned = file.modified_ns is None or before == planned
     else:
         before = _object_state(getattr(stream, "details", None) or system.info(path))
+        # A store without checksums gives no version, so that only the size can be compared.
         is_planned = before[:2] == (file.size, file.version or before[1])
     if not is_planned:
         raise changed(file.uri)
@@ -135,6 +136,7 @@ class VerifiedStream(RawIOBase):
     def __init__(self, stream: BinaryIO, ranges: Ranges, hasher: xxh3_128, uri: str) -> None:
         self._stream, self._uri = stream, uri
         self._hashes: dict[tuple[int, int], int] = {}
+        # The whole hash shows that the file is the planned one, and the hash of each block that it remains so.
         for start, block in range_blocks(stream, ranges, BLOCK_BYTES):
             hasher.update(block)
             self._hashes[start, start + len(block)] = xxh3_64_intdigest(block)
@@ -156,7 +158,11 @@ class VerifiedStream(RawIOBase):
         """Return the next bytes, at most `size` of them. Raises RunError if they are not those that were hashed."""
         place = self._stream.tell()
         stop = place + size if size >= 0 else self._stream.seek(0, SEEK_END)
-        touched = self._touched(place, stop)
+        # The blocks that have a byte in `[place, stop)`: the one before may reach into it.
+        first_touched = bisect_right(self._blocks, (place, place))
+        if first_touched and self._blocks[first_touched - 1][1] > place:
+            first_touched -= 1
+        touched = self._blocks[first_touched : bisect_left(self._blocks, (stop, stop))]
         # Whole blocks are read, because a hash of a part of one doesn't exist.
         begin = min([place, *(first for first, _ in touched)])
         end = max([stop, *(last for _, last in touched)])
@@ -168,10 +174,3 @@ class VerifiedStream(RawIOBase):
         wanted = data[place - begin : stop - begin]
         self._stream.seek(place + len(wanted))
         return wanted
-
-    def _touched(self, place: int, stop: int) -> list[tuple[int, int]]:
-        """The blocks that have a byte in `[place, stop)`."""
-        first = bisect_right(self._blocks, (place, place))
-        if first and self._blocks[first - 1][1] > place:
-            first -= 1
-        return self._blocks[first : bisect_left(self._blocks, (stop, stop))]

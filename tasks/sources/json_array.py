@@ -61,7 +61,7 @@ def split_elements(blocks: Iterator[bytes]) -> Iterator[list[Row]]:
     """
     pending = Pending()
     closed = several = False
-    for block, marks in _marked(blocks):
+    for block, marks in _marked(blocks):  # an element may go on over several blocks
         found: list[Row] = []
         begun = 0
         for mark in marks:
@@ -70,7 +70,7 @@ def split_elements(blocks: Iterator[bytes]) -> Iterator[list[Row]]:
             several = several or block[mark] == COMMA
             if pending.size:
                 found.append(pending.take())
-            elif several:
+            elif several:  # `[]` has no element, and `[1,]` lacks one
                 found.append(pending.refuse("malformed_json", "an element is missing next to a comma"))
             begun = mark + 1
         _extend(pending, block[begun:])
@@ -99,8 +99,8 @@ def _marked(blocks: Iterator[bytes]) -> Iterator[Marked]:
         blanked = block.replace(rb"\\", b"__").replace(rb"\"", b"__")
         held = block[-1:] if blanked.endswith(b"\\") else b""
         block = block[: len(block) - len(held)]
-        begin = blanked.find(b'"') + 1 if in_string else 0
-        if closed or (in_string and not begin):
+        begin = blanked.find(b'"') + 1 if in_string else 0  # where the string of the block before ends
+        if closed or (in_string and not begin):  # nothing but the rest of a string, or what follows the array
             yield block, []
             continue
         token = None
@@ -118,6 +118,7 @@ def _marked(blocks: Iterator[bytes]) -> Iterator[Marked]:
                 break
             elif mark != COMMA and depth > 1:
                 depth -= 1
+        # A quote without an end is the last token: it takes the rest of the block.
         in_string = token is not None and token[1] == b""
         yield block, marks
     if held:

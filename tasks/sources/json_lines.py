@@ -40,7 +40,7 @@ class JsonLines(RowFormat):
     def cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:
         if file.compression:
             return super().cut(file, shard_size, fields, require)
-        starts = range(0, file.size, shard_size)
+        starts = range(0, file.size, shard_size)  # at fixed places, so that growth moves none of them
         stops = [*starts[1:], file.size]
         return [Slice(file, start, stop, size=stop - start) for start, stop in zip(starts, stops, strict=True)]
 
@@ -81,7 +81,7 @@ class WholeText(RowFormat):
 
     def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
         text = Pending()
-        for block in content:
+        for block in content:  # bounded by MAX_ROW_BYTES, as any row
             text.add(block)
         yield [text_row(text.take())]
 
@@ -122,7 +122,7 @@ class Pending:
             self._head += piece[: HEAD_BYTES - len(self._head)]
         if self.size <= MAX_ROW_BYTES:
             self._pieces.append(piece)
-        else:
+        else:  # a row of many gigabytes must not be held
             self._pieces.clear()
 
     def take(self) -> Row:
@@ -144,7 +144,7 @@ def row_start(stream: BinaryIO, offset: int) -> int:
     """Return the offset of the first row that begins at or after `offset`; the end of the file if there is none."""
     if offset == 0:
         return 0
-    position = stream.seek(offset - 1)
+    position = stream.seek(offset - 1)  # a row begins at `offset` if the byte before ends a line
     while probe := stream.read(PROBE_BYTES):
         end = probe.find(b"\n") + 1
         if end:
@@ -158,6 +158,7 @@ def slice_blocks(stream: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
     position = stream.seek(row_start(stream, start))
     if position >= stop:
         return
+    # Up to the last byte of the slice, then to the end of the line that it belongs to.
     while position < stop - 1:
         block = stream.read(min(BLOCK_BYTES, stop - 1 - position))
         if not block:

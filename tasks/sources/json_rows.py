@@ -134,7 +134,7 @@ class RowFormat(SourceFormat):
         count = 0
         for rows in self.rows(part):
             count += len(rows)
-            if count >= limit:
+            if count >= limit:  # a sample needs no more, and a file may be large
                 return limit
         return count
 
@@ -162,6 +162,7 @@ def _all_texts(
             return None
         if chosen:
             values = [values[row] for row in kept.tolist()]
+        # A column of Parquet may have a dot in its name, and its rows written as JSON have it as a key.
         if len(path) > 1 and all(path[0] not in value for value in values):
             path = [".".join(path)]
         for key in path:
@@ -195,11 +196,15 @@ def _others(count: int, good: np.ndarray, bad: Sequence[BadRow]) -> np.ndarray:
 
 def pick_records(rows: Sequence[Row], first: int, chosen: RowFilter = EVERY_ROW) -> RecordBatch:
     """Return the records in consecutive `rows`, numbered from `first`, of which `chosen` keeps some."""
-    records = _all_records(rows)
-    kept = None if records is None else _all_kept(records, chosen)
-    if records is None or kept is None:
+    raw, records, kept = cast("Sequence[bytes]", rows), list[Record](), None
+    try:
+        records = loads_all(raw)
+        if all(isinstance(record, dict) for record in records):
+            kept = _all_kept(records, chosen)
+    except (orjson.JSONDecodeError, NumberRangeError):
+        pass  # some row is bad
+    if kept is None:
         return _chosen(rows, first, chosen, _good_records)
-    raw = cast("Sequence[bytes]", rows)
     if chosen:
         records, raw = [records[row] for row in kept.tolist()], [raw[row] for row in kept.tolist()]
     return RecordBatch(records, raw, rows=first + kept, filtered=len(rows) - len(kept))
@@ -235,35 +240,16 @@ def _chosen(rows: Sequence[Row], first: int, chosen: RowFilter, pick: Callable[[
 
 def pick_objects(rows: Sequence[Row], first: int) -> BytesBatch:
     """Return the bytes of the records in consecutive `rows`, numbered from `first`."""
-    lines = _are_objects(rows)
-    if lines is not None:
-        numbers = np.arange(first, first + len(rows), dtype=np.int64)
-        return BytesBatch(cast("Sequence[bytes]", rows), lines, rows=numbers)
+    raw = cast("Sequence[bytes]", rows)
+    try:
+        # A record is dropped as soon as it is parsed, and its memory used again.
+        if all(type(orjson.loads(row)) is dict for row in raw):
+            numbers = np.arange(first, first + len(rows), dtype=np.int64)
+            return BytesBatch(raw, are_lines(raw), rows=numbers)
+    except (orjson.JSONDecodeError, NumberRangeError):
+        pass  # some row is bad
     batch = pick_records(rows, first)
     return BytesBatch(batch.raw, rows=batch.rows, bad=batch.bad, blank=batch.blank)
-
-
-def _are_objects(rows: Sequence[Any]) -> bool | None:
-    """Whether every row is one line, or None unless a record can be read from each.
-
-    A record is dropped as soon as it is parsed, and its memory used again.
-    """
-    try:
-        for row in rows:
-            if type(orjson.loads(row)) is not dict:
-                return None
-        return are_lines(rows)
-    except (orjson.JSONDecodeError, NumberRangeError):
-        return None
-
-
-def _all_records(rows: Sequence[Row]) -> list[Record] | None:
-    """The records if all rows are good, otherwise None."""
-    try:
-        records = loads_all(cast("Sequence[bytes]", rows))
-    except (orjson.JSONDecodeError, NumberRangeError):
-        return None
-    return records if all(isinstance(record, dict) for record in records) else None
 
 
 def each_row(
@@ -308,7 +294,7 @@ def _nested_text(value: object, path: Sequence[str]) -> str | tuple[str, str]:
     """The string at `path`, or reason and detail. A null anywhere on the path is null_text."""
     place = "the row"
     for key in path:
-        if value is None and place != "the row":
+        if value is None and place != "the row":  # a row may have no text, but it must be an object
             break
         if not isinstance(value, dict):
             return "not_an_object", f"{place} is {kind_of(value)}, so it doesn't have the field {key!r}"

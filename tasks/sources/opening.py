@@ -141,6 +141,7 @@ def find_places(parts: Iterable[Slice]) -> None:
     large = [file for file in files.values() if len(file.version or "") == DIGEST]
     if len(large) + len(PLACES) > MAX_PLACES:  # workers ask for themselves, rather than get megabytes with every shard
         return
+    # Reading a byte makes the Hub say where the file is stored.
     for _ in in_threads(lambda file: open_source(file, cache="none").read(1), large, CONNECTIONS):
         pass
 
@@ -165,7 +166,7 @@ def blocks(file: SourceFile, stream: BinaryIO, hasher: xxh3_128 | None = None) -
         raise InputError(f"{file.uri}: {error}") from error
     except (BrokenStreamError, zlib.error, ZstdError, LZMAError, pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and not is_decoder_error(error):
-            raise
+            raise  # of the disk or the store
         place = stream.tell()
         require_stored(file, stream, file.compression)
         raise SourceCorrupt(
@@ -204,6 +205,7 @@ def require_stored(file: SourceFile, stream: BinaryIO, expected: str) -> None:
     name = file.uri.rpartition("/")[2]
     found = known_kind(stream.read(KIND_BYTES), name.rpartition(".")[0] if file.compression else name)
     if found and found[0].lower()[:2] != expected.lower()[:2]:  # bz2 is bzip2
+        # A packed Parquet file can't be read under any name, because Parquet is read from its end.
         is_packed_parquet = expected == "Parquet" and found[1].startswith(f"name it {name}.")
         raise InputError(
             f"{file.uri}: holds {found[0]}, not {expected}; {'unpack it' if is_packed_parquet else found[1]}"
@@ -226,7 +228,7 @@ def _reblocked(pieces: Iterator[bytes]) -> Iterator[bytes]:
         if size >= BLOCK_BYTES:
             data, size = b"".join(held), size % BLOCK_BYTES
             yield from (data[start : start + BLOCK_BYTES] for start in range(0, len(data) - size, BLOCK_BYTES))
-            held = [data[len(data) - size :]]
+            held = [data[len(data) - size :]]  # less than a block
     if size:
         yield b"".join(held)
 
@@ -264,6 +266,7 @@ def _unzstd(stored: Iterator[bytes]) -> Iterator[bytes]:
             while rest:
                 if frame.eof:
                     frame, head = decompressor.decompressobj(), b""
+                # The header may be cut by the end of a block, and an error needs it to name the dictionary.
                 head = head if len(head) >= FRAME_HEADER_BYTES else (head + rest)[:FRAME_HEADER_BYTES]
                 try:
                     piece = frame.decompress(rest)
@@ -310,7 +313,7 @@ def _unpacked(
                     break
                 decoder = new()
             yield decoder.decompress(rest, BLOCK_BYTES)
-            while not (decoder.eof or decoder.needs_input):
+            while not (decoder.eof or decoder.needs_input):  # more output than one piece holds
                 yield decoder.decompress(b"", BLOCK_BYTES)
             rest = decoder.unused_data if decoder.eof else b""
     if not decoder.eof:
@@ -356,6 +359,6 @@ def is_decoder_error(error: Exception) -> bool:
 
     pyarrow raises its own exceptions or a plain OSError; an error of a disk or an object store has an errno or its own class.
     """
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError):  # pyarrow's is a MemoryError and an ArrowException
         return False
     return isinstance(error, pa.ArrowException) or (type(error) is OSError and error.errno is None)

@@ -96,6 +96,7 @@ class Parquet(SourceFormat):
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             size += sum(group.column(leaf).total_compressed_size for leaf in range(group.num_columns))
+            # A row group is never cut, so that a slice is at least one.
             if size >= shard_size or number + 1 == metadata.num_row_groups:
                 slices.append(Slice(file, start, number + 1, size=size))
                 start, size = number + 1, 0
@@ -117,14 +118,32 @@ class Parquet(SourceFormat):
         """See SourceFormat. Raises InputError if the text column doesn't exist."""
 
         def read(batch: pa.RecordBatch) -> TextBatch:
-            column = column_at(batch, column_path(text_field, batch.schema))
-            return _texts(cast("pa.Array", column))  # `require_text` has found it
+            column = cast(
+                "pa.Array", column_at(batch, column_path(text_field, batch.schema))
+            )  # `require_text` has found it
+            content = column.cast(pa.large_binary())
+            try:
+                texts = content.cast(pa.large_string())  # checks the UTF-8
+            except pa.ArrowInvalid:
+                found, rows, bad = each_row(content.to_pylist(), _text, 0)
+                return TextBatch(pa.array(found, pa.large_string()), rows=rows, bad=bad)
+            bad = [BadRow(int(row), *NULL, "") for row in np.flatnonzero(column.is_null())]
+            rows = np.arange(len(texts))
+            return TextBatch(texts.drop_null(), rows=rows[np.asarray(column.is_valid())] if bad else rows, bad=bad)
 
         return _read(part, [text_field], require_text, partial(TextBatch, NO_TEXTS, rows=NO_ROWS), read)
 
     def records(self, part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:
         """See SourceFormat. Reads only `fields` and drops nulls; raises InputError if the file has none of `fields`."""
-        return _read(part, fields, require_any, partial(RecordBatch, [], rows=NO_ROWS), _records)
+
+        def read(batch: pa.RecordBatch) -> RecordBatch:
+            try:
+                return RecordBatch(_objects(batch), rows=np.arange(len(batch)))
+            except (ValueError, OverflowError):  # text that is not UTF-8, or a time outside the range of `datetime`
+                found, rows, bad = each_row(range(len(batch)), lambda row: only_row(batch[row : row + 1], _objects), 0)
+                return RecordBatch(found, rows=rows, bad=bad)
+
+        return _read(part, fields, require_any, partial(RecordBatch, [], rows=NO_ROWS), read)
 
     def count_rows(self, part: Slice, limit: int) -> int:
         """Return the number of rows in the footer, at most `limit`."""
@@ -162,8 +181,9 @@ def _read(
     for batch in column_batches(part, fields, require):
         if isinstance(batch, range):
             yield empty(filtered=len(batch))
-        elif bad := _row_too_long(batch, first):
-            yield empty(bad=bad)
+        elif (size := decoded_bytes(batch)) > MAX_ROW_BYTES:  # of one row: a batch of several is never that large
+            detail = f"{size:,} bytes; at most {MAX_ROW_BYTES:,} are read"
+            yield empty(bad=[BadRow(first, "row_too_long", detail, "")])
         else:
             rows = np.flatnonzero(chosen.of_batch(batch)) if chosen else np.arange(len(batch))
             found = read(taken(batch, rows) if chosen else batch)
@@ -175,7 +195,7 @@ def _read(
 def groups_to_read(metadata: pq.FileMetaData, part: Slice) -> Sequence[int]:
     """Return the row groups of a slice in which its filter may keep a row, by its `where` and the keys of its path; all without these."""
     groups = range(part.start, part.stop)
-    if not part.where and not part.keys:
+    if not part.where and not part.keys:  # filters by value are judged row by row
         return groups
     schema = metadata.schema.to_arrow_schema()
     chosen = filter_of(part).beside(schema.names)
@@ -183,20 +203,17 @@ def groups_to_read(metadata: pq.FileMetaData, part: Slice) -> Sequence[int]:
         return []
     if not part.where:
         return groups
-    tree, leaves = where_of(part.where).tree, _flat_leaves(metadata)
-    found = [RowGroupStatistics(metadata.row_group(group), leaves, schema) for group in groups]
-    return [group for group, each in zip(groups, found, strict=True) if tree(WithKeys(each, chosen.keys)).true]
-
-
-def _flat_leaves(metadata: pq.FileMetaData) -> dict[str, int]:
-    """The numbers of the leaf columns outside lists, by path; without paths that two columns have."""
     columns = [metadata.schema.column(number) for number in range(metadata.num_columns)]
-    paths = [column.path for column in columns]
-    return {
+    counts = Counter(column.path for column in columns)
+    # Statistics of a list's items, or of one of two columns with a path, don't bound a row's value.
+    leaves = {
         column.path: number
         for number, column in enumerate(columns)
-        if column.max_repetition_level == 0 and paths.count(column.path) == 1
+        if column.max_repetition_level == 0 and counts[column.path] == 1
     }
+    tree = where_of(part.where).tree
+    found = [RowGroupStatistics(metadata.row_group(group), leaves, schema) for group in groups]
+    return [group for group, each in zip(groups, found, strict=True) if tree(WithKeys(each, chosen.keys)).true]
 
 
 def _owned(metadata: pq.FileMetaData, part: Slice, fields: Sequence[str]) -> tuple[bytes, Ranges]:
@@ -209,19 +226,12 @@ def _owned(metadata: pq.FileMetaData, part: Slice, fields: Sequence[str]) -> tup
 
 def column_ranges(metadata: pq.FileMetaData, groups: Sequence[int], fields: Sequence[str]) -> Ranges:
     """Return the places of the bytes of `fields` in some row groups, in the order in which they are hashed."""
-    leaves = column_numbers(metadata, fields)
-    return [_place(group.column(leaf)) for group in map(metadata.row_group, groups) for leaf in leaves]
-
-
-def _place(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Start and end of a column chunk, which begins with its dictionary page if it has one.
-
-    https://github.com/apache/parquet-format#file-format
-    """
-    start = column.data_page_offset
-    if column.dictionary_page_offset is not None:
-        start = min(start, column.dictionary_page_offset)
-    return start, start + column.total_compressed_size
+    leaves, ranges = column_numbers(metadata, fields), list[tuple[int, int]]()
+    for column in (metadata.row_group(group).column(leaf) for group in groups for leaf in leaves):
+        # A column chunk begins with its dictionary page if it has one. https://github.com/apache/parquet-format#file-format
+        start = min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
+        ranges.append((start, start + column.total_compressed_size))
+    return ranges
 
 
 def layout(metadata: pq.FileMetaData, fields: Sequence[str]) -> bytes:
@@ -358,6 +368,7 @@ def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iter
     chosen = filter_of(part)
     read = chosen.read_with(fields)
     with open_source(part.file, cache=SMALL) as stream, verified(part, stream) as hasher:
+        # The footer is read first, so that a wrong file is named before any content is.
         metadata = _metadata(part.file, stream, read)
         require(metadata, fields, part.file.uri)
         require_filtered(metadata, chosen, part.file.uri)
@@ -437,31 +448,10 @@ def _explained(file: SourceFile, where: str, error: Exception) -> Exception:
     )
 
 
-def _row_too_long(batch: pa.RecordBatch, row: int) -> list[BadRow]:
-    """The row of a batch, numbered `row`, if it exceeds MAX_ROW_BYTES; a batch of several rows never does."""
-    size = decoded_bytes(batch)
-    if size <= MAX_ROW_BYTES:
-        return []
-    return [BadRow(row, "row_too_long", f"{size:,} bytes; at most {MAX_ROW_BYTES:,} are read", "")]
-
-
 def column_path(field: str, schema: pa.Schema) -> list[str]:
     """Return the column of a field and the fields of structs that lead to it, or else the column with dots in its name."""
     path = field_path(field)
     return [field] if type_at(schema, path) is None and field in schema.names else path
-
-
-def _texts(column: pa.Array) -> TextBatch:
-    """Return the texts of a text column; nulls and text that isn't UTF-8 become bad rows."""
-    content = column.cast(pa.large_binary())
-    try:
-        texts = content.cast(pa.large_string())
-    except pa.ArrowInvalid:
-        found, rows, bad = each_row(content.to_pylist(), _text, 0)
-        return TextBatch(pa.array(found, pa.large_string()), rows=rows, bad=bad)
-    bad = [BadRow(int(row), *NULL, "") for row in np.flatnonzero(column.is_null())]
-    rows = np.arange(len(texts))
-    return TextBatch(texts.drop_null(), rows=rows[np.asarray(column.is_valid())] if bad else rows, bad=bad)
 
 
 def _text(value: bytes | None) -> str | Refused:
@@ -469,15 +459,6 @@ def _text(value: bytes | None) -> str | Refused:
         return Refused(*NULL, b"") if value is None else value.decode()
     except UnicodeDecodeError as error:
         return Refused("invalid_utf8", str(error), error.object)
-
-
-def _records(batch: pa.RecordBatch) -> RecordBatch:
-    """A batch as records; rows that Python cannot represent become bad rows."""
-    try:
-        return RecordBatch(_objects(batch), rows=np.arange(len(batch)))
-    except (ValueError, OverflowError):  # text that is not UTF-8, or a time outside the range of `datetime`
-        found, rows, bad = each_row(range(len(batch)), lambda row: only_row(batch[row : row + 1], _objects), 0)
-        return RecordBatch(found, rows=rows, bad=bad)
 
 
 def _objects(batch: pa.RecordBatch) -> list[Record]:

@@ -58,6 +58,7 @@ def group_batches(opened: pq.ParquetFile, group: int, fields: Sequence[str]) -> 
     """
     metadata, leaves = opened.metadata.row_group(group), column_numbers(opened.metadata, fields)
     size = sum(metadata.column(leaf).total_uncompressed_size for leaf in leaves)
+    # By the footer alone, so that batches end at the same rows however they are decoded.
     rows = min(MAX_BATCH_ROWS, max(1, BATCH_BYTES * metadata.num_rows // max(1, size)))
     return _regrouped(_pieces(opened, group, fields, rows), rows)
 
@@ -100,14 +101,14 @@ def _regrouped(pieces: Iterator[tuple[pa.RecordBatch, int]], rows: int) -> Itera
 
 def taken(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
     """Some rows of a batch, int64, ascending. Arrow cannot take views of text, so their runs are joined."""
-    if not any(holds(kind, _is_view) for kind in batch.schema.types):
+
+    def is_view(kind: pa.DataType) -> bool:
+        return pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
+
+    if not any(holds(kind, is_view) for kind in batch.schema.types):
         return batch.take(pa.array(rows))
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
     return pa.concat_batches([batch[run[0] : run[-1] + 1] for run in runs if run.size] or [batch[:0]])
-
-
-def _is_view(kind: pa.DataType) -> bool:
-    return pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
 
 
 def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -122,7 +123,7 @@ def _portions(piece: pa.RecordBatch, size: int) -> Iterator[tuple[pa.RecordBatch
     if size <= MAX_BATCH_BYTES or len(piece) == 1:
         yield piece, size
         return
-    half = len(piece) // 2
+    half = len(piece) // 2  # its rows differ in length, so that a size for each half must be found anew
     for part in (piece[:half], piece[half:]):
         yield from _portions(part, decoded_bytes(part))
 

@@ -110,7 +110,7 @@ class RowFilter:
 
     def of_records(self, records: Sequence[Record]) -> Judged:
         """Judge records, in groups that have the same keys as their own fields."""
-        if not self.keys:
+        if not self.keys:  # nearly always
             return _of_alike(self, records)
         groups: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
         for row, record in enumerate(records):
@@ -140,8 +140,12 @@ def row_filter(source: DataSource) -> RowFilter:
     It is part of a shard's identity, so it is normalized: values are sorted and deduplicated.
     """
     asked = source.filters if source.used_in is None else {**source.filters, USED_IN: source.used_in}
+    # Folders above the first wildcard are the user's, not partitions of the dataset.
     root = "/".join(takewhile(lambda folder: not has_magic(folder), absolute(source.path).split("/")))
-    wanted = {field: _normalized(wanted) for field, wanted in sorted(asked.items())}
+    wanted: dict[str, list[Value]] = {}
+    for name, values in sorted(asked.items()):
+        several = values if isinstance(values, list) else [values]
+        wanted[name] = [value for _, value in sorted({(type(value).__name__, value) for value in several})]
     return RowFilter(wanted, source.where or "", above=len(_folder_keys(root)))
 
 
@@ -159,11 +163,6 @@ def _values(text: str | None) -> list[Value]:
         return []
     number = number_of(text)
     return [text] if isinstance(number, float) else [text, number]  # a filter asks for no fractions
-
-
-def _normalized(wanted: Value | list[Value]) -> list[Value]:
-    values = wanted if isinstance(wanted, list) else [wanted]
-    return [value for _, value in sorted({(type(value).__name__, value) for value in values})]
 
 
 def filter_of(part: Slice) -> RowFilter:
@@ -241,6 +240,7 @@ def _true(
         elif kind is OUTSIDE:
             plain = [_double(value) for value in column]
         arrays.append(pa.array(plain, TYPES[kind]))
+    # The column of nulls gives a table without other columns its number of rows.
     table = pa.table([*arrays, pa.nulls(rows)], names=[str(number) for number in range(len(arrays) + 1)])
     return masks(table, [expression_of(where_of(where), types, keys)])[0]
 
@@ -279,5 +279,5 @@ def _matches(column: pa.Array | None, values: Sequence[Value]) -> np.ndarray | b
         value.decode(errors="replace") if isinstance(value, bytes) else value
         for value in encoded.dictionary.to_pylist()
     ]
-    hits = np.array([*(_has_one(value, values) for value in known), False])
+    hits = np.array([*(_has_one(value, values) for value in known), False])  # the last one is of null
     return hits[encoded.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)]

@@ -19,7 +19,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.parts import counted
 
 from .files import InputWarning
-from .formats import METADATA, describe, is_hidden, rank_of, supported, without_ending
+from .formats import FORMATS, METADATA, describe, is_hidden, supported, without_ending
 
 SHOWN = 12
 NO_ENDING = "no ending"
@@ -78,7 +78,7 @@ def select(
     place, subset = source.path, source.subset
     data = data_names(names, place)
     readable = choose(data, source)
-    ranks = {name: rank_of(name) for name in readable}
+    ranks = {name: FORMATS[kind[0]].rank for name in readable if (kind := describe(name))}
     chosen = [name for name in readable if ranks[name] == min(ranks.values())]
     # Files that no split has, although others name splits, such as `train-1.jsonl` beside a folder `train`, aren't read either.
     of_source = data if subset is None else of_subset(data, source)
@@ -180,6 +180,7 @@ def split_called(splits: Mapping[str, list[str]], asked: str) -> str | None:
     """Return the key of `splits` that `asked` names, in any spelling of the hub; None if none or several may be meant."""
     if asked in splits:  # before other spellings: a repository may have both `val` and `validation`
         return asked
+    # Two spellings of one split, such as `dev` and `valid`, don't show which is meant.
     meant = [split for split in splits if _usual(split) == _usual(asked)]
     return meant[0] if len(meant) == 1 else None
 
@@ -196,6 +197,7 @@ def of_one_format(names: Sequence[str]) -> list[str]:
     counts = Counter(map(ending_of, described or names))
     if not counts:
         return []
+    # Of equally frequent formats the preferred one, else the last by its name, as `datasets` does.
     best = max(counts, key=lambda ending: (counts[ending], *(ending == each for each in PREFERRED), ending))
     family = next((family for family in FAMILIES if best in family), {best})
     return [name for name in names if ending_of(name) in family]
@@ -221,6 +223,7 @@ def of_subset(names: list[str], source: DataSource, subsets: Iterable[str] = ())
     subset = source.subset or ""
     if found := [name for name in names if in_subset(name, subset)]:
         return found
+    # Without declared subsets, every folder and file name may have been meant.
     known = {*subsets} or {part for name in names for part in without_ending(name).split("/")}
     raise missing(source, "subset", subset, known)
 

@@ -31,13 +31,19 @@ class Separated(RowFormat):
         self.name, self.endings, self._separator = name, (f".{name}",), separator
 
     def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
-        csv.field_size_limit(MAX_ROW_BYTES)
+        csv.field_size_limit(MAX_ROW_BYTES)  # of the whole process; by default, 128 kB
         lines = _Lines(content)
         found = csv.reader(lines, delimiter=self._separator, strict=True)
         names, rows, size = list[str](), list[Row](), 0
         while (values := _next(found, lines)) is not None:
-            if values and not names:
-                names = _names(values)
+            if values and not names:  # the first row that isn't blank
+                if isinstance(values, Refused):
+                    why = f"the column names in its first row can't be read: {values.detail}; correct that row"
+                    raise BrokenContentError(why)
+                if twice := next((name for name in values if name and values.count(name) > 1), None):
+                    why = f"{values.count(twice)} columns are called {twice!r}; give each column its own name"
+                    raise BrokenContentError(why)
+                names = values
                 continue
             rows.append(_row(names, values, lines))
             size += sum(map(len, lines.row))
@@ -66,6 +72,7 @@ class _Lines:
         line, mark, self._mark = next(self._lines), self._mark, b""
         if isinstance(line, Refused):
             raise UnreadableLineError(line.detail)
+        # With its line end, because a quoted value may go on in the next line.
         self.row.append(line.removeprefix(mark).decode(errors=NOT_UTF8) + "\n")
         return self.row[-1]
 
@@ -75,7 +82,7 @@ class _Lines:
 
 def _next(found: Iterator[list[str]], lines: _Lines) -> list[str] | Refused | None:
     """The values of the next row; None after the last."""
-    lines.row.clear()
+    lines.row.clear()  # the reader takes as many lines as its row has
     try:
         return next(found, None)
     except UnreadableLineError as error:
@@ -83,15 +90,6 @@ def _next(found: Iterator[list[str]], lines: _Lines) -> list[str] | Refused | No
     except csv.Error as error:
         reason = "row_too_long" if "field limit" in str(error) else "malformed_csv"
         return Refused(reason, str(error), lines.head())
-
-
-def _names(values: list[str] | Refused) -> list[str]:
-    if isinstance(values, Refused):
-        raise BrokenContentError(f"the column names in its first row can't be read: {values.detail}; correct that row")
-    twice = next((name for name in values if name and values.count(name) > 1), None)
-    if twice is not None:
-        raise BrokenContentError(f"{values.count(twice)} columns are called {twice!r}; give each column its own name")
-    return values
 
 
 def _row(names: list[str], values: list[str] | Refused, lines: _Lines) -> Row:

@@ -74,11 +74,13 @@ def leading_share(slices: list[Slice], share: float) -> list[Slice]:
 
     The last slice is shortened if its format can be cut anywhere, else kept whole.
     """
+    # Rounded up, so that a share of a dataset with rows is never empty.
     budget = math.ceil(sum(part.size for part in slices) * share)
     kept: list[Slice] = []
     for part in slices:
         if budget <= 0:
             break
+        # What cannot be cut is taken whole: a sample may be larger than its share, never smaller.
         kept.append(part if part.size <= budget else format_of(part.file).shortened(part, budget))
         budget -= part.size
     return kept
@@ -125,64 +127,70 @@ class ContentIndex:
         self, files: Sequence[SourceFile], shard_size: int, fields: Sequence[str], require: Require = require_any
     ) -> list[Slice]:
         """Return the slices of files, in order. Raises as `cut` does."""
-        known = [self._known_cuts(file, shard_size, fields, require) for file in files]
+
+        def tag(file: SourceFile) -> str:
+            state = file.version or f"{file.size}:{file.modified_ns}:{file.changed_ns}"
+            return ":".join([file.uri, state, str(shard_size), require.__name__, *fields])
+
+        def known(file: SourceFile) -> list[Slice] | None:
+            if not format_of(file).columnar:  # its size decides, so it isn't opened
+                return cut(file, shard_size, fields, require)
+            cuts = self.cuts.get(tag(file))
+            return None if cuts is None else [Slice(file, start, stop, size=size) for start, stop, size in cuts]
+
+        def read(file: SourceFile) -> list[Slice]:
+            read_at = time.time_ns()
+            parts = cut(file, shard_size, fields, require)
+            if file.version is not None or _is_settled(file, read_at):
+                self.cuts[tag(file)] = [(part.start, part.stop, part.size) for part in parts]
+                self.changed = True
+            return parts
+
         threads = THREADS if all(is_local(file.uri) for file in files) else REMOTE_THREADS
-        found = _completed(known, files, lambda file: self._cut(file, shard_size, fields, require), threads)
+        found = _completed([known(file) for file in files], files, read, threads)
         return [part for parts in found for part in parts]
-
-    def _known_cuts(
-        self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require
-    ) -> list[Slice] | None:
-        """The cached slices of a file, or None if it must be opened first."""
-        if not format_of(file).columnar:
-            return cut(file, shard_size, fields, require)
-        cuts = self.cuts.get(_cut_tag(file, shard_size, fields, require))
-        return None if cuts is None else [Slice(file, start, stop, size=size) for start, stop, size in cuts]
-
-    def _cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:
-        """The slices by the footer, cached unless a later change of the file could go unnoticed."""
-        read_at = time.time_ns()
-        parts = cut(file, shard_size, fields, require)
-        if file.version is not None or _is_settled(file, read_at):
-            tag = _cut_tag(file, shard_size, fields, require)
-            self.cuts[tag] = [(part.start, part.stop, part.size) for part in parts]
-            self.changed = True
-        return parts
 
     def identify(self, slices: Iterable[Slice], fields: Sequence[str], identity: ChangeDetection) -> list[Slice]:
         """Return the slices with their contents, in order; slices without rows are omitted."""
+
+        def tag(part: Slice) -> str:
+            file, is_columnar = part.file, format_of(part.file).columnar
+            places = [file.uri, str(file.size), str(file.modified_ns), str(part.start), str(part.stop)]
+            where = [part.where] if part.where and is_columnar else []
+            keys = [orjson.dumps([part.keys, part.filters]).decode()] if part.keys and is_columnar else []
+            return ":".join([*places, *_columns(file, fields), *where, *keys])
+
+        def known(part: Slice) -> str | None:
+            if part.file.version is not None:
+                return f"{part.file.version}[{part.start}:{part.stop}]"  # changes with every byte, so nothing is read
+            if not is_local(part.file.uri):
+                return None
+            # With the change time, which no program can set back, no later content of the file has the same tag.
+            found = tag(part)
+            return f"stat:{found}" if identity == "mtime" else self.entries.get(f"{found}@{part.file.changed_ns}")
+
+        def read(part: Slice) -> str:
+            read_at = time.time_ns()
+            content = content_hash(part, fields)
+            if _is_settled(part.file, read_at):
+                self.entries[f"{tag(part)}@{part.file.changed_ns}"] = content
+                self.changed = True
+            return content
+
         parts = list(slices)
-        known = [self._known(part, fields, identity) for part in parts]
-        contents = _completed(known, parts, lambda part: self._read(part, fields), THREADS)
+        contents = _completed([known(part) for part in parts], parts, read, THREADS)
         return [
             replace(part, content=content, fields=tuple(_columns(part.file, fields)))
             for part, content in zip(parts, contents, strict=True)
             if content != NOTHING
         ]
 
-    def _known(self, part: Slice, fields: Sequence[str], identity: ChangeDetection) -> str | None:
-        """The cached content identity, or None if the slice must be read."""
-        if part.file.version is not None:
-            return f"{part.file.version}[{part.start}:{part.stop}]"  # changes with every byte, so nothing is read
-        if not is_local(part.file.uri):
-            return None
-        tag = _tag(part, fields)
-        return f"stat:{tag}" if identity == "mtime" else self.entries.get(_now(part, tag))
-
-    def _read(self, part: Slice, fields: Sequence[str]) -> str:
-        """The hash of the content, cached unless a later change of the file could go unnoticed."""
-        read_at = time.time_ns()
-        content = content_hash(part, fields)
-        if _is_settled(part.file, read_at):
-            self.entries[_now(part, _tag(part, fields))] = content
-            self.changed = True
-        return content
-
 
 def _completed(
     known: Sequence[Result | None], items: Sequence[Item], read: Callable[[Item], Result], threads: int
 ) -> list[Result]:
     """The known results of items, and the missing ones, which are read in threads."""
+    # An index of 100,000 known files is answered without a task for each.
     missing = [item for item, result in zip(items, known, strict=True) if result is None]
     found = in_threads(read, missing, threads)
     return [next(found) if result is None else result for result in known]
@@ -198,29 +206,12 @@ def _columns(file: SourceFile, fields: Sequence[str]) -> Sequence[str]:
     return fields if format_of(file).columnar else ()
 
 
-def _cut_tag(file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> str:
-    state = file.version or f"{file.size}:{file.modified_ns}:{file.changed_ns}"
-    return ":".join([file.uri, state, str(shard_size), require.__name__, *fields])
-
-
-def _tag(part: Slice, fields: Sequence[str]) -> str:
-    file = part.file
-    places = [file.uri, str(file.size), str(file.modified_ns), str(part.start), str(part.stop)]
-    where = [part.where] if part.where and format_of(file).columnar else []
-    keys = [orjson.dumps([part.keys, part.filters]).decode()] if part.keys and format_of(file).columnar else []
-    return ":".join([*places, *_columns(file, fields), *where, *keys])
-
-
-def _now(part: Slice, tag: str) -> str:
-    """A tag that no later content of the file can have."""
-    return f"{tag}@{part.file.changed_ns}"
-
-
 def content_hash(part: Slice, fields: Sequence[str]) -> str:
     """Return `xxh3_128:…` of exactly the bytes of the slice's rows, or NOTHING without rows.
 
     Raises RunError if the file changes while it is read, and InputError if a Parquet file has none of `fields`.
     """
+    # `unchanged` compares size and times before and after, so that no hash is of two versions.
     with open_source(part.file) as stream, unchanged(part.file, stream):
         prefix, ranges = format_of(part.file).owned(part, stream, fields)
         hasher = xxhash.xxh3_128(prefix)

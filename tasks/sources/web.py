@@ -8,7 +8,7 @@ a stream asks it once, and reads files up to MAX_WHOLE_BYTES bytes long this way
 import re
 from email.message import Message
 from functools import cache
-from typing import NamedTuple, cast
+from typing import cast
 from urllib.parse import unquote, urlsplit
 
 from fsspec.spec import AbstractBufferedFile
@@ -31,16 +31,10 @@ REFUSED = frozenset({401, 403})
 DOWNLOAD = "download it (curl -LO), and name the file"
 
 
-class Offered(NamedTuple):
-    """A file as its server describes it. `names` are from its URL, from the address that this leads to, and a proposed one."""
-
-    names: list[str]
-    size: int
-    version: str | None
-
-
-def offered(url: str) -> Offered:
-    """Return the file at a URL. Raises InputError if there is none that can be read, and RunError if the server fails for long."""
+def offered(url: str) -> tuple[list[str], int, str | None]:
+    """Return the file at a URL as its server describes it: its names (in the URL, in the address that this leads to, and a proposed
+    one), size and version. Raises InputError if there is none that can be read, and RunError if the server fails for long.
+    """
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise InputError(f"{parts.scheme}://…@{parts.hostname}{parts.path}: holds a name or a password; {DOWNLOAD}")
@@ -56,11 +50,15 @@ def offered(url: str) -> Offered:
         raise InputError(
             f"{url}: is a web page, not a file; name the address behind its download button, or {DOWNLOAD}"
         )
+    # A server without ranges sends the whole file for every read.
     size = _size(response)
     if size is None or (response.status_code != PARTIAL and size > MAX_WHOLE_BYTES):
         lacking = "its size" if size is None else f"parts of its {size:,} bytes"
         raise InputError(f"{url}: the server does not give {lacking}; {DOWNLOAD}")
-    return Offered(_names(url, response), size, _version(url, response))
+    proposed = Message()  # parses what a header of mail may have, encoded names included
+    proposed["Content-Disposition"] = response.headers.get("Content-Disposition", "")
+    places = [urlsplit(each).path.rpartition("/")[2] for each in (url, str(response.url))]
+    return [*map(unquote, places), proposed.get_filename("")], size, _version(url, response)
 
 
 class WebStream(AbstractBufferedFile):
@@ -82,7 +80,7 @@ class WebStream(AbstractBufferedFile):
             raise RunError(str(_failure(self.path, error))) from error
         if _version(self.path, response) != self._version or _size(response) not in {self.size, None}:
             raise changed(self.path)
-        if response.status_code != PARTIAL:
+        if response.status_code != PARTIAL:  # the server doesn't know ranges, and sent the whole file
             self._whole = content
             content = content[start:end]
         if len(content) != end - start:
@@ -97,19 +95,12 @@ def _client() -> Client:
 
 def _asked(url: str, part: str, *, with_content: bool) -> tuple[Response, bytes]:
     """The answer to a request for bytes of a file, and its content as it is stored."""
-    headers = {"Range": f"bytes={part}", "Accept-Encoding": "identity"}
+    headers = {"Range": f"bytes={part}", "Accept-Encoding": "identity"}  # a range of packed bytes would be useless
     with _client().stream("GET", url, headers=headers) as response:
         if response.is_error and response.status_code != NO_SUCH_RANGE:
             response.read()
             hf_raise_for_status(response)
         return response, b"".join(response.iter_raw()) if with_content else b""
-
-
-def _names(url: str, response: Response) -> list[str]:
-    proposed = Message()
-    proposed["Content-Disposition"] = response.headers.get("Content-Disposition", "")
-    places = [urlsplit(each).path.rpartition("/")[2] for each in (url, str(response.url))]
-    return [*map(unquote, places), proposed.get_filename("")]
 
 
 def _size(response: Response) -> int | None:

@@ -46,22 +46,6 @@ def test_jsonl_is_cut_at_multiples_of_the_shard_size(size, shard_size):
     assert sum(part.size for part in slices) == size
 
 
-@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(20, 700))
-def test_a_file_that_grows_keeps_its_full_slices(size, growth, shard_size):
-    before = {(part.start, part.stop) for part in cut(SourceFile("/a.jsonl", size, "jsonl"), shard_size, ["text"])}
-    grown = SourceFile("/a.jsonl", size + growth, "jsonl")
-    after = {(part.start, part.stop) for part in cut(grown, shard_size, ["text"])}
-    assert len(before - after) <= 1
-    assert all(stop == size for _, stop in before - after)
-
-
-@pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz", "a.json.zst"])
-def test_unsplittable_files_are_one_slice(tmp_path, name):
-    write_texts(tmp_path / name, ROWS)
-    (part,) = slices_of(tmp_path, shard_size=10)
-    assert (part.start, part.stop, part.size) == (0, part.file.size, part.file.size)
-
-
 def test_parquet_is_cut_between_row_groups_of_about_the_shard_size(tmp_path):
     write_texts(tmp_path / "a.parquet", ROWS, 7)
     metadata = pq.read_metadata(tmp_path / "a.parquet")
@@ -89,11 +73,6 @@ def test_a_sample_is_exactly_the_leading_rows(folder, rows):
     sampled = leading_rows(slices_of(folder), rows)
     assert texts_of(sampled) == ROWS[:rows]
     assert sum(count_rows(part, 10**9) for part in sampled) == rows
-
-
-def test_a_sample_larger_than_the_data_is_all_of_it(folder):
-    slices = slices_of(folder)
-    assert leading_rows(slices, 61) == leading_rows(slices, 10**6) == slices
 
 
 def test_only_the_slice_that_the_sample_ends_in_is_limited(folder):

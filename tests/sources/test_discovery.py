@@ -16,7 +16,7 @@ from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.sources.discovery import discover, find
 from tokenmill.tasks.sources.files import SourceFile
-from tokenmill.tasks.sources.formats import describe, read_texts
+from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.sources.selection import in_split, in_subset
 from tokenmill.tasks.sources.slices import cut
 
@@ -336,15 +336,6 @@ def test_json_file_with_wrong_compression_suffix_is_named(tmp_path):
     put(tmp_path, "x.json.gz", content=json.dumps(["plain"]).encode())
     with pytest.raises(RunError, match=r"x\.json\.gz"):
         discover(source(tmp_path))
-
-
-@pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
-@pytest.mark.parametrize(("suffix", "compression"), [("", None), (".gz", "gzip"), (".zst", "zstd")])
-def test_endings(ending, suffix, compression):
-    expected = None if ending == "parquet" and suffix else (ending, compression)
-    assert describe(f"some.dir/a.{ending}{suffix}") == expected
-    assert describe(f"a.{ending}{suffix}.bak") is None
-    assert describe(f"{ending}{suffix}") is None
 
 
 def test_a_file_that_links_lead_to_is_read_once(tmp_path):

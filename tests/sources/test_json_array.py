@@ -10,10 +10,8 @@ from tokenmill.tasks.sources import json_lines
 from tokenmill.tasks.sources.files import Refused
 from tokenmill.tasks.sources.json_array import split_elements
 from tokenmill.tasks.sources.json_rows import BrokenContentError, pick_texts, text_of
-from tokenmill.tasks.sources.opening import SourceCorrupt
 
 from tests.examples import max_examples
-from tests.preparing import blend_of, prepare
 
 
 def split_all(data, block_bytes):
@@ -120,14 +118,6 @@ def test_an_array_cut_anywhere_is_broken():
     for cut in range(1, len(data)):
         with pytest.raises(BrokenContentError, match="ends inside its array"):
             split_all(data[:cut], 5)
-
-
-def test_broken_array_fails_the_run_with_file_and_remedy(tmp_path):
-    rows = json.dumps([{"text": f"text {number}"} for number in range(50)])
-    (tmp_path / "a.json").write_text(rows + rows)
-    with pytest.raises(SourceCorrupt, match=r"a\.json: continues after .* as one array or as JSON Lines"):
-        prepare(blend_of(str(tmp_path / "a.json")), tmp_path / "out", tokenizer={"model": "cl100k_base"})
-    assert not (tmp_path / "out/blend.json").exists()
 
 
 def test_element_size_limit():

@@ -3,7 +3,6 @@
 import io
 import json
 import tracemalloc
-from itertools import pairwise
 from unittest.mock import patch
 
 import numpy as np
@@ -38,14 +37,6 @@ def lines_of(data):
 def split_all(data, start, stop, block_bytes):
     with patch.object(json_lines, "BLOCK_BYTES", block_bytes), patch.object(json_lines, "PROBE_BYTES", block_bytes):
         return [row for rows in split_lines(slice_blocks(io.BytesIO(data), start, stop)) for row in rows]
-
-
-@given(files, st.lists(st.integers(0, 150), max_size=6), BLOCK_SIZES)
-def test_slices_together_read_every_line_once_in_order(data, cuts, block_bytes):
-    offsets = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
-    pairs = pairwise(offsets)
-    read = [row for start, stop in pairs for row in split_all(data, start, stop, block_bytes)]
-    assert read == lines_of(data)
 
 
 @given(files, st.integers(0, 150), st.integers(0, 150), BLOCK_SIZES)

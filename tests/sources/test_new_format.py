@@ -30,7 +30,7 @@ def registered(tmp_path, monkeypatch):
     module = module_from_spec(spec := spec_from_file_location("fasta", path))
     spec.loader.exec_module(module)
     monkeypatch.setattr(opening, "BLOCK_BYTES", 1_000)  # several blocks a file
-    monkeypatch.setattr(formats, "FORMATS", dict(formats.FORMATS))
+    monkeypatch.setitem(formats.FORMATS, "fasta", None)
     before = dict(formats.ENDINGS)
     formats.register(module.Fasta())
     yield

@@ -10,35 +10,22 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources import parquet, parquet_batches
-from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import count_rows, read_records, read_texts
 from tokenmill.tasks.sources.opening import SourceCorrupt
 from tokenmill.tasks.sources.parquet import column_batches, column_ranges, require_any, require_text
 from tokenmill.tasks.sources.slices import cut
 
 from tests.flows.cloning import REPOSITORY
-
-
-def stored(path, table, **options):
-    """The whole file as one slice."""
-    pq.write_table(table, path, **options)
-    return whole(path)
-
-
-def whole(path):
-    groups = pq.read_metadata(path).num_row_groups
-    return Slice(SourceFile(str(path), path.stat().st_size, "parquet"), 0, groups)
+from tests.sources.test_formats import read as read_rows
+from tests.sources.test_formats import stored_parquet as stored
 
 
 def read(part, text_field="text"):
     """Texts by row number, reasons by row number."""
-    batches = list(read_texts(part, text_field))
-    assert sum(batch.consumed for batch in batches) == count_rows(part, 1 << 40)
-    assert all(batch.texts.type == pa.large_string() and batch.rows.dtype == np.int64 for batch in batches)
-    pairs = (zip(batch.rows.tolist(), batch.texts.to_pylist(), strict=True) for batch in batches)
-    return dict(pair for each in pairs for pair in each), {
-        bad.row: bad.reason for batch in batches for bad in batch.bad
-    }
+    texts, reasons, blank = read_rows(part, text_field)
+    assert len(texts) + len(reasons) + blank == count_rows(part, 1 << 40)
+    return texts, reasons
 
 
 def unchecked(values):
@@ -98,13 +85,6 @@ def test_a_dotted_field_leads_into_structs_and_a_null_struct_has_null_text(tmp_p
     kind = pa.struct([pa.field("text", pa.string(), nullable=False)])
     table = pa.table({"content": pa.array([{"text": "a"}, None, {"text": "c"}], kind)})
     assert read(stored(tmp_path / "x.parquet", table), "content.text") == ({0: "a", 2: "c"}, {1: "null_text"})
-
-
-def test_batches_are_bounded_by_bytes(tmp_path):
-    part = stored(tmp_path / "x.parquet", pa.table({"text": ["x" * 100_000 + str(n) for n in range(400)]}), use_dictionary=False)  # fmt: skip
-    sizes = [batch.texts.nbytes for batch in read_texts(part, "text")]
-    assert len(sizes) > 5
-    assert max(sizes) < 2 * parquet_batches.BATCH_BYTES
 
 
 def spelled(values, numbers, *, spelled_in_schema=False):

@@ -20,6 +20,7 @@ from tokenmill.tasks.sources.slices import content_hash, cut
 from tests.examples import max_examples
 from tests.sources.test_formats import KINDS, stored, stored_parquet
 from tests.sources.test_formats import every_kind as every_kind_of
+from tests.sources.test_parquet_rows import unchecked
 
 LINES = [
     b'\xef\xbb\xbf{"messages": [1], "text": "a"}',
@@ -171,10 +172,12 @@ def test_parquet_records_round_trip(tmp_path_factory, rows, group, rows_a_batch)
     path = tmp_path_factory.getbasetemp() / "chat.parquet"
     part = stored_parquet(path, pa.Table.from_pylist(rows, CHAT), row_group_size=group)
     with patch.object(parquet_batches, "MAX_BATCH_ROWS", rows_a_batch):
-        assert read(part, CHAT.names) == (dict(enumerate(rows)), {}, 0)
+        assert read(part, CHAT.names) == read(part, ()) == (dict(enumerate(rows)), {}, 0)
         stops = sorted({0, part.stop // 2, part.stop})
         parts = [Slice(part.file, start, stop) for start, stop in pairwise(stops)]
         assert [each for part in parts for each in read(part, CHAT.names)[0].values()] == rows
+    lines = stored(path.with_suffix(".jsonl"), "".join(json.dumps(row) + "\n" for row in rows).encode())
+    assert read(lines, ()) == (dict(enumerate(rows)), {}, 0)
 
 
 def test_maps_are_objects(tmp_path):
@@ -198,17 +201,6 @@ def test_of_parquet_only_the_fields_are_read(tmp_path, fields, expected):
     row = {"text": "x", "meta": {"level": 1, "tags": ["a"]}, "tools": ["t"], "messages": [{"role": "r"}]}
     part = stored_parquet(tmp_path / "a.parquet", pa.Table.from_pylist([row], CHAT))
     assert read(part, fields)[0] == {0: expected}
-
-
-@max_examples(30)
-@given(st.lists(record, min_size=1, max_size=12), st.integers(1, 5))
-def test_without_fields_all_of_a_row_is_read(tmp_path_factory, rows, group):
-    """Of JSON it always is."""
-    folder = tmp_path_factory.getbasetemp()
-    part = stored_parquet(folder / "all.parquet", pa.Table.from_pylist(rows, CHAT), row_group_size=group)
-    assert read(part, ()) == read(part, CHAT.names) == (dict(enumerate(rows)), {}, 0)
-    lines = stored(folder / "all.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
-    assert read(lines, ()) == read(part, ())
 
 
 def test_without_fields_every_column_is_part_of_what_names_a_slice(tmp_path):
@@ -244,12 +236,6 @@ def test_what_names_a_slice_is_all_that_its_records_are_read_from(tmp_path, fiel
     path.write_bytes(kept)
     assert len(expected[0]) == 1000
     assert read(part, fields) == expected
-
-
-def unchecked(values):
-    """A string column whose bytes nobody looked at."""
-    content = pa.array(values, pa.binary())
-    return pa.Array.from_buffers(pa.string(), len(content), content.buffers())
 
 
 def test_only_the_rows_with_text_that_is_not_utf8_are_bad(tmp_path):
