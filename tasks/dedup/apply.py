@@ -34,7 +34,7 @@ from tokenmill.tasks.shards.publish import Output
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.files import Row, RowBatch, Slice, SourceFile, TextBatch, field_path
+from tokenmill.tasks.sources.files import BadRow, Row, RowBatch, Slice, field_path
 from tokenmill.tasks.sources.formats import format_of, read_texts
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, pick_texts
 from tokenmill.tasks.sources.parquet import require_text
@@ -43,8 +43,6 @@ from tokenmill.tasks.sources.row_filter import filter_of
 from tokenmill.tasks.sources.slices import cut
 
 from .decisions import KEPT, OUTCOMES, REASONS, rows_decided
-from .rounds import DocumentSlice
-from .settings import Mode
 
 MARKS = pa.schema([
     pa.field("dedup_outcome", pa.string()),
@@ -93,7 +91,7 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
                 write_rows(builder, kept_rows(rows.content, kept), rows.rows[stays])
             else:
                 write_rows(builder, _tagged(rows.content, marks), rows.rows)
-        if gone.total() != decided.num_rows:
+        if gone.total() != decided.num_rows:  # a row that was decided about is a bad row now, or beyond the end
             raise RunError(
                 f"{shard.place}: {decided.num_rows} rows should be dropped, but the slice has {gone.total()} of them; run "
                 "the same command again"
@@ -106,69 +104,48 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
 def require_text_in_first(source: DataSource, slices: Sequence[Slice]) -> None:
     """Raises InputError unless the first columnar file has the text field; reading checks the others."""
     part = next((part for part in slices if format_of(part.file).columnar), None)
-    if part is not None:
+    if part is not None:  # JSON has no columns
         cut(part.file, maxsize, [source.text_field], require_text)
 
 
 def read_rows(part: Slice, text_field: str) -> Iterator[SliceRows]:
     """Return the rows of a slice, unchanged and in order; rows without a text are separated."""
-    return _arrow_rows(part, text_field) if format_of(part.file).columnar else _json_rows(part, text_field)
-
-
-def _json_rows(part: Slice, text_field: str) -> Iterator[SliceRows]:
+    if format_of(part.file).columnar:
+        yield from _arrow_rows(part, text_field)
+        return
     path, first, chosen = field_path(text_field), 0, filter_of(part)
     for rows in cast("Iterator[list[Row]]", format_of(part.file).rows(part)):
-        texts = pick_texts(rows, path, first, chosen)
-        content = [_on_one_line(cast("bytes", rows[number - first])) for number in texts.rows.tolist()]
-        yield SliceRows(
-            content, texts.texts, rows=texts.rows, bad=texts.bad, blank=texts.blank, filtered=texts.filtered
-        )
+        found = pick_texts(rows, path, first, chosen)
+        read = [cast("bytes", rows[number - first]) for number in found.rows.tolist()]
+        # JSON allows line breaks only as white space between values, so a blank in place of one changes nothing.
+        lines = [row.removeprefix(BYTE_ORDER_MARK).strip().replace(b"\n", b" ").replace(b"\r", b" ") for row in read]
+        yield SliceRows(lines, found.texts, rows=found.rows, bad=found.bad, blank=found.blank, filtered=found.filtered)
         first += len(rows)
-
-
-def _on_one_line(row: bytes) -> bytes:
-    """Strip a row and replace its line breaks, which JSON allows only as white space between values."""
-    return row.removeprefix(BYTE_ORDER_MARK).strip().replace(b"\n", b" ").replace(b"\r", b" ")
 
 
 def _arrow_rows(part: Slice, text_field: str) -> Iterator[SliceRows]:
     """Read whole rows with their texts, in differently sized batches that also report bad and filtered rows."""
-    read, held = read_texts(part, text_field), TextBatch(pa.array([], pa.large_string()), rows=np.empty(0, np.int64))
-    first = ahead = 0
+    read, first, ahead = read_texts(part, text_field), 0, 0
+    texts, rows, bad = pa.array([], pa.large_string()), np.empty(0, np.int64), list[BadRow]()
     for batch in cast("Iterator[pa.RecordBatch | range]", format_of(part.file).rows(part)):
         stop = first + len(batch)
-        while ahead < stop:
+        while ahead < stop:  # texts that belong to the next batch are held
             found = next(read)
-            held, ahead = _joined(held, found), ahead + found.consumed
-        texts, held = _cut(held, stop)
-        filtered = len(batch) - len(texts.rows) - len(texts.bad)
-        content = [] if isinstance(batch, range) else _documents(batch, texts.rows - first)
-        yield SliceRows(content, texts.texts, rows=texts.rows, bad=texts.bad, filtered=filtered)
-        first = stop
-
-
-def _documents(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
-    return batch if len(rows) == len(batch) else taken(batch, rows)
-
-
-def _joined(one: TextBatch, other: TextBatch) -> TextBatch:
-    texts = pa.concat_arrays([one.texts, other.texts])
-    return TextBatch(texts, rows=np.concatenate([one.rows, other.rows]), bad=[*one.bad, *other.bad])
-
-
-def _cut(batch: TextBatch, row: int) -> tuple[TextBatch, TextBatch]:
-    """The rows of a batch before `row`, and the others."""
-    count = int(np.searchsorted(batch.rows, row))
-    before = [bad for bad in batch.bad if bad.row < row]
-    return (
-        TextBatch(batch.texts[:count], rows=batch.rows[:count], bad=before),
-        TextBatch(batch.texts[count:], rows=batch.rows[count:], bad=batch.bad[len(before) :]),
-    )
+            texts, rows = pa.concat_arrays([texts, found.texts]), np.concatenate([rows, found.rows])
+            bad, ahead = bad + found.bad, ahead + found.consumed
+        count = int(np.searchsorted(rows, stop))
+        here = [row for row in bad if row.row < stop]
+        content: Content = []
+        if not isinstance(batch, range):
+            content = batch if count == len(batch) else taken(batch, rows[:count] - first)
+        filtered = len(batch) - count - len(here)
+        yield SliceRows(content, texts[:count], rows=rows[:count], bad=here, filtered=filtered)
+        texts, rows, bad, first = texts[count:], rows[count:], bad[len(here) :], stop
 
 
 def write_rows(builder: ShardBuilder, content: Content, rows: np.ndarray) -> None:
     """Write and count documents, made of `rows` (int64 [n])."""
-    if not len(content):
+    if not len(content):  # a file is created by its first row, so that none is empty
         return
     builder.keep(WHOLE, rows)
     name = file_of(builder.shard.part)
@@ -182,7 +159,7 @@ def marks_of(rows: np.ndarray, decided: pa.Table) -> pa.RecordBatch:
     """Return the outcomes of rows (int64, ascending) of a slice, a table of `MARKS`, given the decisions about its dropped rows."""
     numbers = decided["row"].to_numpy()
     places = np.searchsorted(numbers, rows)
-    there = np.append(numbers, -1)[places] == rows
+    there = np.append(numbers, -1)[places] == rows  # -1 stands beyond the last, and is no row
     found = decided.take(pa.array(places, mask=~there))
     outcome, duplicate_of, jaccard = (found[name].combine_chunks() for name in OUTCOMES.names[1:])
     outcome = compute.call_function("coalesce", [outcome, pa.scalar(KEPT)])
@@ -206,7 +183,7 @@ def _tagged(content: Content, marks: pa.RecordBatch) -> Content:
 
 def tagged(line: bytes, mark: dict[str, Any]) -> bytes:
     """Return a JSON row, with at least one field, with its marks added; if it already has one of these fields, it is encoded again."""
-    if any(name in line for name in MARK_NAMES):
+    if any(name in line for name in MARK_NAMES):  # perhaps only in a text, which costs no more than time
         return json.dumps({**json.loads(line), **mark}, ensure_ascii=False, separators=(",", ":")).encode()
     return line[:-1].rstrip() + b"," + orjson.dumps(mark)[1:]
 
@@ -227,27 +204,8 @@ class Deduplicated:
     marked: Plan | None = None
 
 
-def document_slices(normalized: Sequence[Finished], store: Store) -> list[DocumentSlice]:
-    """Return the non-empty rows in normalized shards, as documents."""
-    slices: list[DocumentSlice] = []
-    for item in normalized:
-        (rows,) = (output for output in item.receipt.outputs if output.path == FILE)
-        file = SourceFile(store.path(item.key, FILE), rows.size, "parquet")
-        slices.append(DocumentSlice("harmony", Slice(file, 0, rows.size, item.key, size=rows.size)))
-    return slices
-
-
-def plan_marked(
-    normalized: Sequence[Finished], digests: Sequence[str], mode: Mode, store: Store, *, rebuild: bool
-) -> Plan:
-    """Plan a shard for each normalized shard with rows; `digests` are the hashes of the decisions about each."""
-    pairs = zip(normalized, digests, strict=True)
-    shards = [item.decided({"mode": mode, "outcomes": digest}) for item, digest in pairs]
-    return Plan.of(store, shards, rebuild=rebuild)
-
-
 def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
-    """Build one shard of `plan_marked`; `decisions` is the file of all outcomes.
+    """Build one marked shard of a normalized one; `decisions` is the file of all outcomes.
 
     Raises RunError if the normalized rows are missing or damaged, OSError from the storage.
     """
@@ -256,8 +214,7 @@ def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
     drop = shard.identity["decided"]["mode"] == "drop"
     outcomes, licences = Counter[str](), Counter[str]()
     coverage: dict[str, Any] = {}
-    file = pq.ParquetFile(pa.BufferReader(store.read(normalized, FILE)))
-    first = 0
+    file, first = pq.ParquetFile(pa.BufferReader(store.read(normalized, FILE))), 0
     with building(shard, store) as builder:
         builder.carry_on(normalized, FILE)
         for number in range(file.num_row_groups):
@@ -292,7 +249,7 @@ def marked(rows: pa.Table, decided: pa.Table, first: int) -> pa.Table:
     """
     numbers = decided["row"].to_numpy()
     start, stop = np.searchsorted(numbers, [first, first + rows.num_rows])
-    places = np.full(rows.num_rows, -1, np.int64)
+    places = np.full(rows.num_rows, -1, np.int64)  # a row of `decided` for each that is dropped
     places[numbers[start:stop] - first] = np.arange(start, stop)
     where = pa.array(places, mask=places < 0)
     names = decided["outcome"].take(where)

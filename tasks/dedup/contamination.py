@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 import orjson
 import pyarrow as pa
-from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
+from tokenmill.tasks.blend.models import SPLITS, Blend
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.planning import require_no
 from tokenmill.tasks.sources.discovery import discover, name_within
@@ -34,6 +34,7 @@ from tokenmill.tasks.sources.slices import ContentIndex, cut
 from xxhash import xxh3_128_hexdigest
 
 from .documents import NumberedTexts, batches, content
+from .partitions import NONE
 from .shingles import PARTS, RunLength, Sums, Units, normalized_words, runs_of, units_of
 
 WORDS = 13
@@ -78,7 +79,7 @@ class Known:
 
     def found(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which of `hashes` are in the set: their positions, ascending, and the positions of the same hashes in the set."""
-        places = np.flatnonzero(self.likely[_slots(hashes, self.likely)])
+        places = np.flatnonzero(self.likely[_slots(hashes, self.likely)])  # rejects all but one in 16 others
         known = np.searchsorted(self.hashes, hashes[places])
         same = self.hashes[np.minimum(known, len(self.hashes) - 1)] == hashes[places] if places.size else known > 0
         return places[same], known[same]
@@ -105,62 +106,37 @@ class Evaluations:
     @classmethod
     def of(cls, evaluations: Mapping[str, pa.LargeStringArray]) -> Self:
         """Return the runs of evaluations by name; equal runs are kept once, for the first name in order."""
-        found = [_SearchedRows.of(texts) for texts in evaluations.values()]
-        whole = _SearchedRows.joined(found)
-        files = np.repeat(np.arange(len(found)), [len(each.rows) for each in found])
-        hashes, first = np.unique(whole.hashes, return_index=True)
+        hashes, openings = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
+        files, rows, lengths = [NONE], [NONE], [NONE]
+        short, too_short = [0] * len(evaluations), [0] * len(evaluations)
+        for number, texts in enumerate(evaluations.values()):
+            for start, stop in batches(texts):
+                units = units_of(normalized_words(texts.slice(start, stop - start)))
+                runs, sums = runs_of(units, RUN), Sums.of(units)
+                sizes = np.append(np.cumsum(RUN.weights(units)), 0)
+                # Two words alone are in too many texts.
+                enough = sizes[runs.ends - 1] - sizes[runs.starts - 1] >= MIN_WORDS * PARTS
+                starts, ends, part = runs.starts[enough], runs.ends[enough], ~runs.whole[enough]
+                of = np.repeat(np.arange(stop - start), np.diff(runs.offsets))[enough]
+                hashes.append(sums.hashes(starts, ends))
+                files.append(np.full(len(of), number))
+                rows.append(start + of)
+                openings.append(sums.hashes(starts[part], starts[part] + FIRST_UNITS))
+                lengths.append((ends - starts)[part])
+                short[number] += len(lengths[-1])
+                too_short[number] += stop - start - len(np.unique(of))
+        distinct, first = np.unique(
+            np.concatenate(hashes), return_index=True
+        )  # a run in several rows counts for the first
         return cls(
             [*evaluations],
-            [len(each.lengths) for each in found],
-            [each.too_short for each in found],
-            Known.of(hashes),
-            files[first],
-            whole.rows[first],
-            Known.of(np.unique(whole.openings)),
-            np.unique(whole.lengths),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _SearchedRows:
-    """What to search for in the rows of a file: the `hashes` of runs and short rows with the row of each, and for short rows
-    the hashes of their `openings` and their `lengths` in units.
-    """
-
-    hashes: np.ndarray
-    rows: np.ndarray
-    openings: np.ndarray
-    lengths: np.ndarray
-    too_short: int
-
-    @classmethod
-    def of(cls, texts: pa.LargeStringArray) -> Self:
-        """Return the rows in one evaluation."""
-        return cls.joined([cls._of_batch(texts.slice(start, stop - start), start) for start, stop in batches(texts)])
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Concatenate several, in order."""
-        hashes = np.concatenate([np.empty(0, np.uint64), *(each.hashes for each in parts)])
-        rows = np.concatenate([np.empty(0, np.int64), *(each.rows for each in parts)])
-        openings = np.concatenate([np.empty(0, np.uint64), *(each.openings for each in parts)])
-        lengths = np.concatenate([np.empty(0, np.int64), *(each.lengths for each in parts)])
-        return cls(hashes, rows, openings, lengths, sum(each.too_short for each in parts))
-
-    @classmethod
-    def _of_batch(cls, texts: pa.LargeStringArray, first: int) -> Self:
-        units = units_of(normalized_words(texts))
-        runs, sums = runs_of(units, RUN), Sums.of(units)
-        sizes = np.append(np.cumsum(RUN.weights(units)), 0)
-        enough = sizes[runs.ends - 1] - sizes[runs.starts - 1] >= MIN_WORDS * PARTS
-        starts, ends, short = runs.starts[enough], runs.ends[enough], ~runs.whole[enough]
-        rows = np.repeat(np.arange(len(texts)), np.diff(runs.offsets))[enough]
-        return cls(
-            sums.hashes(starts, ends),
-            first + rows,
-            sums.hashes(starts[short], starts[short] + FIRST_UNITS),
-            (ends - starts)[short],
-            len(texts) - len(np.unique(rows)),
+            short,
+            too_short,
+            Known.of(distinct),
+            np.concatenate(files)[first],
+            np.concatenate(rows)[first],
+            Known.of(np.unique(np.concatenate(openings))),
+            np.unique(np.concatenate(lengths)),
         )
 
 
@@ -177,9 +153,13 @@ def _hits(documents: NumberedTexts, evaluations: Evaluations) -> pa.Table:
     places, runs = evaluations.runs.found(sums.hashes(starts, ends))
     documents_hit = np.searchsorted(units.bounds, starts[places], side="right") - 1
     keys = np.stack([documents_hit, evaluations.files[runs], evaluations.rows[runs]], axis=1)
+    # A hit is a document with a row: how many runs they share, and where the first is.
     distinct, first, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
     document, file, row = distinct.T
-    words = _text_of(texts, units, starts[places[first]], ends[places[first]])
+    characters, _ = content(texts)
+    first_bytes = np.append(units.starts, len(characters))
+    bounds = zip(first_bytes[starts[places[first]]].tolist(), first_bytes[ends[places[first]]].tolist(), strict=True)
+    words = [characters[start:stop].tobytes().decode().rstrip() for start, stop in bounds]
     names = [evaluations.names[each] for each in file.tolist()]
     return pa.Table.from_arrays(
         [
@@ -196,20 +176,13 @@ def _candidates(units: Units, sums: Sums, evaluations: Evaluations) -> tuple[np.
     starts, ends = runs.starts[runs.whole], runs.ends[runs.whole]
     if not evaluations.lengths.size:
         return starts, ends
+    # A short row is looked for only where its first units are, instead of at every unit in every length.
     stops = np.repeat(units.bounds[1:], np.diff(units.bounds))
     open_at = np.flatnonzero(np.arange(FIRST_UNITS, FIRST_UNITS + len(stops)) <= stops)
     open_at = open_at[evaluations.openings.found(sums.hashes(open_at, open_at + FIRST_UNITS))[0]]
     short_ends = np.add.outer(evaluations.lengths, open_at)
-    number, place = np.nonzero(short_ends <= stops[open_at])
+    number, place = np.nonzero(short_ends <= stops[open_at])  # those that end within their text
     return np.concatenate([starts, open_at[place]]), np.concatenate([ends, short_ends[number, place]])
-
-
-def _text_of(texts: pa.LargeStringArray, units: Units, starts: np.ndarray, ends: np.ndarray) -> list[str]:
-    """The text of runs of units."""
-    characters, _ = content(texts)
-    first_bytes = np.append(units.starts, len(characters))
-    bounds = zip(first_bytes[starts].tolist(), first_bytes[ends].tolist(), strict=True)
-    return [characters[start:stop].tobytes().decode().rstrip() for start, stop in bounds]
 
 
 def _slots(hashes: np.ndarray, likely: np.ndarray) -> np.ndarray:
@@ -230,34 +203,25 @@ class EvaluationFile:
     part: Slice
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedEvaluations:
-    """The content of evaluation files, and the number of `rows` of each."""
-
-    evaluations: Evaluations
-    rows: Sequence[int]
-
-    @property
-    def row_counts(self) -> list[dict[str, Any]]:
-        """For each file its name, its rows, and how many of them are searched for as a whole or are too short."""
-        found = self.evaluations
-        return [
-            {"name": name, "rows": rows, "whole": short, "too_short": few}
-            for name, rows, short, few in zip(found.names, self.rows, found.short, found.too_short, strict=True)
-        ]
-
-
 def find_evaluations(blend: Blend | str | None) -> tuple[EvaluationFile, ...]:
     """Return the files of a blend of evaluations, in order; none for None. Raises InputError for an unusable blend or file."""
     if blend is None:
         return ()
-    parts = read_blend(blend).parts()
-    found = [
-        file
-        for split, sources in parts.items()
-        for source in sources
-        for file in _files(f"{split}/{source.name}" if split in SPLITS else source.name, source)
-    ]
+    found: list[EvaluationFile] = []
+    for split, source in ((split, source) for split, each in read_blend(blend).parts().items() for source in each):
+        require_no(source, ["used_in", "filters", "where", "converter", "transforms", "fim"], "evaluations")
+        fields = [source.text_field]
+        slices = [part for file in discover(source) for part in cut(file, WHOLE_FILES, fields, require_text)]
+        slices = ContentIndex().identify(slices, fields, "hash")  # part of every shard's identity, so always read
+        if not slices:
+            raise InputError(
+                f"evaluations: dataset {source.name!r}: {source.path} doesn't contain rows; fix the path or remove the "
+                "dataset"
+            )
+        name = f"{split}/{source.name}" if split in SPLITS else source.name
+        for part in slices:
+            file = name_within(source.path, part.file.uri)
+            found.append(EvaluationFile(f"{name}/{file}", source.text_field, part))
     names = [file.name for file in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"evaluations: two files are called {twice!r}; list each as a separate dataset")
@@ -268,20 +232,6 @@ def evaluation_sources(blend: Blend | str | None) -> list[tuple[str, str]]:
     """Each evaluation's name in messages, and its path."""
     parts = {} if blend is None else read_blend(blend).parts()
     return [(f"evaluation {source.name!r}", source.path) for sources in parts.values() for source in sources]
-
-
-def _files(name: str, source: DataSource) -> list[EvaluationFile]:
-    require_no(source, ["used_in", "filters", "where", "converter", "transforms", "fim"], "evaluations")
-    fields = [source.text_field]
-    slices = [part for file in discover(source) for part in cut(file, WHOLE_FILES, fields, require_text)]
-    slices = ContentIndex().identify(slices, fields, "hash")
-    if not slices:
-        raise InputError(
-            f"evaluations: dataset {source.name!r}: {source.path} doesn't contain rows; fix the path or remove the dataset"
-        )
-    return [
-        EvaluationFile(f"{name}/{name_within(source.path, part.file.uri)}", source.text_field, part) for part in slices
-    ]
 
 
 def fingerprint(files: Sequence[EvaluationFile]) -> str | None:
@@ -301,8 +251,10 @@ def evaluations_from(records: Sequence[Mapping[str, Any]]) -> tuple[EvaluationFi
 
 
 @lru_cache(maxsize=1)
-def load_evaluations(files: tuple[EvaluationFile, ...]) -> LoadedEvaluations:
-    """Read evaluation files, once per process. Raises InputError for a row that cannot be read."""
+def load_evaluations(files: tuple[EvaluationFile, ...]) -> tuple[Evaluations, list[dict[str, Any]]]:
+    """Read evaluation files, once per process: their runs, and for each file its name, its rows, and how many of them are
+    searched for as a whole or are too short. Raises InputError for a row that cannot be read.
+    """
     texts: dict[str, pa.LargeStringArray] = {}
     numbers: list[np.ndarray] = []
     for file in files:
@@ -314,6 +266,8 @@ def load_evaluations(files: tuple[EvaluationFile, ...]) -> LoadedEvaluations:
         numbers.append(np.concatenate([np.empty(0, np.int64), *(batch.rows for batch in batches)]))
     counts = [len(rows) for rows in numbers]
     found = Evaluations.of(texts)
-    starts = np.cumsum([0, *counts[:-1]])
+    starts = np.cumsum([0, *counts[:-1]])  # blank rows aren't texts, so a text's number isn't its row's
     rows = np.concatenate(numbers)[starts[found.files] + found.rows]
-    return LoadedEvaluations(replace(found, rows=rows), counts)
+    counted = zip(found.names, counts, found.short, found.too_short, strict=True)
+    records = [{"name": name, "rows": of, "whole": whole, "too_short": few} for name, of, whole, few in counted]
+    return replace(found, rows=rows), records

@@ -48,10 +48,16 @@ def dropped(drops: Mapping[str, pa.Table]) -> pa.Table:
     `drops` has for each reason a table with a column `dropped` and, for duplicates, `kept` and `jaccard`. Raises
     RunError for a document dropped twice. Memory is 50 bytes per document.
     """
-    table = pa.concat_tables([DROPPED.empty_table(), *(_reasoned(name, found) for name, found in drops.items())])
+    parts = [DROPPED.empty_table()]
+    for reason, found in drops.items():
+        nothing, names = pa.nulls(found.num_rows), found.column_names
+        kept, jaccard = (found[name] if name in names else nothing for name in ("kept", "jaccard"))
+        columns = [found["dropped"], pa.array([reason] * found.num_rows, pa.string()), kept, jaccard]
+        parts.append(pa.table(columns, names=DROPPED.names).cast(DROPPED))
+    table = pa.concat_tables(parts)
     table = table.take(pa.array(np.argsort(table["number"].to_numpy(), kind="stable"))).combine_chunks()
     numbers = table["number"].to_numpy()
-    twice = np.flatnonzero(numbers[1:] == numbers[:-1])
+    twice = np.flatnonzero(numbers[1:] == numbers[:-1])  # each step sees only what earlier ones kept
     if twice.size:
         number, reason = numbers[twice[0]], table["outcome"][int(twice[0]) + 1]
         raise RunError(
@@ -59,13 +65,6 @@ def dropped(drops: Mapping[str, pa.Table]) -> pa.Table:
             "this is a bug in tokenmill; please report it"
         )
     return table
-
-
-def _reasoned(reason: str, table: pa.Table) -> pa.Table:
-    nothing = pa.nulls(table.num_rows)
-    kept, jaccard = (table[name] if name in table.column_names else nothing for name in ("kept", "jaccard"))
-    columns = [table["dropped"], pa.array([reason] * table.num_rows, pa.string()), kept, jaccard]
-    return pa.table(columns, names=DROPPED.names).cast(DROPPED)
 
 
 OUTCOMES_FILE, EDGES_FILE, HITS_FILE = "outcomes.arrow", "edges.parquet", "hits.parquet"
@@ -101,20 +100,6 @@ NAMED_HITS = pa.schema(
 
 MAX_NAMED = 10
 """The maximum number of documents to name that were not compared with all candidates."""
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """The findings of the rounds, by document number. `signatures` are the keys and `names` the names of the slices; `hits` is
-    None without evaluations; `unseen` (int64) are documents not compared with all candidates.
-    """
-
-    signatures: Sequence[str]
-    names: Sequence[str]
-    store: Store
-    drops: Mapping[str, pa.Table]
-    hits: pa.Table | None
-    unseen: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,34 +162,43 @@ def _digests(uri: str) -> list[str]:
 def digest_of(table: pa.Table) -> str:
     """Return the hash of decisions, in hexadecimal."""
     hasher = xxh3_128()
-    for column in table.columns:
+    for column in table.columns:  # by values: Arrow's buffers may differ for equal ones
         hasher.update(orjson.dumps(column.to_pylist()))
     return hasher.hexdigest()
 
 
-def write_decisions(findings: Findings, folder: str) -> tuple[list[Output], dict[str, Any]]:
-    """Write the decision files and return them with their facts.
+def write_decisions(
+    folder: str,
+    store: Store,
+    signatures: Sequence[str],
+    slice_names: Sequence[str],
+    drops: Mapping[str, pa.Table],
+    hits: pa.Table | None,
+    unseen: np.ndarray,
+) -> tuple[list[Output], dict[str, Any]]:
+    """Write the decision files, given the findings of the rounds by document number, and return them with their facts.
+
+    `signatures` are the keys and `slice_names` the names of the slices; `hits` is None without evaluations; `unseen` (int64)
+    are documents not compared with all candidates.
 
     Raises RunError for a document dropped twice or missing signatures, OSError and InputError as `publish` does.
     """
-    hits = findings.hits
-    signed = findings.store.proven(findings.signatures)
-    receipts = [signed[key] for key in findings.signatures if key in signed]
-    if len(receipts) < len(findings.signatures):
+    signed = store.proven(signatures)
+    receipts = [signed[key] for key in signatures if key in signed]
+    if len(receipts) < len(signatures):
         raise RunError("signatures are missing; rerun the same command to rebuild them")
-    table, edges = dropped(findings.drops), _edges(findings.drops)
-    unseen = np.setdiff1d(findings.unseen, table["number"].to_numpy())
+    table, edges = dropped(drops), _edges(drops)
+    unseen = np.setdiff1d(unseen, table["number"].to_numpy())  # a dropped one needs no warning
     named = [unseen[:MAX_NAMED], *(edges[name].to_numpy() for name in ("dropped", "kept", "group"))]
-    names = _names(sorted_union(*named, *([] if hits is None else [hits["number"].to_numpy()])), findings, receipts)
-    made_of = _made_of(edges, findings.store, receipts)
-    outputs = [_write_parquet(f"{folder}/{EDGES_FILE}", _named_edges(edges, made_of, names))]
+    # Names are read for the documents that are shown, of which there are few.
+    shown = sorted_union(*named, *([] if hits is None else [hits["number"].to_numpy()]))
+    names = _names(shown, store, slice_names, receipts)
+    columns = [names.of(edges["dropped"]), names.of(edges["kept"]), edges["jaccard"], edges["reason"]]
+    columns += [names.of(edges["group"]), *_made_of(edges, store, receipts)]
+    outputs = [_write_parquet(f"{folder}/{EDGES_FILE}", pa.Table.from_arrays(columns, schema=NAMED_EDGES))]
     if hits is not None:
-        outputs.append(
-            _write_parquet(
-                f"{folder}/{HITS_FILE}",
-                pa.Table.from_arrays([names.of(hits["number"]), *hits.columns[1:]], schema=NAMED_HITS),
-            )
-        )
+        named_hits = pa.Table.from_arrays([names.of(hits["number"]), *hits.columns[1:]], schema=NAMED_HITS)
+        outputs.append(_write_parquet(f"{folder}/{HITS_FILE}", named_hits))
     outcomes, digests = _write_outcomes(f"{folder}/{OUTCOMES_FILE}", table, names, len(receipts))
     tally = Counter(table["outcome"].to_pylist())
     tally[KEPT] = sum(receipt.documents for receipt in receipts) - table.num_rows
@@ -244,30 +238,26 @@ class _Names:
 
     def of(self, numbers: pa.ChunkedArray | pa.Array) -> pa.Array:
         """Return document names, null for null."""
-        asked = numbers.fill_null(-1).to_numpy()
+        asked = numbers.fill_null(-1).to_numpy()  # no document has a negative number
         places = np.searchsorted(self.numbers, asked)
         return self.names.take(pa.array(places, mask=asked < 0))
 
 
-def _names(numbers: np.ndarray, findings: Findings, receipts: Sequence[Receipt]) -> _Names:
+def _names(numbers: np.ndarray, store: Store, slice_names: Sequence[str], receipts: Sequence[Receipt]) -> _Names:
     """Return document names: their own, otherwise slice name and row."""
     parts: list[pa.Array] = [pa.array([], pa.large_string())]
     for slice_number in np.unique(numbers // ROWS_PER_SLICE).tolist():
         first = slice_number * ROWS_PER_SLICE
         rows = numbers[slice(*np.searchsorted(numbers, [first, first + ROWS_PER_SLICE]))] - first
-        prefix = findings.names[slice_number]
+        prefix = slice_names[slice_number]
         places = pa.array([f"{prefix}#{row}" for row in rows.tolist()], pa.large_string())
-        own = _own_names(findings.store, receipts[slice_number], rows)
-        parts.append(places if own is None else compute.call_function("coalesce", [own, places]))
+        receipt = receipts[slice_number]
+        if NAMES_FILE in {output.path for output in receipt.outputs}:
+            found = [_chosen(table, rows) for table in tables(store.path(receipt.key, NAMES_FILE), 0, 1)]
+            own = pa.concat_tables(found).combine_chunks()["name"].combine_chunks()
+            places = compute.call_function("coalesce", [own, places])
+        parts.append(places)
     return _Names(numbers, pa.concat_arrays(parts))
-
-
-def _own_names(store: Store, receipt: Receipt, rows: np.ndarray) -> pa.Array | None:
-    """The rows' own names, null for a row without one; None if no row has one."""
-    if NAMES_FILE not in {output.path for output in receipt.outputs}:
-        return None
-    found = [_chosen(table, rows) for table in tables(store.path(receipt.key, NAMES_FILE), 0, 1)]
-    return pa.concat_tables(found).combine_chunks()["name"].combine_chunks()
 
 
 def _chosen(table: pa.Table, rows: np.ndarray) -> pa.Table:
@@ -295,14 +285,9 @@ def _made_of(edges: pa.Table, store: Store, receipts: Sequence[Receipt]) -> list
         for table in tables(store.path(receipts[number].key, UNITS_FILE), 0, 1)
     ]
     table = pa.concat_tables([MADE_OF.empty_table(), *found]).combine_chunks()
-    places = np.cumsum(near.to_numpy()) - 1
+    places = np.cumsum(near.to_numpy()) - 1  # edges ascend as the table does
     rows = pa.array(places, mask=~near.to_numpy())
     return [table[kind].combine_chunks().take(rows) for kind in KINDS]
-
-
-def _named_edges(edges: pa.Table, made_of: list[pa.Array], names: _Names) -> pa.Table:
-    columns = [names.of(edges["dropped"]), names.of(edges["kept"]), edges["jaccard"], edges["reason"]]
-    return pa.Table.from_arrays([*columns, names.of(edges["group"]), *made_of], schema=NAMED_EDGES)
 
 
 def _write_parquet(place: str, table: pa.Table) -> Output:
@@ -322,5 +307,5 @@ def _write_outcomes(place: str, table: pa.Table, names: _Names, slices: int) -> 
             columns = [rows, some["outcome"], names.of(some["kept"]), some["jaccard"]]
             decided = pa.Table.from_arrays(columns, schema=OUTCOMES)
             file.append(decided)
-            digests.append(digest_of(decided))
+            digests.append(digest_of(decided))  # part of a written shard's identity
     return file.output, digests

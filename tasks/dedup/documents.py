@@ -75,7 +75,7 @@ def batches(texts: pa.LargeStringArray) -> Iterator[tuple[int, int]]:
     start = 0
     while start < len(texts):
         stop = int(np.searchsorted(bounds, bounds[start] + BATCH_BYTES, side="right")) - 1
-        stop = max(stop, start + 1)
+        stop = max(stop, start + 1)  # a long text is a batch of its own
         yield start, stop
         start = stop
 
@@ -125,7 +125,7 @@ class Groups:
 def keys(texts: pa.LargeStringArray) -> np.ndarray:
     """Return the xxh3_128 of each text, uint64 [n, 2], the high half first."""
     characters, bounds = content(texts)
-    view = characters.data
+    view = characters.data  # slices of it are hashed without a Python string for each text
     digests = b"".join(xxh3_128_digest(view[start:stop]) for start, stop in pairwise(bounds.tolist()))
     return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
 
@@ -142,7 +142,7 @@ def write_keyed(file: PartitionedFile, both: np.ndarray, numbers: np.ndarray, ra
 def grouped(table: pa.Table) -> Groups:
     """Return the groups of a table of `KEYED` that holds all documents of each of its keys, in any order."""
     high, low, number, rank = (table[name].to_numpy() for name in KEYED.names)
-    order = np.lexsort((number, ~rank, low, high))
+    order = np.lexsort((number, ~rank, low, high))  # by key, then the best first, then the first
     high, low = high[order], low[order]
     starts = np.flatnonzero((high[1:] != high[:-1]) | (low[1:] != low[:-1])) + 1
     ends = [len(order)] if len(order) else []
@@ -161,7 +161,7 @@ def exact_duplicates(files: Iterable[SliceFile], partition: int, partitions: int
     sizes = np.diff(groups.starts)
     best = np.repeat(groups.numbers[groups.starts[:-1]], sizes)
     first = np.repeat(np.minimum.reduceat(groups.numbers, groups.starts[:-1]), sizes) if sizes.size else best
-    worse = groups.places > 0
+    worse = groups.places > 0  # all but the best of each group
     return edge_table(groups.numbers[worse], best[worse], np.ones(np.count_nonzero(worse)), first[worse])
 
 

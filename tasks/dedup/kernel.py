@@ -14,31 +14,21 @@ BANDS, ROWS = 32, 4
 SLOTS_PER_KEY = 8
 
 
-def _load() -> ctypes.CDLL:
-    """The compiled functions with the types of their arguments. Raises RunError if they cannot be loaded."""
-    library = load(__file__)
-    byte, number, hashed, half = (
-        ndpointer(kind, ndim=1, flags="C_CONTIGUOUS") for kind in (np.uint8, np.int64, np.uint64, np.uint32)
-    )
-    count = ctypes.c_int64
-    library.collapse.argtypes = [byte, number, count, byte, number]
-    library.collapse.restype = None
-    library.units.argtypes = [byte, number, count, byte, hashed, byte, number, number]
-    library.units.restype = count
-    library.shingles.argtypes = [hashed, byte, number, count, number, count, hashed, number]
-    library.shingles.restype = count
-    library.band_keys.argtypes = [hashed, number, count, half, half, hashed]
-    library.band_keys.restype = None
-    library.distinct.argtypes = [hashed, number, count, hashed, hashed, number]
-    library.distinct.restype = None
-    library.common.argtypes = [hashed, number, number, count, number]
-    library.common.restype = None
-    library.repeated.argtypes = [hashed, count, ctypes.c_uint64, byte, byte]
-    library.repeated.restype = None
-    return library
-
-
-_KERNEL = _load()
+_KERNEL = load(__file__)
+_BYTE, _NUMBER, _HASHED, _HALF = (
+    ndpointer(kind, ndim=1, flags="C_CONTIGUOUS") for kind in (np.uint8, np.int64, np.uint64, np.uint32)
+)
+_COUNT = ctypes.c_int64
+for _function, _result, _arguments in (
+    (_KERNEL.collapse, None, (_BYTE, _NUMBER, _COUNT, _BYTE, _NUMBER)),
+    (_KERNEL.units, _COUNT, (_BYTE, _NUMBER, _COUNT, _BYTE, _HASHED, _BYTE, _NUMBER, _NUMBER)),
+    (_KERNEL.shingles, _COUNT, (_HASHED, _BYTE, _NUMBER, _COUNT, _NUMBER, _COUNT, _HASHED, _NUMBER)),
+    (_KERNEL.band_keys, None, (_HASHED, _NUMBER, _COUNT, _HALF, _HALF, _HASHED)),
+    (_KERNEL.distinct, None, (_HASHED, _NUMBER, _COUNT, _HASHED, _HASHED, _NUMBER)),
+    (_KERNEL.common, None, (_HASHED, _NUMBER, _NUMBER, _COUNT, _NUMBER)),
+    (_KERNEL.repeated, None, (_HASHED, _COUNT, ctypes.c_uint64, _BYTE, _BYTE)),
+):
+    _function.argtypes, _function.restype = _arguments, _result
 
 
 def collapse(text: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ and the decisions about it.
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -16,21 +17,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.harmony.shard import FILE
 from tokenmill.tasks.shards.kind import BuildShards, Kind, Planned, Release, Stage, run_stage
-from tokenmill.tasks.shards.plan import WHOLE, Finished
+from tokenmill.tasks.shards.plan import WHOLE, Finished, Plan
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no, require_separate
 from tokenmill.tasks.shards.publication import FolderLayout
 from tokenmill.tasks.shards.publish import Output
 from tokenmill.tasks.shards.receipt import Receipt, TextRecipe
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.discovery import name_within
-from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.sources.json_lines import split_lines
 from tokenmill.tasks.sources.opening import BLOCK_BYTES
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.storage import join, open_binary
 
-from .apply import Deduplicated, apply_decisions, document_slices, mark_shard, plan_marked, require_text_in_first
+from .apply import Deduplicated, apply_decisions, mark_shard, require_text_in_first
 from .contamination import evaluation_sources, find_evaluations
 from .decisions import KEPT, Decisions
 from .rounds import FORMAT_VERSION, KIND, VALUES_VERSION, DocumentSlice, decide, planned_rounds
@@ -48,16 +50,6 @@ class DedupFound:
 
 
 DedupPlan = Planned[DedupSettings, DedupFound]
-
-
-def _documents(source: DataSource, split: str, part: Slice, settings: DedupSettings) -> DocumentSlice:
-    options: dict[str, Any] = {
-        "text_field": source.text_field,
-        "id_field": settings.id_field,
-        "cap_by": settings.cap_by,
-    }
-    name = f"{split}/{source.name}" if split in SPLITS else source.name
-    return DocumentSlice("text", part, options, f"{name}/{name_within(source.path, part.file.uri)}@{part.start}")
 
 
 def worker_arguments(planned: DedupPlan) -> dict[str, Any]:
@@ -83,9 +75,18 @@ def without_duplicates(
     with_rows = [item for item in normalized if item.receipt.documents]
     if choices.mode == "off" or not with_rows:
         return Deduplicated(normalized)
-    slices = document_slices(with_rows, store)
+    slices: list[DocumentSlice] = []
+    for item in with_rows:
+        (rows,) = (output for output in item.receipt.outputs if output.path == FILE)
+        file = SourceFile(store.path(item.key, FILE), rows.size, "parquet")
+        slices.append(DocumentSlice("harmony", Slice(file, 0, rows.size, item.key, size=rows.size)))
     decisions = decide(slices, choices, store.place, build_shards, rebuild=rebuild)
-    plan = plan_marked(with_rows, decisions.digests, choices.mode, store, rebuild=rebuild)
+    # A shard whose rows are decided as before isn't rebuilt, even if other datasets have changed.
+    shards = [
+        item.decided({"mode": choices.mode, "outcomes": digest})
+        for item, digest in zip(with_rows, decisions.digests, strict=True)
+    ]
+    plan = Plan.of(store, shards, rebuild=rebuild)
     marked = run_stage(MARK, plan, build_shards, {"decisions": decisions.uri}, rebuild=rebuild)
     of_place = {item.shard.place: item for item in marked.finished}
     final = [of_place.get(item.shard.place, item) for item in normalized]
@@ -93,16 +94,6 @@ def without_duplicates(
 
 
 MARK = Stage("mark-shards", mark_shard)
-
-
-def _require_all_decided(finished: Sequence[Finished], decisions: Decisions) -> None:
-    """Raises RunError unless the shards dropped or marked exactly the decided rows."""
-    found = sum((Counter(item.receipt.facts["outcomes"]) for item in finished), Counter[str]())
-    wanted = {reason: count for reason, count in decisions.tally.items() if reason != KEPT}
-    if found != Counter(wanted):
-        raise RunError(
-            f"the shards account for {dict(found)}, but {wanted} was decided; run the same command with force=true"
-        )
 
 
 FOLDER = "data"
@@ -116,7 +107,9 @@ KEPT_FIELDS = {
 def rows_layout(blend: Blend, files: Sequence[tuple[str, Output]] = ()) -> FolderLayout:
     """Row folders by dataset, and other files; blend.json lists the datasets with rows."""
     sources = {(split, source.name): source for split, listed in blend.parts().items() for source in listed}
-    folders = {(split, name): _folder(split, name) for split, name in sources}
+    folders = {
+        (split, name): join(FOLDER, split, name) if split in SPLITS else join(FOLDER, name) for split, name in sources
+    }
 
     def written(output_dir: str, filled: Collection[str]) -> bytes:
         parts: dict[str, list[dict[str, Any]]] = {split: [] for split in blend.parts()}
@@ -130,10 +123,6 @@ def rows_layout(blend: Blend, files: Sequence[tuple[str, Output]] = ()) -> Folde
     return FolderLayout(folders, written, files)
 
 
-def _folder(split: str, name: str) -> str:
-    return join(FOLDER, split, name) if split in SPLITS else join(FOLDER, name)
-
-
 BATCH_ROWS = 8192
 
 
@@ -141,31 +130,22 @@ def inspect_rows(store: Store, receipt: Receipt) -> list[str]:
     """Problems of a shard's file: unreadable rows, and their number against the receipt."""
     for output in receipt.outputs:
         stem, _, ending = output.path.partition(".")
-        if stem == WHOLE:
-            place = store.path(receipt.key, output.path)
-            count = _parquet_rows if ending == "parquet" else _json_rows
-            try:
-                problem = _miscounted(count(place), receipt.documents)
-            except (pa.ArrowException, OSError, orjson.JSONDecodeError) as error:
-                problem = f"cannot be read: {error}"
-            return [f"{place}: {problem}"] if problem else []
+        if stem != WHOLE:
+            continue
+        place = store.path(receipt.key, output.path)
+        try:
+            with open_binary(place) as stream:
+                if ending == "parquet":
+                    read = pq.ParquetFile(stream).iter_batches(BATCH_ROWS, use_threads=False)
+                    rows = sum(map(len, read))
+                else:
+                    lines = chain.from_iterable(split_lines(iter(lambda: stream.read(BLOCK_BYTES), b"")))
+                    rows = sum(isinstance(line, bytes) and isinstance(orjson.loads(line), dict) for line in lines)
+        except (pa.ArrowException, OSError, orjson.JSONDecodeError) as error:
+            return [f"{place}: cannot be read: {error}"]
+        if rows != receipt.documents:
+            return [f"{place}: holds {rows:,} rows, its receipt records {receipt.documents:,}"]
     return []
-
-
-def _miscounted(rows: int, documents: int) -> str:
-    return "" if rows == documents else f"holds {rows:,} rows, its receipt records {documents:,}"
-
-
-def _parquet_rows(place: str) -> int:
-    with open_binary(place) as stream:
-        return sum(len(batch) for batch in pq.ParquetFile(stream).iter_batches(BATCH_ROWS, use_threads=False))
-
-
-def _json_rows(place: str) -> int:
-    """The number of lines, each a JSON object. Raises JSONDecodeError for invalid JSON."""
-    with open_binary(place) as stream:
-        lines = split_lines(iter(lambda: stream.read(BLOCK_BYTES), b""))
-        return sum(isinstance(row, bytes) and isinstance(orjson.loads(row), dict) for rows in lines for row in rows)
 
 
 class Deduplication(Kind[DedupSettings, DedupFound]):
@@ -203,9 +183,13 @@ class Deduplication(Kind[DedupSettings, DedupFound]):
             form="documents",
         )
         sources = {(split, source.name): source for split, listed in blend.parts().items() for source in listed}
-        slices = [
-            _documents(sources[shard.split, shard.dataset], shard.split, shard.part, settings) for shard in found.shards
-        ]
+        slices: list[DocumentSlice] = []
+        for shard in found.shards:
+            source = sources[shard.split, shard.dataset]
+            options = {"text_field": source.text_field, "id_field": settings.id_field, "cap_by": settings.cap_by}
+            name = f"{shard.split}/{source.name}" if shard.split in SPLITS else source.name
+            file = name_within(source.path, shard.part.file.uri)
+            slices.append(DocumentSlice("text", shard.part, options, f"{name}/{file}@{shard.part.start}"))
         signed, _, _ = planned_rounds(slices, settings.choices, store)
         shards = [replace(one, identity=other.identity) for one, other in zip(found.shards, signed, strict=True)]
         return Planned(blend, settings, output_dir, found.of_other(shards, rebuild=settings.force), DedupFound(slices))
@@ -222,8 +206,13 @@ class Deduplication(Kind[DedupSettings, DedupFound]):
         decisions = planned.found.decisions
         if decisions is None:
             raise RunError("no decisions about duplicates yet; build the preparation before publishing it")
-        if len(finished) == len(planned.plan.shards):
-            _require_all_decided(finished, decisions)
+        if len(finished) == len(planned.plan.shards):  # a run that goes on without some shards publishes the others
+            found = sum((Counter(item.receipt.facts["outcomes"]) for item in finished), Counter[str]())
+            wanted = {reason: count for reason, count in decisions.tally.items() if reason != KEPT}
+            if found != Counter(wanted):
+                raise RunError(
+                    f"the shards account for {dict(found)}, but {wanted} was decided; run the same command with force=true"
+                )
         return Release(rows_layout(planned.blend, decisions.files), {"duplicates": dict(decisions.facts)})
 
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:

@@ -68,29 +68,24 @@ VERIFIED = pa.schema({"better": pa.int64(), "worse": pa.int64(), "jaccard": pa.f
 """A pair of documents, the better first, and their similarity."""
 
 
-@dataclass(frozen=True, slots=True)
-class NearFiles:
-    """Write the files for one slice: bands, partitioned by key; shingles and units, each in one partition."""
+def sign(
+    bands: PartitionedFile, shingled: PartitionedFile, made: PartitionedFile, documents: NumberedTexts
+) -> Counter[str]:
+    """Append the signatures of documents with normalized texts to the files of their slice: bands, partitioned by key;
+    shingles and units, each in one partition. A document without units has neither bands nor shingles.
 
-    bands: PartitionedFile
-    shingles: PartitionedFile
-    units: PartitionedFile
-
-
-def sign(files: NearFiles, documents: NumberedTexts) -> Counter[str]:
-    """Append the signatures of documents with normalized texts to the files of their slice; a document without units
-    without bands and shingles. Returns the number of documents by their most frequent unit type.
+    Returns the number of documents by their most frequent unit type.
     """
     mostly = Counter[str]()
     for batch in documents.batches():
         units = units_of(batch.texts)
         made_of, numbers = units.by_kind, pa.array(batch.numbers)
-        files.units.append(pa.Table.from_arrays([numbers, *map(pa.array, made_of.astype(np.int32).T)], schema=MADE_OF))
+        made.append(pa.Table.from_arrays([numbers, *map(pa.array, made_of.astype(np.int32).T)], schema=MADE_OF))
         found = shingles(units, RUN)
         lists = pa.LargeListArray.from_arrays(pa.array(found.offsets), pa.array(found.hashes))
-        files.shingles.append(pa.Table.from_arrays([numbers, lists], schema=SHINGLED))
-        keys, some = band_keys(found), found.counts > 0
-        files.bands.write(band_table(keys[some], batch.numbers[some], batch.ranks[some]), keys[some].reshape(-1))
+        shingled.append(pa.Table.from_arrays([numbers, lists], schema=SHINGLED))
+        keys, some = band_keys(found), found.counts > 0  # a document without units is like no other
+        bands.write(band_table(keys[some], batch.numbers[some], batch.ranks[some]), keys[some].reshape(-1))
         mostly.update(KINDS[kind] for kind in made_of[some].argmax(axis=1).tolist())
     return mostly
 
@@ -112,7 +107,7 @@ def verify(
     found = np.searchsorted(numbers, pairs)
     sets = sets_of(shingles_of(shingled, numbers))
     sizes = sets.sizes[found]
-    possible = sizes.min(axis=1) >= threshold * sizes.max(axis=1)
+    possible = sizes.min(axis=1) >= threshold * sizes.max(axis=1)  # without a look at the members
     pairs, jaccard = pairs[possible], similarities(sets, found[possible])
     alike = jaccard >= threshold
     columns = [pairs[alike, 0], pairs[alike, 1], jaccard[alike]]
@@ -126,9 +121,8 @@ def certain_drops(verified: Iterable[pa.Table], crowded: np.ndarray) -> np.ndarr
     A document compared with all better ones is kept if none of them is similar, or if those that are similar are
     certainly dropped. All near-duplicates of a kept document are certainly dropped.
     """
-    graph = _graph(verified)
-    dropped = _dropped(graph.pairs, len(graph.numbers), sure=~np.isin(graph.numbers, crowded))
-    return graph.numbers[dropped]
+    numbers, pairs, _ = _graph(verified)
+    return numbers[_dropped(pairs, len(numbers), sure=~np.isin(numbers, crowded))]
 
 
 def resolve(verified: Iterable[pa.Table]) -> pa.Table:
@@ -136,12 +130,11 @@ def resolve(verified: Iterable[pa.Table]) -> pa.Table:
 
     `kept` is the most similar of the kept documents.
     """
-    graph = _graph(verified)
-    numbers, pairs = graph.numbers, graph.pairs
+    numbers, pairs, similarity = _graph(verified)
     dropped = _dropped(pairs, len(numbers), sure=np.ones(len(numbers), np.bool_))
-    witness = ~dropped[pairs[:, 0]] & dropped[pairs[:, 1]]
-    better, worse, jaccard = pairs[witness, 0], pairs[witness, 1], graph.jaccard[witness]
-    order = np.lexsort((better, -jaccard, worse))
+    witness = ~dropped[pairs[:, 0]] & dropped[pairs[:, 1]]  # pairs of a kept document and one dropped for it
+    better, worse, jaccard = pairs[witness, 0], pairs[witness, 1], similarity[witness]
+    order = np.lexsort((better, -jaccard, worse))  # of several kept ones, the most similar, then the first
     dropped, first = np.unique(worse[order], return_index=True)
     chosen = order[first]
     group = numbers[_components(pairs, len(numbers))[dropped]]
@@ -179,32 +172,25 @@ def sizes_of(files: Iterable[SliceFile], wanted: np.ndarray) -> np.ndarray:
 def _rows_in(file: SliceFile, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, pa.ChunkedArray]]:
     """The documents `wanted` in a file: numbers, and rows in lists of shingles. Files without any are not opened."""
     start, stop = np.searchsorted(wanted, [file.first, file.first + ROWS_PER_SLICE])
-    if start == stop:
+    if start == stop:  # most files, as a partition has pairs of few slices
         return
     for table in tables(file.uri, 0, 1):
         there = table["number"].to_numpy() + file.first
+        # Both ascend, so that a batch takes one stretch of the wanted documents.
         here = wanted[np.searchsorted(wanted, there[:1])[0] : np.searchsorted(wanted, there[-1:], side="right")[0]]
         rows = np.searchsorted(there, here)
         found = there[rows] == here
         yield here[found], rows[found], table["shingles"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """Verified pairs among the documents `numbers` (int64, ascending): `pairs` int64 [pairs, 2] are indices into it,
-    the better first, `jaccard` float64 [pairs] their similarity.
+def _graph(verified: Iterable[pa.Table]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The documents in verified pairs, int64, ascending; the pairs as indices into them, int64 [pairs, 2], the better first;
+    and their similarities, float64 [pairs].
     """
-
-    numbers: np.ndarray
-    pairs: np.ndarray
-    jaccard: np.ndarray
-
-
-def _graph(verified: Iterable[pa.Table]) -> _Graph:
     table = pa.concat_tables([VERIFIED.empty_table(), *verified])
     both = np.stack([table["better"].to_numpy(), table["worse"].to_numpy()], axis=1)
-    numbers, pairs = np.unique(both, return_inverse=True)
-    return _Graph(numbers, pairs.reshape(-1, 2), table["jaccard"].to_numpy())
+    numbers, pairs = np.unique(both, return_inverse=True)  # numbers are sparse, indices are not
+    return numbers, pairs.reshape(-1, 2), table["jaccard"].to_numpy()
 
 
 def _dropped(pairs: np.ndarray, count: int, sure: np.ndarray) -> np.ndarray:
@@ -218,12 +204,12 @@ def _dropped(pairs: np.ndarray, count: int, sure: np.ndarray) -> np.ndarray:
     while len(pairs):
         outranked = np.zeros(count, np.bool_)
         outranked[pairs[:, 1]] = True
-        kept = sure & ~outranked
+        kept = sure & ~outranked  # nothing that is left could drop them
         found = pairs[kept[pairs[:, 0]], 1]
-        if not found.size:
+        if not found.size:  # only undecided documents are left
             break
         dropped[found] = True
-        pairs = pairs[~dropped[pairs].any(axis=1)]
+        pairs = pairs[~dropped[pairs].any(axis=1)]  # a dropped document drops no other
     return dropped
 
 
@@ -235,8 +221,8 @@ def _components(pairs: np.ndarray, count: int) -> np.ndarray:
         low, high = joined.min(axis=1), joined.max(axis=1)
         if np.array_equal(low, high):
             return roots
-        np.minimum.at(roots, high, low)
-        while not np.array_equal(roots, roots[roots]):
+        np.minimum.at(roots, high, low)  # several pairs may have one root: the lowest wins
+        while not np.array_equal(roots, roots[roots]):  # until each document names its root
             roots = roots[roots]
 
 
@@ -272,7 +258,9 @@ def compare_large_buckets(
     numbers, buckets = table["number"].to_numpy(), table["bucket"].to_numpy()
     documents = distinct(numbers)
     sizes = sizes_of(shingled, documents)[np.searchsorted(documents, numbers)]
-    fits = _sums_within(buckets, sizes) <= SHINGLES_AT_ONCE
+    sums, first = np.cumsum(sizes), np.searchsorted(buckets, buckets)
+    # A bucket is compared as far as it fits into memory, from its best document down.
+    fits = sums - sums[first] + sizes[first] <= SHINGLES_AT_ONCE
     found = [Compared(VERIFIED.empty_table(), numbers[~fits])]
     for some, bounds in _chunks(numbers[fits], buckets[fits], sizes[fits]):
         documents = distinct(some)
@@ -282,13 +270,6 @@ def compare_large_buckets(
     return Compared(verified, distinct(np.concatenate([each.unseen for each in found])))
 
 
-def _sums_within(buckets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Cumulative sizes within each bucket, each document included."""
-    sums = np.cumsum(sizes)
-    first = np.searchsorted(buckets, buckets)
-    return sums - sums[first] + sizes[first]
-
-
 def _chunks(numbers: np.ndarray, buckets: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[np.ndarray, list[int]]]:
     """Documents of consecutive buckets, about `SHINGLES_AT_ONCE` shingles and at least one bucket, and the buckets' bounds."""
     bounds = np.flatnonzero(np.append(buckets[1:] != buckets[:-1], np.ones(1, np.bool_))) + 1
@@ -296,50 +277,40 @@ def _chunks(numbers: np.ndarray, buckets: np.ndarray, sizes: np.ndarray) -> Iter
     sums = np.append(0, np.cumsum(sizes))[bounds]
     start = 0
     while start < len(bounds) - 1:
+        # At least one bucket, even if it is larger than what is compared at once.
         stop = max(int(np.searchsorted(sums, sums[start] + SHINGLES_AT_ONCE, side="right")) - 1, start + 1)
         yield numbers[bounds[start] : bounds[stop]], (bounds[start : stop + 1] - bounds[start]).tolist()
         start = stop
 
 
-@dataclass(frozen=True, slots=True)
-class _Links:
-    """Similar rows in buckets: `better` and `worse`, int64, with their `jaccard`, float64; and the rows (`unseen`, int64)
-    that were not compared with all of their bucket.
-    """
-
-    better: np.ndarray
-    worse: np.ndarray
-    jaccard: np.ndarray
-    unseen: np.ndarray
-
-
 def _compared(sets: Sets, places: np.ndarray, numbers: np.ndarray, bounds: np.ndarray, threshold: float) -> Compared:
     """Compare the rows in several buckets, `[bounds[i], bounds[i + 1])`, the best first, with their sets at `places`."""
     sizes = np.diff(bounds)
-    small = sizes <= min(SMALL_BUCKET, COMPARED + 1)
-    found = [_links_of_small(sets, places, *some, threshold) for some in _batches(bounds[:-1][small], sizes[small])]
+    small = sizes <= min(SMALL_BUCKET, COMPARED + 1)  # the others by their differences, one by one
+    starts, few = bounds[:-1][small], sizes[small]
+    cuts = np.flatnonzero(np.diff(np.cumsum(few * (few - 1) // 2) // PAIRS_AT_ONCE)) + 1
+    some = zip(np.split(starts, cuts), np.split(few, cuts), strict=True)
+    found = [_links_of_small(sets, places, *each, threshold) for each in some]
     for start, size in zip(bounds[:-1][~small].tolist(), sizes[~small].tolist(), strict=True):
         found.append(_links_of_large(sets, places[start : start + size], start, threshold))
-    better, worse, jaccard, unseen = (
-        np.concatenate([getattr(each, name) for each in found]) for name in _Links.__slots__
-    )
-    order = np.lexsort((worse, better))
+    better, worse, jaccard, unseen = (np.concatenate(each) for each in zip(*found, strict=True))
+    order = np.lexsort((worse, better))  # the same bytes for any number of buckets at once
     columns = [numbers[better[order]], numbers[worse[order]], jaccard[order]]
     return Compared(pa.Table.from_arrays([pa.array(each) for each in columns], schema=VERIFIED), numbers[unseen])
 
 
-def _batches(starts: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Small buckets with about `PAIRS_AT_ONCE` pairs at a time."""
-    numbers = np.cumsum(sizes * (sizes - 1) // 2) // PAIRS_AT_ONCE
-    cuts = np.flatnonzero(np.diff(numbers)) + 1
-    return zip(np.split(starts, cuts), np.split(sizes, cuts), strict=True)
+Links = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Similar rows in buckets: the better and the worse ones (int64) with their similarity (float64), and the rows (int64) that were
+not compared with all of their bucket.
+"""
 
 
-def _links_of_small(sets: Sets, places: np.ndarray, starts: np.ndarray, sizes: np.ndarray, threshold: float) -> _Links:
+def _links_of_small(sets: Sets, places: np.ndarray, starts: np.ndarray, sizes: np.ndarray, threshold: float) -> Links:
     """Compare all pairs of small buckets. The bands of similar documents share buckets, so each pair is compared once for all."""
     rows = ranges(starts, sizes)
     after = np.repeat(starts + sizes, sizes) - rows - 1
     better, worse = np.repeat(rows, after), ranges(rows + 1, after)
+    # Sets of very different sizes cannot be similar: most pairs are ruled out without a look at members.
     both = sets.sizes[places]
     possible = np.minimum(both[better], both[worse]) / np.maximum(both[better], both[worse]) >= threshold
     better, worse = better[possible], worse[possible]
@@ -347,11 +318,11 @@ def _links_of_small(sets: Sets, places: np.ndarray, starts: np.ndarray, sizes: n
     alike = np.flatnonzero(jaccard >= threshold)
     alike = alike[np.argsort(worse[alike], kind="stable")]
     first = np.searchsorted(worse[alike], worse[alike])
-    few = np.arange(len(alike)) - first < MAX_LINKS
-    return _Links(better[alike[few]], worse[alike[few]], jaccard[alike[few]], worse[alike[~few]])
+    few = np.arange(len(alike)) - first < MAX_LINKS  # the best of those that a document is linked to
+    return better[alike[few]], worse[alike[few]], jaccard[alike[few]], worse[alike[~few]]
 
 
-def _links_of_large(sets: Sets, places: np.ndarray, start: int, threshold: float) -> _Links:
+def _links_of_large(sets: Sets, places: np.ndarray, start: int, threshold: float) -> Links:
     """Compare the rows in one large bucket, which begins at row `start`."""
     members = _possible(sets.of(places), threshold)
     links = np.zeros(len(members), np.int64)
@@ -362,10 +333,10 @@ def _links_of_large(sets: Sets, places: np.ndarray, start: int, threshold: float
         better.append(np.full(np.count_nonzero(few), one))
         worse.append(found[few])
         jaccard.append(similarity[few])
-    unseen = links > MAX_LINKS
-    unseen[COMPARED + 1 :] = True
+    unseen = links > MAX_LINKS  # the rest of their links might have dropped them
+    unseen[COMPARED + 1 :] = True  # those after the best candidates weren't compared with each other
     rows = start + members
-    return _Links(rows[np.concatenate(better)], rows[np.concatenate(worse)], np.concatenate(jaccard), rows[unseen])
+    return rows[np.concatenate(better)], rows[np.concatenate(worse)], np.concatenate(jaccard), rows[unseen]
 
 
 def _possible(crowd: Sets, threshold: float) -> np.ndarray:
@@ -375,6 +346,7 @@ def _possible(crowd: Sets, threshold: float) -> np.ndarray:
     The smallest such b is looked up.
     """
     _, codes, counts = np.unique(crowd.members, return_inverse=True, return_counts=True)
+    # A shingle that no other document of the bucket has cannot be shared.
     shared = np.add.reduceat(counts[codes] > 1, crowd.starts[:-1], dtype=np.int64)
     ascending = np.sort(crowd.sizes)
     smallest = ascending[np.searchsorted(ascending, np.floor(threshold * crowd.sizes))]
@@ -430,6 +402,7 @@ class Buckets:
     def crowded(self) -> pa.Table:
         """The documents that were not compared with all of their bucket: a table of `CROWDED`."""
         behind = np.flatnonzero(self.places >= LEADERS)
+        # A single document behind the leaders has been compared with all the others.
         behind = behind[np.bincount(self.buckets)[self.buckets[behind]] > LEADERS + 1]
         columns = [pa.array(each[behind]) for each in (self.buckets, self.numbers)]
         return pa.Table.from_arrays(columns, schema=CROWDED)
@@ -444,6 +417,7 @@ def read_buckets(bands: Iterable[SliceFile], partition: int, partitions: int, go
     rows = np.flatnonzero(kernel.repeated(np.concatenate([np.empty(0, np.uint64), *keys])))
     ends = np.cumsum([len(each) for each in keys])
     found: list[pa.Table] = []
+    # Of all keys, only those that may occur twice are copied out of the mapped files.
     for (first, table), some in zip(files, np.split(rows, np.searchsorted(rows, ends[:-1])), strict=False):
         within = pa.array(some - (ends[len(found)] - table.num_rows))
         found.append(left(numbered(table.take(within), first), gone))
@@ -455,6 +429,7 @@ def write_candidates(buckets: Buckets, uri: str, partitions: int) -> Output:
     with partitioned(uri, PAIRS, partitions) as file:
         for pairs in candidate_pairs(buckets):
             better, worse = pairs[:, 0], pairs[:, 1]
+            # By the pair, so that one that many bands share is verified once.
             key = combined([better.astype(np.uint64), worse.astype(np.uint64)])
             file.write(pa.Table.from_arrays([pa.array(better), pa.array(worse)], schema=PAIRS), key)
     return file.output
@@ -470,7 +445,7 @@ def read_candidates(uris: Iterable[str], partition: int, partitions: int) -> np.
     for table in (table for uri in uris for table in tables(uri, partition, partitions)):
         waiting.append(np.stack([table["better"].to_numpy(), table["worse"].to_numpy()], axis=1))
         size += table.num_rows
-        if size > max(CANDIDATES_AT_ONCE, len(found)):
+        if size > max(CANDIDATES_AT_ONCE, len(found)):  # as much as is held already, so that sorting stays linear
             found, waiting, size = _distinct(np.concatenate([found, *waiting])), [], 0
     return _distinct(np.concatenate([found, *waiting]))
 
@@ -495,9 +470,9 @@ def buckets_of(bands: pa.Table) -> Buckets:
     """Return the buckets of a table of `BANDS_SCHEMA` that holds whole buckets."""
     key, number, rank = (bands[name].to_numpy() for name in BANDS_SCHEMA.names)
     order = np.lexsort((number, ~rank, key))
-    starts = np.flatnonzero(np.diff(key[order], prepend=~key[order[:1]]))
+    starts = np.flatnonzero(np.diff(key[order], prepend=~key[order[:1]]))  # ~ differs from the first key
     sizes = np.diff(starts, append=len(order))
-    kept = order[np.repeat(sizes > 1, sizes)]
+    kept = order[np.repeat(sizes > 1, sizes)]  # a bucket of one has no pair
     sizes = sizes[sizes > 1]
     places = np.arange(len(kept)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return Buckets(np.repeat(np.arange(len(sizes)), sizes), number[kept], places)

@@ -85,7 +85,7 @@ class PartitionedFile:
         order = np.argsort(numbers, kind="stable")  # a radix sort, because numbers have at most 16 bits
         rows = table.take(pa.array(order)).combine_chunks()
         starts = np.searchsorted(numbers[order], np.arange(self.partitions + 1)).tolist()
-        for start, stop in pairwise(starts):
+        for start, stop in pairwise(starts):  # an empty partition has its turn, too, so that turns can be counted
             self.append(rows.slice(start, stop - start))
 
     def append(self, table: pa.Table) -> None:
@@ -120,7 +120,7 @@ def _hash(batch: pa.RecordBatch, number: int) -> str:
     """The xxh3_128 of a batch as stored: its number, columns and buffers."""
     hasher = xxh3_128(f"{number} {batch.num_rows} {batch.schema}".encode())
     for column in batch.columns:
-        hasher.update(f"{len(column)} {column.null_count}".encode())
+        hasher.update(f"{len(column)} {column.null_count}".encode())  # of which the buffers don't tell
         for buffer in column.buffers():
             hasher.update(b"none" if buffer is None else f"{buffer.size}".encode())
             hasher.update(b"" if buffer is None else memoryview(buffer))
@@ -176,26 +176,18 @@ def tables(uri: str, partition: int, partitions: int) -> Iterator[pa.Table]:
 
     Raises RunError for a damaged file and withdraws its shard's receipt.
     """
-    with _receipt_withdrawn_if_damaged(uri), _opened(uri) as reader:
-        count = reader.num_record_batches - 1
-        _batch(reader, count, HASH_OF_LAST)
-        for number in range(partition, count, partitions):
-            yield pa.Table.from_batches([_batch(reader, number, HASH)])
-
-
-def _batch(reader: pa.RecordBatchFileReader, number: int, name: bytes) -> pa.RecordBatch:
-    """A batch of a file; its hash is stored under `name`. Raises ArrowInvalid if the content has changed."""
-    batch, metadata = reader.get_batch_with_custom_metadata(number)
-    if metadata is None or metadata.get(name) != _hash(batch, number).encode():
-        raise pa.ArrowInvalid(f"batch {number} does not have the content that was written")
-    return batch
-
-
-@contextmanager
-def _receipt_withdrawn_if_damaged(uri: str) -> Generator[None]:
-    """Turns Arrow's errors about a damaged file into a RunError and withdraws the shard's receipt."""
     try:
-        yield
+        if is_local(uri):
+            opened = pa.memory_map(absolute(uri))
+        else:
+            system, path = filesystem(uri)
+            opened = cast("BinaryIO", system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES))
+        with opened as stream:
+            reader = pa.ipc.open_file(stream)
+            count = reader.num_record_batches - 1
+            _batch(reader, count, HASH_OF_LAST)  # without it, the end of the file is lost
+            for number in range(partition, count, partitions):
+                yield pa.Table.from_batches([_batch(reader, number, HASH)])
     except (pa.ArrowException, ValueError, OSError) as error:
         if isinstance(error, OSError) and (error.errno is not None or not is_local(uri)):
             raise  # from the storage; Arrow's errors have no number
@@ -207,12 +199,9 @@ def _receipt_withdrawn_if_damaged(uri: str) -> Generator[None]:
         ) from error
 
 
-@contextmanager
-def _opened(uri: str) -> Generator[pa.RecordBatchFileReader]:
-    if is_local(uri):
-        with pa.memory_map(absolute(uri)) as mapped:
-            yield pa.ipc.open_file(mapped)
-        return
-    system, path = filesystem(uri)
-    with cast("BinaryIO", system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES)) as stream:
-        yield pa.ipc.open_file(stream)
+def _batch(reader: pa.RecordBatchFileReader, number: int, name: bytes) -> pa.RecordBatch:
+    """A batch of a file; its hash is stored under `name`. Raises ArrowInvalid if the content has changed."""
+    batch, metadata = reader.get_batch_with_custom_metadata(number)
+    if metadata is None or metadata.get(name) != _hash(batch, number).encode():
+        raise pa.ArrowInvalid(f"batch {number} does not have the content that was written")
+    return batch

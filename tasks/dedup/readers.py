@@ -20,6 +20,7 @@ from tokenmill.tasks.shards.store import read_vouched
 from tokenmill.tasks.sources.exact_json import compact
 from tokenmill.tasks.sources.files import Slice, field_path
 from tokenmill.tasks.sources.formats import read_records, read_texts
+from tokenmill.tasks.sources.row_filter import value_at
 
 from .documents import batches, byte_counts
 from .settings import NearOn
@@ -56,6 +57,7 @@ def read_text(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Itera
     """Documents from the field `text_field`, named by `id_field` and with the prompt in `cap_by` if these are set; each
     costs a second read of the slice. Raises RunError if the source changed since the plan, and the errors of `read_texts`.
     """
+    # Read first, because names belong to rows, and rows without a text aren't documents.
     names = _values(part, options["id_field"]) if options["id_field"] else None
     prompts = _values(part, options["cap_by"]) if options["cap_by"] else None
     for batch in read_texts(part, options["text_field"]):
@@ -80,18 +82,11 @@ def _values(part: Slice, name: str) -> pa.LargeStringArray:
     for batch in read_records(part, [name]):
         values: list[str | None] = [None] * batch.consumed
         for row, record in zip(batch.rows.tolist(), batch.records, strict=True):
-            values[row - first] = _as_text(record, path)
+            value = value_at(record, path)
+            values[row - first] = value if value is None or isinstance(value, str) else compact(value, str).decode()
         found.append(pa.array(values, pa.large_string()))
         first += batch.consumed
     return pa.concat_arrays(found)
-
-
-def _as_text(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - any JSON value
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    if value is None or isinstance(value, str):
-        return value
-    return compact(value, str).decode()
 
 
 def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Iterator[Signable]:  # noqa: ARG001 - as any reader
@@ -106,7 +101,7 @@ def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> It
         table = file.read_row_group(group, fields, use_threads=False)
         columns = [table[name].combine_chunks().cast(pa.large_string()) for name in fields[:3]]
         qualities = table[fields[3]].cast(pa.float64()).fill_null(np.nan).to_numpy()
-        for start, stop in batches(columns[0]):
+        for start, stop in batches(columns[0]):  # a row group may hold hundreds of megabytes
             texts, names, prompts = (column.slice(start, stop - start) for column in columns)
             rows, normal = np.arange(first + start, first + stop), normalized(texts)
             views = _views(texts, normal, near_on)

@@ -28,7 +28,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.build import ShardBuilder, building
+from tokenmill.tasks.shards.build import building
 from tokenmill.tasks.shards.kind import BuildShards, Stage, run_stage
 from tokenmill.tasks.shards.manifest import file_hash
 from tokenmill.tasks.shards.plan import WHOLE, Plan, PlannedShard
@@ -51,7 +51,7 @@ from .contamination import (
     hits,
     load_evaluations,
 )
-from .decisions import Decisions, Findings, decisions_in, warnings_about, write_decisions
+from .decisions import Decisions, decisions_in, warnings_about, write_decisions
 from .documents import (
     CAPPED,
     EDGES,
@@ -71,7 +71,6 @@ from .near import (
     MADE_OF,
     SHINGLED,
     VERIFIED,
-    NearFiles,
     compare_large_buckets,
     read_buckets,
     write_candidates,
@@ -85,7 +84,7 @@ from .partitions import (
     read_partition,
     write_table,
 )
-from .readers import READERS, Signable
+from .readers import READERS
 from .settings import DedupChoices, DedupStep, RoundRecipe, SignRecipe
 
 NAMES = pa.schema({"number": pa.int64(), "name": pa.large_string()})
@@ -108,65 +107,46 @@ def sign_slice(shard: PlannedShard, store: Store, evaluations: Evaluations | Non
     """
     recipe = SignRecipe(**shard.identity["recipe"])
     with building(shard, store) as builder:
-        signatures = _Signatures(builder, recipe, evaluations)
-        for documents in READERS[recipe.reader](shard.part, recipe.options, recipe.near_on):
-            signatures.add(documents)
-        if recipe.near:
-            builder.facts["units"] = dict(sorted(signatures.units.items()))
-        if recipe.prompts:
-            builder.facts["without_prompt"] = signatures.without_prompt
-    return builder.receipt
 
+        def created(name: str, schema: pa.Schema, partitions: int) -> PartitionedFile:
+            return builder.enter(partitioned(store.path(shard.key, f"{name}.arrow"), schema, partitions))
 
-@dataclass
-class _Signatures:
-    """The files of a slice being signed, and its counts. A slice without documents has empty files."""
-
-    builder: ShardBuilder
-    recipe: SignRecipe
-    evaluations: Evaluations | None
-    files: dict[str, PartitionedFile] = field(default_factory=dict[str, PartitionedFile])
-    without_prompt: int = 0
-    units: Counter[str] = field(default_factory=Counter[str])
-
-    def __post_init__(self) -> None:
-        self._open("exact", KEYED, self.recipe.partitions)
-        if self.recipe.near:
-            self._open("bands", BANDS_SCHEMA, self.recipe.partitions)
-            self._open("shingles", SHINGLED, 1)
-            self._open("units", MADE_OF, 1)
-        if self.recipe.prompts:
-            self._open("prompts", KEYED, self.recipe.partitions)
-        if self.evaluations is not None:
-            self._open("hits", HITS, 1)
-
-    def _open(self, name: str, schema: pa.Schema, partitions: int) -> PartitionedFile:
-        if name not in self.files:
-            self.files[name] = self.builder.enter(
-                partitioned(self.builder.store.path(self.builder.shard.key, f"{name}.arrow"), schema, partitions)
+        # A slice without documents has these files too, empty.
+        files = {
+            name: created(name, schema, partitions)
+            for name, schema, partitions, is_wanted in (
+                ("exact", KEYED, recipe.partitions, True),
+                ("bands", BANDS_SCHEMA, recipe.partitions, recipe.near),
+                ("shingles", SHINGLED, 1, recipe.near),
+                ("units", MADE_OF, 1, recipe.near),
+                ("prompts", KEYED, recipe.partitions, recipe.prompts),
+                ("hits", HITS, 1, evaluations is not None),
             )
-        return self.files[name]
-
-    def add(self, some: Signable) -> None:
-        """Sign some documents."""
-        self.builder.rows_in += len(some.rows) + sum(some.left_out.values())
-        self.builder.drops.update(some.left_out)
-        if not len(some.rows):
-            return
-        self.builder.keep(WHOLE, len(some.rows))
-        ranks = ranks_of(some.qualities, some.sizes)
-        write_text_keys(self.files["exact"], NumberedTexts(some.rows, some.texts, ranks))
-        if self.recipe.near:
-            files = NearFiles(self.files["bands"], self.files["shingles"], self.files["units"])
-            self.units += near.sign(files, NumberedTexts(some.rows, some.views, ranks))
-        if self.evaluations is not None:
-            self.files["hits"].append(hits(NumberedTexts(some.rows, some.views, ranks), self.evaluations))
-        if self.recipe.prompts and some.prompts is not None:
-            shortest = ranks_of(some.qualities, -some.sizes)
-            self.without_prompt += write_prompt_keys(self.files["prompts"], some.rows, some.prompts, shortest)
-        if some.names is not None:
-            table = pa.Table.from_arrays([pa.array(some.rows), some.names], schema=NAMES)
-            self._open("names", NAMES, 1).append(table)
+            if is_wanted
+        }
+        units, without_prompt = Counter[str](), 0
+        for some in READERS[recipe.reader](shard.part, recipe.options, recipe.near_on):
+            builder.rows_in += len(some.rows) + sum(some.left_out.values())
+            builder.drops.update(some.left_out)
+            if not len(some.rows):
+                continue
+            builder.keep(WHOLE, len(some.rows))
+            ranks = ranks_of(some.qualities, some.sizes)
+            viewed = NumberedTexts(some.rows, some.views, ranks)
+            write_text_keys(files["exact"], NumberedTexts(some.rows, some.texts, ranks))
+            if recipe.near:
+                units += near.sign(files["bands"], files["shingles"], files["units"], viewed)
+            if evaluations is not None:
+                files["hits"].append(hits(viewed, evaluations))
+            if recipe.prompts and some.prompts is not None:
+                shortest = ranks_of(some.qualities, -some.sizes)  # of one prompt's documents, the shortest are kept
+                without_prompt += write_prompt_keys(files["prompts"], some.rows, some.prompts, shortest)
+            if some.names is not None:
+                files["names"] = files.get("names") or created("names", NAMES, 1)
+                files["names"].append(pa.Table.from_arrays([pa.array(some.rows), some.names], schema=NAMES))
+        builder.facts.update({"units": dict(sorted(units.items()))} if recipe.near else {})
+        builder.facts.update({"without_prompt": without_prompt} if recipe.prompts else {})
+    return builder.receipt
 
 
 KIND = "dedup"
@@ -258,9 +238,10 @@ class Rounds:
         recipe = RoundRecipe(
             step, self.recipe.partitions, **{name: getattr(self.recipe, name) for name in SETTINGS_OF_STEP[step]}
         )
+        # Only the last step names documents, so that new names cost nothing but it.
         whole = self.slices if step == "decide" else replace(self.slices, names=())
         content = xxh3_128_hexdigest(whole.dump())
-        count = 1 if step in ONCE else self.recipe.partitions
+        count = 1 if step in ONCE else self.recipe.partitions  # these need all pairs or all decisions at once
         file = SourceFile(self.uri, self.size, "json")
         parts = [
             Slice(file, number, number + 1, f"{content}[{number}:{number + 1}]", size=self.size // count)
@@ -278,12 +259,6 @@ class Rounds:
     def results(self, step: DedupStep, name: str) -> list[str]:
         """Return the files of this name that a step has written; none if the step is not needed."""
         return [self.store.path(shard.key, f"{name}.arrow") for shard in self.shards(step)]
-
-
-def rounds_of(shard: PlannedShard, store: Store) -> Rounds:
-    """Return the part of the rounds that a shard needs."""
-    recipe, uri = RoundRecipe(**shard.identity["recipe"]), shard.part.file.uri
-    return Rounds(store, SignedSlices.load(uri), uri, recipe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +282,7 @@ def planned_rounds(
     partitions = partitions_for(size)
     signed: list[PlannedShard] = []
     for each in slices:
+        # Without near-duplicates and evaluations, nothing is compared but whole texts.
         near_on = choices.near_on if choices.near or evaluations else "conversation"
         recipe = SignRecipe(
             reader=each.reader,
@@ -328,18 +304,6 @@ def planned_rounds(
     return signed, rounds, evaluation_records(evaluations)
 
 
-def _proven(rounds: Rounds, store: Store) -> Decisions | None:
-    """The decisions, if they are in the store; changed files are rebuilt, because published files link to them."""
-    (last,) = rounds.shards("decide")
-    receipt = store.receipt(last.key)
-    if receipt is None:
-        return None
-    if any(file_hash(store.path(last.key, output.path)) != output.xxh3_128 for output in receipt.outputs):
-        store.withdraw(last.key)
-        return None
-    return decisions_in(store, receipt)
-
-
 def decide(
     slices: Sequence[DocumentSlice],
     choices: DedupChoices,
@@ -354,13 +318,16 @@ def decide(
     """
     store = Store(store_place, KIND)
     signed, rounds, evaluations = planned_rounds(slices, choices, store)
-    found = None if rebuild else _proven(rounds, store)
-    if found is not None:
-        return found
-    if is_local(store.place):
+    (last,) = rounds.shards("decide")
+    if not rebuild and (receipt := store.receipt(last.key)):
+        if all(file_hash(store.path(last.key, output.path)) == output.xxh3_128 for output in receipt.outputs):
+            return decisions_in(store, receipt)
+        store.withdraw(last.key)  # published files link to these, so changed ones are built again
+    if is_local(store.place):  # an object store leaves no parts of files that a killed run was writing
         sweep(store.folder(SLICE_LISTS))
     rounds.slices.publish(store)
     done = Plan.of(store, [], rebuild=rebuild)
+    # Every key is known by now, so that a round builds only what the store hasn't.
     for name, shards in [("sign", signed), *((step, rounds.shards(step)) for step in rounds.steps)]:
         stage, plan = Stage(f"dedup-{name}", build_round), Plan.of(store, shards, rebuild=rebuild)
         done = run_stage(stage, plan, build_shards, {"evaluations": evaluations}, rebuild=rebuild)
@@ -372,11 +339,13 @@ def build_round(shard: PlannedShard, store: Store, evaluations: Sequence[Mapping
     """Build one shard of any round in this process; `evaluations` are records."""
     files = evaluations_from(evaluations)
     if "step" not in shard.identity["recipe"]:
-        return sign_slice(shard, store, load_evaluations(files).evaluations if files else None)
+        return sign_slice(shard, store, load_evaluations(files)[0] if files else None)
     with building(shard, store) as builder:
-        work = _Work(rounds_of(shard, store), shard, files, builder.facts)
+        uri = shard.part.file.uri
+        rounds = Rounds(store, SignedSlices.load(uri), uri, RoundRecipe(**shard.identity["recipe"]))
+        work = _Work(rounds, shard, files, builder.facts)
         builder.outputs, builder.rows_in = STEPS[shard.identity["recipe"]["step"]](work)
-        if builder.rows_in:
+        if builder.rows_in:  # what a step finds is counted as its documents
             builder.keep(WHOLE, builder.rows_in)
     return builder.receipt
 
@@ -437,6 +406,7 @@ def _verify(work: _Work) -> Found:
 
 
 def _narrow(work: _Work) -> Found:
+    # Those in large buckets haven't been compared with all better ones yet.
     crowded = (
         distinct(read_partition([uri], 0, 1, CROWDED)["number"].to_numpy())
         for uri in work.rounds.results("pairs", "crowded")
@@ -456,6 +426,7 @@ def _crowds(work: _Work) -> Found:
 def _settle(work: _Work) -> Found:
     edges = near.resolve([work.result(step, "verified", VERIFIED) for step in ("verify", "crowds")])
     gone = sorted_union(_gone(work, "exact", "edges", EDGES), edges["dropped"].to_numpy())
+    # A document has one reason: a duplicate that holds an evaluation is a duplicate.
     contaminated = np.setdiff1d(_hits(work)["number"].to_numpy(), gone)
     outputs = [work.write("near", edges), work.write("contaminated", _numbers(contaminated))]
     return outputs, edges.num_rows + len(contaminated)
@@ -479,12 +450,13 @@ def _decide(work: _Work) -> Found:
         "contaminated": work.result("settle", "contaminated", CAPPED),
         "beyond_cap": work.result("cap", "capped", CAPPED),
     }
+    # All hits are published, also those of documents that are dropped for another reason.
     hits = _hits(work) if work.rounds.recipe.evaluations else None
     unseen = work.result("crowds", "unseen", CAPPED)["dropped"].to_numpy()
     slices = work.rounds.slices
-    findings = Findings(slices.signatures, slices.names, work.rounds.store, drops, hits, unseen)
-    outputs, facts = write_decisions(findings, work.folder)
-    facts["evaluations"] = load_evaluations(work.evaluations).row_counts if work.evaluations else []
+    store = work.rounds.store
+    outputs, facts = write_decisions(work.folder, store, slices.signatures, slices.names, drops, hits, unseen)
+    facts["evaluations"] = load_evaluations(work.evaluations)[1] if work.evaluations else []
     work.facts.update(facts, warnings=list(warnings_about(facts)))
     return outputs, sum(table.num_rows for table in drops.values())
 

@@ -41,20 +41,17 @@ NO_WORD = compute.ReplaceSubstringOptions(r"[^\p{L}\p{M}\p{N}]+", " ")
 def normalized(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     """Texts in normal form; a null becomes the empty text."""
     filled = compute.call_function("coalesce", [texts, pa.scalar("", pa.large_string())])
-    return _text_array(*kernel.collapse(*content(_composed(filled))))
-
-
-def _text_array(characters: np.ndarray, bounds: np.ndarray) -> pa.LargeStringArray:
+    characters, bounds = kernel.collapse(*content(_composed(filled)))
     return pa.LargeStringArray.from_buffers(len(bounds) - 1, pa.py_buffer(bounds), pa.py_buffer(characters))
 
 
 def _composed(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     """Texts in Unicode NFC, except those that it would not change."""
     characters, bounds = content(texts)
-    places = np.flatnonzero(characters >= COMPOSABLE)
+    places = np.flatnonzero(characters >= COMPOSABLE)  # ASCII and Latin-1 are composed already
     second = characters.take(places + 1, mode="clip").astype(np.int32)
     places = places[~STABLE[characters[places].astype(np.int32) << 8 | second]]
-    if not places.size:
+    if not places.size:  # most batches of English
         return texts
     changing = np.zeros(len(texts), np.bool_)
     changing[np.searchsorted(bounds, places, side="right") - 1] = True
@@ -122,7 +119,7 @@ class Units:
     def by_kind(self) -> np.ndarray:
         """Units of each kind per text, int64 [texts, 4], in the order of `KINDS`."""
         counts = np.diff(self.bounds)
-        other = np.flatnonzero(self.kinds)
+        other = np.flatnonzero(self.kinds)  # words, the kind 0, are the rest
         texts = np.searchsorted(self.bounds, other, side="right") - 1
         found = np.bincount(texts * len(KINDS) + self.kinds[other], minlength=len(counts) * len(KINDS))
         found = found.reshape(-1, len(KINDS))
@@ -231,12 +228,17 @@ def shingles(units: Units, length: RunLength) -> Shingles:
 def runs_of(units: Units, length: RunLength) -> Runs:
     """Return the runs of texts: from each unit, the fewest units that reach the length."""
     counts = np.diff(units.bounds)
-    ends = _ends(units, length)
-    stops = np.repeat(units.bounds[1:], counts)
+    weights, places = length.weights(units), np.arange(len(units.kinds))
+    if not weights.size or weights.min() == weights.max():  # all units weigh the same, as in most texts
+        ends = places + length.parts // weights
+    else:
+        last = np.cumsum(weights) - weights + length.parts - 1
+        ends = np.append(np.repeat(places, weights), len(places)).take(last, mode="clip") + 1
+    stops = np.repeat(units.bounds[1:], counts)  # a run doesn't go on into the next text
     whole = ends <= stops
     first = units.bounds[:-1][counts > 0]
     short = first[~whole[first]]
-    ends[short] = stops[short]
+    ends[short] = stops[short]  # a text that is shorter than a run is one run
     chosen = whole.copy()
     chosen[short] = True
     starts = np.flatnonzero(chosen)
@@ -246,18 +248,9 @@ def runs_of(units: Units, length: RunLength) -> Runs:
 def combined(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Hash several uint64 arrays of one shape element by element; the order of the arrays matters."""
     total = np.zeros_like(parts[0])
-    for factor, part in zip(FACTORS, parts, strict=False):
+    for factor, part in zip(FACTORS, parts, strict=False):  # factors differ, so that the order counts
         total += part * factor
     return splitmix64(total)
-
-
-def _ends(units: Units, length: RunLength) -> np.ndarray:
-    """Where the run from each unit ends, int64, if its text is long enough."""
-    weights, places = length.weights(units), np.arange(len(units.kinds))
-    if not weights.size or weights.min() == weights.max():
-        return places + length.parts // weights
-    last = np.cumsum(weights) - weights + length.parts - 1
-    return np.append(np.repeat(places, weights), len(places)).take(last, mode="clip") + 1
 
 
 def _powers(base: np.uint64, count: int) -> np.ndarray:
@@ -297,7 +290,7 @@ def sets_of(shingles: Shingles) -> Sets:
 
 def similarities(sets: Sets, pairs: np.ndarray) -> np.ndarray:
     """Return the similarity of each pair, float64 [pairs]; `pairs` int64 [pairs, 2] are indices of sets that are not empty."""
-    shared = kernel.common(sets.members, sets.starts, pairs)
+    shared = kernel.common(sets.members, sets.starts, pairs)  # members ascend, so that two sets are merged
     return shared / (sets.sizes[pairs].sum(axis=1) - shared)
 
 
@@ -338,15 +331,16 @@ class _Differences:
     @classmethod
     def of(cls, sets: Sets) -> Self:
         """Return the differences of some sets; memory is a few times 8 bytes per difference and member."""
+        # Members are numbered, so that arrays can be indexed by them.
         _, members, counts = np.unique(sets.members, return_inverse=True, return_counts=True)
         owners = np.repeat(np.arange(len(sets.sizes)), sets.sizes)
         usual = np.flatnonzero(2 * counts > len(sets.sizes))
         place = np.full(len(counts), -1)
         place[usual] = np.arange(len(usual))
-        column = place[members]
+        column = place[members]  # -1 for a member that few sets hold
         holds = np.zeros((len(sets.sizes), len(usual)), np.bool_)
         holds[owners[column >= 0], column[column >= 0]] = True
-        lacking, lacked = np.nonzero(~holds)
+        lacking, lacked = np.nonzero(~holds)  # what a set lacks of the usual members is a difference, too
         owners = np.concatenate([owners[column < 0], lacking])
         members = np.concatenate([members[column < 0], usual[lacked]])
         by_set, by_member = np.argsort(owners, kind="stable"), np.lexsort((owners, members))
@@ -361,6 +355,7 @@ class _Differences:
 
     def shared_with(self, one: int) -> np.ndarray:
         """Return the number of differences each set shares with one of them, int64 [sets]."""
+        # Few sets differ in a member, so this is far less than all pairs of members.
         mine = self.members[self.starts[one] : self.starts[one + 1]]
         others = self.owners[ranges(self.first[mine], self.first[mine + 1] - self.first[mine])]
         return np.bincount(others, minlength=len(self.lacks))

@@ -16,7 +16,7 @@ from tokenmill.tasks.dedup.documents import (
     write_prompt_keys,
     write_text_keys,
 )
-from tokenmill.tasks.dedup.near import BANDS_SCHEMA, MADE_OF, SHINGLED, Compared, NearFiles, compare_large_buckets
+from tokenmill.tasks.dedup.near import BANDS_SCHEMA, MADE_OF, SHINGLED, Compared, compare_large_buckets
 from tokenmill.tasks.dedup.partitions import NONE, SliceFile, partitioned
 from tokenmill.tasks.dedup.shingles import normalized
 
@@ -116,7 +116,7 @@ def sign_near(documents, bands, shingled, partitions):
         partitioned(shingled, SHINGLED, 1) as shingle_file,
         partitioned(f"{shingled}.units", MADE_OF, 1) as unit_file,
     ):
-        return near.sign(NearFiles(band_file, shingle_file, unit_file), documents)
+        return near.sign(band_file, shingle_file, unit_file, documents)
 
 
 def left(whole, *drops):

@@ -55,15 +55,6 @@ def test_who_fills_one_form_is_compared_with_all_who_do(tmp_path, filled):
     assert all(each.unseen.size == 0 for each in wiring.crowds)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [8, 3000])
-def test_drops_match_all_pairs(tmp_path, words):
-    texts = forms(VOCABULARY[:words], 300)
-    ranks = [number * 31 % 7 for number in range(len(texts))]
-    found = edges(Wiring(tmp_path).near(documents(texts, ranks)))
-    assert found.keys() == from_the_best_down(len(texts), ranks, compared(texts)).keys()
-
-
 def test_versions_that_go_for_a_leader_are_not_compared_with_each_other(tmp_path):
     generator, words = random.Random(0), VOCABULARY[:200]
     texts = [" ".join([*words, f"own{number}"]) for number in range(100)]

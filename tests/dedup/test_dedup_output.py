@@ -15,7 +15,6 @@ from tokenmill.tasks.dedup.apply import tagged
 from tokenmill.tasks.dedup.decisions import OUTCOMES, rows_decided
 from tokenmill.tasks.dedup.kind import DEDUP, decided_plan, inspect_rows
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.report.plan import plan_record
 from tokenmill.tasks.report.summary import artifact_record, markdown, warnings
 from tokenmill.tasks.shards.verify import verify
 
@@ -173,6 +172,7 @@ def test_file_in_two_datasets_is_kept_in_the_first(tmp_path):
     assert {path.name for path in (tmp_path / "out/data").iterdir()} == {"a"}, "and nothing of the bad one"
     assert manifest["totals"]["rows"] == 2 * len(ROWS) + 2
     assert manifest["totals"]["datasets"]["datasets/b"]["dropped"]["exact_duplicate"] == 5
+    assert len([*(tmp_path / "out/shards/dedup").glob("*/exact.arrow")]) == 2, "the same slice is signed once"
     prepare(blend, tmp_path / "tagged", mode="tag")
     first, second = (lines_of(published(tmp_path / "tagged", name)[0]) for name in ("a", "b"))
     assert len(first) == len(second) == 5
@@ -279,19 +279,6 @@ def test_the_output_has_the_budget_and_the_facts_of_the_input(tmp_path):
     prepare({**budget, "datasets": [source]}, tmp_path / "out")
     written = json.loads((tmp_path / "out/blend.json").read_bytes())
     assert written == {**budget, "datasets": [{**source, "path": str(tmp_path / "out/data/a")}]}
-
-
-def test_dry_run_shows_signed_slices_and_reasons(tmp_path):
-    write_rows(tmp_path / "in/a.jsonl", ROWS)
-    (tmp_path / "in/b.docx").touch()
-    blend = {"datasets": [{"name": "a", "path": str(tmp_path / "in")}]}
-    first = plan_record(plan(blend, tmp_path / "out"))["plan"]
-    assert first["shards"] == {"total": 1, "pending": 1, "cached": 0}
-    _, manifest = prepare(blend, tmp_path / "out")
-    assert first["skipped_files"] == manifest["skipped_files"] == {"datasets/a": {".docx": 1}}
-    assert plan_record(plan(blend, tmp_path / "out"))["plan"]["shards"]["cached"] == 1
-    changed = plan_record(plan(blend, tmp_path / "out", near=False))["plan"]
-    assert changed["reasons"] == {"recipe.near changed: True -> False": 1}
 
 
 @pytest.mark.parametrize(

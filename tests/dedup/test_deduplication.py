@@ -2,10 +2,12 @@
 
 import random
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.models import DataSource
-from tokenmill.tasks.dedup.decisions import digest_of, rows_decided
+from tokenmill.tasks.dedup.decisions import DROPPED, digest_of, dropped, rows_decided
+from tokenmill.tasks.dedup.documents import EDGES
 from tokenmill.tasks.dedup.rounds import (
     KIND,
     MAX_PARTITIONS,
@@ -109,19 +111,6 @@ def rows_of(each):
     return sum(each.part.start <= place < each.part.stop for place in first)
 
 
-@pytest.mark.slow
-def test_partitions_change_no_decision(tmp_path, monkeypatch):
-    texts, _, _ = planted(2)
-    slices = slices_of(tmp_path, 15_000, a=texts)
-    found = []
-    for number, size in enumerate([1 << 40, 50_000, 10_000]):
-        monkeypatch.setattr("tokenmill.tasks.dedup.rounds.PARTITION_BYTES", size)
-        found.append(decisions_about(slices, tmp_path / str(number)))
-    assert found[0].digests == found[1].digests == found[2].digests
-    content = [(each.edges.xxh3_128, each.tally) for each in found]
-    assert content[0] == content[1] == content[2]
-
-
 @pytest.mark.parametrize(
     ("source_bytes", "partitions"),
     [(0, 1), (128_000_000, 1), (128_000_001, 2), (300_000_000, 4), (10**13, MAX_PARTITIONS)],
@@ -153,28 +142,6 @@ def test_slices_without_documents(tmp_path, monkeypatch, chosen, documents):
         "good@0#4": ("exact_duplicate", "good@0#1"),
     }
     assert outcomes(found, slices) == {name: what for name, what in expected.items() if name.split("@")[0] in chosen}
-
-
-def test_duplicate_file_is_dropped_once(tmp_path):
-    texts, exact, _ = planted(0)
-    once, run = slices_of(tmp_path, 15_000, a=texts), Run()
-    alone = decisions_about(once, tmp_path / "alone")
-    twice = [*once, *(DocumentSlice(each.reader, each.part, each.options, f"again/{each.name}") for each in once)]
-    found = decisions_about(twice, tmp_path / "twice", run)
-    assert run.built.count("sign") == len(once)
-    assert found.tally["kept"] == alone.tally["kept"]
-    assert found.tally["exact_duplicate"] == len(texts) + len(exact)
-    assert {name for name in outcomes(found, twice) if not name.startswith("again/")} == {*outcomes(alone, once)}
-
-
-def test_a_dataset_that_grew_signs_only_what_grew(tmp_path):
-    texts, _, _ = planted(0)
-    before = slices_of(tmp_path, 15_000, a=texts[:90], b=texts[90:])
-    decisions_about(before, tmp_path)
-    run, after = Run(), slices_of(tmp_path, 15_000, a=[*texts[:90], *corpus(7, 20)], b=texts[90:])
-    decisions_about(after, tmp_path, run)
-    changed = {each.part.content for each in after} - {each.part.content for each in before}
-    assert run.built.count("sign") == len(changed) == len(after) - len(before) + 1
 
 
 @pytest.mark.parametrize(
@@ -387,3 +354,18 @@ def test_what_documents_and_groups_are_called(tmp_path, how):
     found = decisions_about(slices_of(tmp_path, id_field="id", **files), tmp_path)
     edges = pq.read_table(f"{found.folder}/{found.edges.path}").to_pylist()
     assert [(row["dropped"], row["kept"], row["group"]) for row in edges] == expected
+
+
+def gone(*numbers):
+    return pa.table({"dropped": pa.array(numbers, pa.int64())})
+
+
+def test_without_drops_all_rows_are_kept():
+    assert dropped({}).equals(DROPPED.empty_table())
+    assert dropped({"dup_exact": EDGES.empty_table(), "cap": gone()}).equals(DROPPED.empty_table())
+
+
+@pytest.mark.parametrize("drops", [{"cap": gone(9, 4, 4)}, {"dup_exact": gone(4), "cap": gone(4, 9)}])
+def test_a_document_dropped_twice_is_an_error(drops):
+    with pytest.raises(RunError, match=r"^document 4 is dropped twice, the second time as cap \(1 such documents\)"):
+        dropped(drops)

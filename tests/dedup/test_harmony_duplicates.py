@@ -9,9 +9,9 @@ import pytest
 from tokenmill.tasks.report.summary import warnings
 
 from tests.building import build_here
+from tests.dedup.scripts import jaccard
 from tests.dedup.test_near import edited, prose
-from tests.dedup.test_shingles import jaccard, shingled
-from tests.harmony.rows import GET_ORDER, MATH_PLAIN, block
+from tests.dedup.test_shingles import shingled
 from tests.harmony.test_harmony_shard import published
 from tests.preparing_harmony import build, finish, left_behind, plan, prepare
 from tests.preparing_rl import write_rows
@@ -217,55 +217,6 @@ def test_a_shard_of_which_nothing_is_left_is_accounted_for_and_not_published(nor
     assert (echo["rows"], echo["documents"], echo["drops"], echo["published"]) == (2, {}, {"exact_duplicate": 2}, {})
 
 
-def outcomes(out):
-    """What became of the rows, by name."""
-    return {name: row["dedup_outcome"] for name, row in by_name(out).items()}
-
-
-def test_instructions_and_tools_do_not_make_conversations_alike(tmp_path):
-    generator = random.Random(3)
-    system = {"role": "system", "content": prose(generator, 300)}
-    rows = []
-    for number in range(8):
-        row = talk(f"u{number}", f"Where is order {number}?", f"Order {number} was sent on day {number}.")
-        rows.append({**row, "messages": [system, *row["messages"]], "tools": [GET_ORDER]})
-    path = write_rows(tmp_path / "a.jsonl", rows)
-    prepare({"datasets": [data_set("a", path)]}, tmp_path / "out")
-    assert set(outcomes(tmp_path / "out").values()) == {"kept"}
-    assert all(system["content"] in row["text"] and "get_order" in row["text"] for row in rows_of(tmp_path / "out"))
-
-
-@pytest.mark.parametrize(("near_on", "outcome"), [("prompt", "near_duplicate"), ("conversation", "kept")])
-def test_questions_can_be_compared_separately(tmp_path, near_on, outcome):
-    generator = random.Random(4)
-    question = prose(generator, 30)
-    rows = [talk("long", question, prose(generator, 40)), talk("short", question, prose(generator, 20))]
-    path = write_rows(tmp_path / "a.jsonl", [rows[1], rows[0]])
-    prepare({"datasets": [data_set("a", path)]}, tmp_path / "out", dedup={"near_on": near_on})
-    assert outcomes(tmp_path / "out") == {"long": "kept", "short": outcome}
-
-
-def test_the_cap_keeps_the_most_often_correct_and_then_the_shortest(tmp_path):
-    generator, rows = random.Random(5), []
-    rates = {"a": (0.5, 30), "b": (1.0, 90), "c": (0.5, 20), "d": (None, 5), "e": (0.25, 10), "f": (0.5, 25)}
-    for name, (rate, length) in rates.items():
-        messages = [MATH_PLAIN["messages"][0], {"role": "assistant", "content": prose(generator, length)}]
-        metadata = {"reason_high_no_tool": None if rate is None else block(rate)}
-        rows.append({**MATH_PLAIN, "uuid": name, "messages": messages, "metadata": metadata})
-    other = {**rows[3], "uuid": "other", "messages": [{"role": "user", "content": "2^11?"}, rows[3]["messages"][1]]}
-    path = write_rows(tmp_path / "high.jsonl", [*rows, other])
-    blend = {"datasets": [data_set("math", path) | {"converter": "math_v2"}]}
-    kept = {}
-    for cap in (1, 2, 3):
-        prepare(blend, tmp_path / "out", dedup={"cap": cap})
-        found = outcomes(tmp_path / "out")
-        assert set(found.values()) == {"kept", "beyond_cap"}
-        kept[cap] = {name for name, outcome in found.items() if outcome == "kept"} - {"other"}
-        assert found["other"] == "kept"
-        assert not any(row["quality_is_duplicate"] or row["dup_of"] for row in rows_of(tmp_path / "out"))
-    assert kept == {1: {"b"}, 2: {"b", "c"}, 3: {"b", "c", "f"}}
-
-
 def exam(folder, *texts):
     path = write_rows(folder / "exam.jsonl", [{"text": text} for text in texts])
     return {"datasets": [{"name": "exam", "path": str(path)}]}
@@ -282,7 +233,8 @@ def test_contaminated_rows_are_marked_with_hits(tmp_path):
     blend = {"datasets": [data_set("a", path)]}
     dedup = {"evaluations": exam(tmp_path, "too short", prose(generator, 30), question)}
     prepare(blend, tmp_path / "out", dedup=dedup)
-    assert outcomes(tmp_path / "out") == {"innocent": "kept", "guilty": "contaminated", "told": "kept"}
+    found = {name: row["dedup_outcome"] for name, row in by_name(tmp_path / "out").items()}
+    assert found == {"innocent": "kept", "guilty": "contaminated", "told": "kept"}
     (hit,) = pq.read_table(tmp_path / "out/hits.parquet").to_pylist()
     assert hit["document"] == by_name(tmp_path / "out")["guilty"]["row_id"]
     assert (hit["evaluation"], hit["row"], hit["runs"]) == ("exam/exam.jsonl", 2, 8)

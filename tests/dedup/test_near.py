@@ -16,7 +16,6 @@ from tokenmill.tasks.dedup.near import (
     BANDS,
     BANDS_SCHEMA,
     LEADERS,
-    MADE_OF,
     VERIFIED,
     band_table,
     buckets_of,
@@ -26,7 +25,7 @@ from tokenmill.tasks.dedup.partitions import SliceFile, read_partition
 from tokenmill.tasks.errors import RunError
 
 from tests.dedup.deduplication import Wiring, documents, edges, left, sign_near
-from tests.dedup.scripts import LANGUAGES, UNBROKEN, changed, jaccard, library, shingles, unbroken, units, written
+from tests.dedup.scripts import LANGUAGES, UNBROKEN, changed, jaccard, shingles, unbroken, written
 from tests.dedup.test_shingles import shingled
 from tests.examples import max_examples
 
@@ -90,16 +89,6 @@ def pairs_of(tables):
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_planted_pairs_are_found_and_no_other_is(tmp_path, seed):
-    texts, expected = planted(seed)
-    found = pairs_of(Wiring(tmp_path).verified(documents(texts)))
-    assert len(expected) > 60
-    assert found.items() <= expected.items()
-    assert len(found) >= 0.95 * len(expected)
-
-
 def versions(language, count=25):
     """Texts of one language or of one kind without blanks, and of each three versions, the first with one edit."""
     generator = random.Random(language)
@@ -133,21 +122,6 @@ def test_versions_that_are_cut_in_other_units_are_compared_by_those_they_share(t
     words = prose(generator, 60)
     texts = [chinese, f"{chinese} {prose(generator, 3)}", f"{words} {code}", f"{words} {code[:150]} {code[150:]}"]
     assert edges(Wiring(tmp_path).near(documents(texts))).keys() == {1, 3}
-
-
-def test_parts_of_a_document_are_recorded(tmp_path):
-    texts = ["two words", "漢字 かな word", "", "ภาษา", library()[:100]]
-    mostly = sign_near(documents(texts), f"{tmp_path}/bands", f"{tmp_path}/shingles", 1)
-    found = read_partition([f"{tmp_path}/shingles.units"], 0, 1, MADE_OF).to_pylist()
-    assert [list(row.values())[:4] for row in found] == [
-        [0, 2, 0, 0],
-        [1, 1, 4, 0],
-        [2, 0, 0, 0],
-        [3, 0, 0, 4],
-        [4, 0, 0, 0],
-    ]
-    assert found[4]["pieces"] == len(units(texts[4])) > 15
-    assert mostly == {"words": 1, "characters": 1, "letters": 1, "pieces": 1}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -239,17 +213,6 @@ def test_a_chain_of_versions_keeps_those_that_are_not_alike(tmp_path):
     table = Wiring(tmp_path).near(documents(texts))
     assert table["dropped"].to_pylist() == list(range(1, 20, 2))
     assert table["group"].to_pylist() == [0] * 10
-
-
-def test_a_large_group_keeps_its_best_and_is_not_compared_pair_by_pair(tmp_path):
-    generator = random.Random(1)
-    text, count = prose(generator, 120), 200
-    texts = [edited(generator, text, 1) for _ in range(count)]
-    ranks = [number * 37 % count for number in range(count)]
-    best = ranks.index(count - 1)
-    table = Wiring(tmp_path).near(documents(texts, ranks))
-    assert {kept for kept, _ in edges(table).values()} == {best}
-    assert table.num_rows == count - 1
 
 
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 22])

@@ -20,8 +20,8 @@ from tokenmill.tasks.dedup.shingles import (
 )
 from tokenmill.tasks.dedup.shingles import shingles as shingles_of
 
-from tests.dedup import reference
 from tests.dedup.deduplication import large
+from tests.dedup.scripts import jaccard
 
 WORDS = st.sampled_from(["a", "b", "aa", "ab", "ba", "é", "\x00", "a\x00", "-" * 8, "x" * 40])
 TEXTS = st.lists(st.lists(WORDS, max_size=20).map(" ".join), max_size=12)
@@ -96,10 +96,6 @@ def test_one_set_against_all_others_is_what_two_sets_are(found, threshold, count
     ]
 
 
-def jaccard(one, other):
-    return len(one & other) / len(one | other)
-
-
 def alike(similarity, pairs, size=60, seed=0):
     """Sets of random shingles, two by two this similar: those of pair i are documents 2i and 2i + 1."""
     shared = round(2 * size * similarity / (1 + similarity))
@@ -111,18 +107,6 @@ def alike(similarity, pairs, size=60, seed=0):
     return Shingles(hashes.reshape(-1), offsets), shared / (shared + 2 * own)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("similarity", [0.0, 0.2, 0.5, 0.8, 0.95])
-def test_sketches_agree_with_the_similarity(similarity):
-    sets, exactly = alike(similarity, 2000)
-    sketches = reference.sketches(sets)
-    assert sketches.shape == (4000, BANDS * ROWS)
-    agreement = (sketches[0::2] == sketches[1::2]).mean(axis=1)
-    deviation = math.sqrt(exactly * (1 - exactly) / (BANDS * ROWS))
-    assert abs(agreement.mean() - exactly) <= 6 * deviation / math.sqrt(2000)
-    assert agreement.std() <= 1.1 * deviation
-
-
 @pytest.mark.parametrize("similarity", [0.1, 0.3, 0.42, 0.5, 0.6, 0.8])
 def test_bands_are_shared_with_the_odds_of_the_formula(similarity):
     sets, exactly = alike(similarity, 3000, seed=1)
@@ -130,11 +114,3 @@ def test_bands_are_shared_with_the_odds_of_the_formula(similarity):
     found = (keys[0::2] == keys[1::2]).any(axis=1).mean()
     odds = 1 - (1 - exactly**ROWS) ** BANDS
     assert abs(found - odds) <= 6 * math.sqrt(odds * (1 - odds) / 3000) + 1e-4
-
-
-def test_bands_are_never_confused():
-    same = np.full(BANDS * ROWS, 7, np.uint32)
-    keys = np.array(reference.keys(same))
-    assert len({*keys.tolist()}) == BANDS
-    changed = [reference.keys(same + one) != keys for one in np.eye(BANDS * ROWS, dtype=np.uint32)]
-    assert np.array_equal(changed, np.repeat(np.eye(BANDS, dtype=bool), ROWS, axis=0))
