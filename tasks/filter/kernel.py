@@ -21,21 +21,8 @@ from tokenmill.tasks.dedup.documents import content
 from tokenmill.tasks.runtime import load
 
 CLASSES = (
-    *(
-        "space",
-        "line_break",
-        "alpha",
-        "lower",
-        "upper",
-        "quote",
-        "prefix",
-        "suffix",
-        "icon",
-        "before_dot",
-        "host",
-        "scheme",
-    ),
-    *("digit", "letter", "symbol", "punctuation", "sentence_end", "line_end"),
+    *("space", "line_break", "alpha", "lower", "upper", "quote", "prefix", "suffix", "icon", "before_dot", "host"),
+    *("scheme", "digit", "letter", "symbol", "punctuation", "sentence_end", "line_end"),
 )
 """Classes of characters; class n is bit n."""
 
@@ -55,20 +42,14 @@ CODE_POINTS = 0x110000
 _FOLDER = Path(__file__).parent
 
 
-def _load() -> ctypes.CDLL:
-    """The compiled function with the types of its arguments. Raises RunError if it cannot be loaded."""
-    library = load(__file__)
-    byte, number, half = (ndpointer(kind, ndim=1, flags="C_CONTIGUOUS") for kind in (np.uint8, np.int64, np.uint32))
-    count = ctypes.c_int64
-    library.measure.argtypes = [
-        *(byte, number, count, half, half, number, number, number, number),
-        *(count, number, number, count, count, number, byte, number),
-    ]
-    library.measure.restype = count
-    return library
-
-
-_KERNEL = _load()
+_KERNEL = load(__file__)
+_BYTE, _NUMBER, _HALF = (ndpointer(kind, ndim=1, flags="C_CONTIGUOUS") for kind in (np.uint8, np.int64, np.uint32))
+_COUNT = ctypes.c_int64
+_KERNEL.measure.argtypes = [
+    *(_BYTE, _NUMBER, _COUNT, _HALF, _HALF, _NUMBER, _NUMBER, _NUMBER, _NUMBER),
+    *(_COUNT, _NUMBER, _NUMBER, _COUNT, _COUNT, _NUMBER, _BYTE, _NUMBER),
+]
+_KERNEL.measure.restype = _COUNT
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +77,6 @@ class Measured:
     cleaned: pa.LargeStringArray
 
 
-@dataclass(frozen=True, slots=True)
-class _Tables:
-    """The arguments of `measure` that texts do not change."""
-
-    classes: np.ndarray
-    strings: np.ndarray
-    string_bounds: np.ndarray
-    set_bounds: np.ndarray
-    pieces: np.ndarray
-    piece_bounds: np.ndarray
-
-
 def measure(texts: pa.LargeStringArray, wanted: Wanted) -> Measured:
     """Count what rules compare in each text. Raises MemoryError."""
     characters, bounds = content(texts)
@@ -117,8 +86,7 @@ def measure(texts: pa.LargeStringArray, wanted: Wanted) -> Measured:
     cleaned, cleaned_bounds = np.empty(len(characters) + 1, np.uint8), np.empty(len(bounds), np.int64)
     families = sum(FAMILIES[name] for name in wanted.families)
     failed = _KERNEL.measure(
-        *(characters, bounds, len(texts), tables.classes, tables.strings, tables.string_bounds, tables.set_bounds),
-        *(tables.pieces, tables.piece_bounds, families, np.array(wanted.limits, np.int64)),
+        *(characters, bounds, len(texts), *tables, families, np.array(wanted.limits, np.int64)),
         *(sizes, len(wanted.top), len(sizes), found.reshape(-1), cleaned, cleaned_bounds),
     )
     if failed:
@@ -139,28 +107,27 @@ def default_line_ends() -> str:
 
 
 @cache
-def _tables(stop_words: Sequence[str], phrases: Sequence[str], line_ends: str) -> _Tables:
+def _tables(stop_words: Sequence[str], phrases: Sequence[str], line_ends: str) -> Sequence[np.ndarray]:
+    """The arguments of `measure` that texts do not change: classes of characters; strings, and the bounds of each and of each set
+    of them; the sizes of the pieces of special cases, and the bounds of each case.
+    """
     english = _english()
     pieces: list[list[str]] = english["specials"]
     sets = [["".join(parts) for parts in pieces], english["units"], stop_words, phrases]
     strings = list(chain.from_iterable(sets))
-    return _Tables(
-        _classes({**english["classes"], "line_end": [(ord(char), ord(char)) for char in line_ends]}),
+    ranges = {**english["classes"], "line_end": [(ord(char), ord(char)) for char in line_ends]}
+    classes = np.zeros(2 * CODE_POINTS, np.uint32)  # twice as many, so that no damaged text can lead outside
+    for bit, name in enumerate(CLASSES):
+        for first, last in ranges[name]:
+            classes[first : last + 1] |= np.uint32(1 << bit)
+    return (
+        classes,
         np.frombuffer("".join(strings).encode("utf-32-le"), np.uint32),
         _bounds([len(string) for string in strings]),
         _bounds([len(each) for each in sets]),
         np.array([len(part) for parts in pieces for part in parts], np.int64),
         _bounds([len(parts) for parts in pieces]),
     )
-
-
-def _classes(ranges: Mapping[str, Sequence[Sequence[int]]]) -> np.ndarray:
-    """The classes of every code point, a bit each, uint32 [CODE_POINTS]."""
-    table = np.zeros(2 * CODE_POINTS, np.uint32)  # twice as many, so that no damaged text can lead outside
-    for bit, name in enumerate(CLASSES):
-        for first, last in ranges[name]:
-            table[first : last + 1] |= np.uint32(1 << bit)
-    return table
 
 
 def _bounds(lengths: Sequence[int]) -> np.ndarray:

@@ -62,6 +62,7 @@ class Filter(Kind[FilterSettings, FilterFound]):
         models, paths = identified(settings)
         rules = [{"family": name, **getattr(settings, name).model_dump()} for name in settings.rules]
         personal = settings.personal
+        # Masks don't matter where nothing is looked for, so they aren't in the recipe then.
         treated = {"off"} != {personal.emails, personal.ips, personal.secrets}
 
         def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[FilterRecipe]:  # noqa: ARG001 - any plan's

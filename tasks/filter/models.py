@@ -51,10 +51,9 @@ def identified(settings: FilterSettings) -> tuple[list[Labelled], dict[str, str]
 
 
 def _content(path: str) -> str:
-    """The hash of a file."""
     if not is_local(path):
         raise InputError(f"{path}: a model must be a local file, which every worker can read; copy it to a shared disk")
-    hasher = xxh3_128()
+    hasher = xxh3_128()  # the path may lead to another model next time
     try:
         with Path(path).open("rb") as stream:
             while block := stream.read(BLOCK_BYTES):
@@ -100,9 +99,10 @@ def failing(texts: pa.LargeStringArray, model: Labelled, paths: Mapping[str, str
     """Return which texts, bool [n], lack a requested label with enough score; `paths` are the models' paths by content."""
     predict = _vouched(paths[model.content], model.content).predict
     wanted = {f"{PREFIX}{label}" for label in model.keep}
-    return np.array([not _reaches(predict, text, wanted, model.threshold) for text in texts.to_pylist()], np.bool_)
-
-
-def _reaches(predict: Any, text: str, wanted: set[str], threshold: float) -> bool:  # noqa: ANN401 - same
-    labels, scores = predict(text.replace("\n", " "), k=-1)
-    return any(label in wanted and score >= threshold for label, score in zip(labels, scores, strict=True))
+    lacking = np.ones(len(texts), np.bool_)
+    for number, text in enumerate(texts.to_pylist()):
+        # All labels (-1): the wanted one may not be the best, and still reach the threshold.
+        labels, scores = predict(text.replace("\n", " "), k=-1)
+        reached = (label for label, score in zip(labels, scores, strict=True) if score >= model.threshold)
+        lacking[number] = wanted.isdisjoint(reached)
+    return lacking

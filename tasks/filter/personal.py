@@ -48,7 +48,7 @@ def emails(text: str) -> Iterator[Span]:
     done = 0
     for domain in DOMAIN.finditer(text):
         at = domain.start()
-        before = text[done:at]
+        before = text[done:at]  # addresses don't overlap
         local = before[len(before.rstrip(LOCAL + ".")) :].rpartition("..")[2].lstrip(".")
         begin = None if local.endswith(".") else BEGIN.search(text, at - len(local), at)
         if begin:
@@ -58,7 +58,9 @@ def emails(text: str) -> Iterator[Span]:
 
 def ips(text: str) -> Iterator[Span]:
     """Where IPv4 addresses are."""
-    return (found.span() for found in IP.finditer(text) if _is_ip(found[0]))
+    # An octet with a leading zero is part of a version or a date.
+    matches = (found for found in IP.finditer(text) if not re.search(r"(?:^|\.)0[0-9]", found[0]))
+    return (found.span() for found in matches)
 
 
 def public_ips(text: str) -> Iterator[Span]:
@@ -69,11 +71,6 @@ def public_ips(text: str) -> Iterator[Span]:
 def secrets(text: str) -> Iterator[Span]:
     """Where private keys and access tokens are."""
     return (found.span() for found in KEY.finditer(text))
-
-
-def _is_ip(text: str) -> bool:
-    """Whether the octets are without leading zeros."""
-    return all(octet == "0" or not octet.startswith("0") for octet in text.split("."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +114,23 @@ def treat(texts: pa.LargeStringArray, settings: PersonalData) -> Treated:
     for kind in _kinds(settings):
         if kind.treatment == "off":
             continue
-        spans = _find(texts, kind)
+        hint = compute.MatchSubstringOptions(kind.hint)
+        likely = np.flatnonzero(compute.call_function("match_substring_regex", [texts], hint)).tolist()
+        spans = {number: each for number in likely if (each := [*kind.find(texts[number].as_py())])}
         found[kind.name] = {"documents": len(spans), "found": sum(map(len, spans.values()))}
-        if kind.treatment == "drop":
+        if kind.treatment == "drop":  # for the first kind that is found
             numbers = np.array([number for number in spans if not reasons[number]], np.int64)
             reasons[numbers] = kind.reason
         if kind.treatment == "mask" and spans:
-            masked = pa.array(
-                [_replaced(texts[number].as_py(), each, kind.mask) for number, each in spans.items()], pa.large_string()
-            )
+            masked: list[str] = []
+            for number, each in spans.items():
+                text = texts[number].as_py()
+                ends, starts = [0, *(end for _, end in each)], [*(start for start, _ in each), len(text)]
+                masked.append(kind.mask.join(text[end:start] for end, start in zip(ends, starts, strict=True)))
             changed = np.zeros(len(texts), np.bool_)
             changed[list(spans)] = True
-            texts = compute.call_function("replace_with_mask", [texts, pa.array(changed), masked])
+            replaced = [texts, pa.array(changed), pa.array(masked, pa.large_string())]
+            texts = compute.call_function("replace_with_mask", replaced)
     return Treated(reasons, texts, found)
 
 
@@ -139,18 +141,3 @@ def total(counts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[s
         for name, found in each.items():
             sums.setdefault(name, Counter()).update(found)
     return {name: {"documents": found["documents"], "found": found["found"]} for name, found in sums.items()}
-
-
-def _find(texts: pa.LargeStringArray, kind: _Kind) -> dict[int, list[Span]]:
-    """Return the findings of each text, without texts that have none."""
-    likely = np.flatnonzero(
-        compute.call_function("match_substring_regex", [texts], compute.MatchSubstringOptions(kind.hint))
-    )
-    spans = {number: list(kind.find(texts[number].as_py())) for number in likely.tolist()}
-    return {number: each for number, each in spans.items() if each}
-
-
-def _replaced(text: str, spans: Sequence[Span], mask: str) -> str:
-    ends = [0, *(end for _, end in spans)]
-    starts = [*(start for start, _ in spans), len(text)]
-    return mask.join(text[end:start] for end, start in zip(ends, starts, strict=True))

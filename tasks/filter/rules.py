@@ -52,7 +52,7 @@ def judge(texts: pa.LargeStringArray, families: Mapping[Family, Any]) -> Verdict
                 for reason, failing in _RULES[family](measured.counts, settings):
                     reasons[failing & (reasons == "")] = reason
         if "c4" in stage and stage["c4"].remove_lines:
-            stay = reasons == ""
+            stay = reasons == ""  # a dropped text is published nowhere
             texts = compute.call_function("if_else", [pa.array(stay), measured.cleaned, texts])
             lines = {name: int(measured.counts[name][stay].sum()) for name in LINE_REASONS}
     return Verdicts(reasons, texts, lines)
@@ -63,7 +63,7 @@ def _stages(families: Mapping[Family, Any]) -> Iterator[dict[Family, Any]]:
     stage: dict[Family, Any] = {}
     for family, settings in families.items():
         stage[family] = settings
-        if isinstance(settings, C4Quality) and settings.remove_lines:
+        if isinstance(settings, C4Quality) and settings.remove_lines:  # later families see the lines that it keeps
             yield stage
             stage = {}
     if stage:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 from tokenmill.tasks.dedup.apply import Content, SliceRows, kept_rows, read_rows, write_rows
-from tokenmill.tasks.shards.build import ShardBuilder, building
+from tokenmill.tasks.shards.build import building
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
@@ -74,23 +74,22 @@ def filter_shard(shard: PlannedShard, store: Store, paths: Mapping[str, str], on
             builder.count(rows, rejected)
             builder.drop_each(decided.reasons[~stay], rows.rows[~stay])
             write_rows(builder, kept_rows(content, pa.array(kept)), rows.rows[kept])
+            # The findings are kept, and the texts of a batch are not.
             found.append(Decided(decided.reasons[:0], decided.texts[:0], decided.personal, decided.lines))
         builder.write_fates()
-        _note(builder, found)
+        if personal := total([each.personal for each in found]):
+            builder.facts["personal"] = personal
+        if lines := dict(sum((Counter(each.lines) for each in found), Counter())):
+            builder.facts["removed_lines"] = lines
     return builder.receipt
-
-
-def _note(builder: ShardBuilder, found: Sequence[Decided]) -> None:
-    """Put the findings into the receipt."""
-    if personal := total([each.personal for each in found]):
-        builder.facts["personal"] = personal
-    if lines := dict(sum((Counter(each.lines) for each in found), Counter())):
-        builder.facts["removed_lines"] = lines
 
 
 def decide(texts: pa.LargeStringArray, recipe: Mapping[str, Any], paths: Mapping[str, str]) -> Decided:
     """Judge texts by families of rules, then by models, then by personal data; each sees only the texts that have passed."""
-    families = {each["family"]: _settings(each) for each in recipe["rules"]}
+    families: dict[Family, Any] = {}
+    for rules in recipe["rules"]:
+        thresholds = {name: value for name, value in rules.items() if name != "family"}
+        families[rules["family"]] = FAMILIES[rules["family"]](**thresholds)
     verdicts = judge(texts, families)
     reasons, texts = verdicts.reasons, verdicts.texts
     for model in (Labelled(**each) for each in recipe["models"]):
@@ -98,15 +97,11 @@ def decide(texts: pa.LargeStringArray, recipe: Mapping[str, Any], paths: Mapping
         reasons[stay[failing(texts.take(pa.array(stay)), model, paths)]] = model.reason
     if not recipe["personal"]:
         return Decided(reasons, texts, {}, verdicts.lines)
-    passed = reasons == ""
+    passed = reasons == ""  # personal data of dropped texts isn't counted
     treated = treat(texts.filter(pa.array(passed)), PersonalData(**recipe["personal"]))
     reasons[passed] = treated.reasons
     texts = compute.call_function("replace_with_mask", [texts, pa.array(passed), treated.texts])
     return Decided(reasons, texts, treated.found, verdicts.lines)
-
-
-def _settings(rules: Mapping[str, Any]) -> Any:  # noqa: ANN401 - one of the models of rules
-    return FAMILIES[rules["family"]](**{name: value for name, value in rules.items() if name != "family"})
 
 
 def _changed(
@@ -114,36 +109,25 @@ def _changed(
 ) -> tuple[Content, np.ndarray, list[BadRow]]:
     """The rows with changed texts in place, which of them to write (bool [n]), and those that cannot be written again."""
     changed = np.flatnonzero(stay & np.asarray(compute.call_function("not_equal", [texts, rows.texts])))
-    if not len(changed):
+    if not len(changed):  # rows keep their bytes
         return rows.content, stay, []
     if not isinstance(rows.content, list):
-        return _with_column(rows.content, texts, path), stay, []
+        number = rows.content.schema.get_field_index(path[0])
+        column = _replaced(rows.content.column(number), texts, path[1:])
+        return rows.content.set_column(number, rows.content.schema.field(number), column), stay, []
     content, kept, rejected = list(rows.content), stay.copy(), list[BadRow]()
     for number in changed.tolist():
         try:
-            content[number] = _with_text(content[number], texts[number].as_py(), path)
-        except (ValueError, TypeError) as error:
+            record = inner = loads(content[number])
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = texts[number].as_py()
+            content[number] = compact(record)
+        except (ValueError, TypeError) as error:  # of rows with so many levels that they cannot be written again
             kept[number] = False
             bad = BadRow(int(rows.rows[number]), "cannot_be_changed", str(error), excerpt(content[number]))
             rejected.append(bad)
     return content, kept, rejected
-
-
-def _with_text(row: bytes, text: str, path: Sequence[str]) -> bytes:
-    """Return a JSON row with a different text. Raises ValueError or TypeError for levels that cannot be written again."""
-    record = loads(row)
-    inner = record
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = text
-    return compact(record)
-
-
-def _with_column(batch: pa.RecordBatch, texts: pa.LargeStringArray, path: Sequence[str]) -> pa.RecordBatch:
-    """Parquet rows with other texts."""
-    number = batch.schema.get_field_index(path[0])
-    column = _replaced(batch.column(number), texts, path[1:])
-    return batch.set_column(number, batch.schema.field(number), column)
 
 
 def _replaced(column: pa.Array, texts: pa.LargeStringArray, path: Sequence[str]) -> pa.Array:

@@ -82,7 +82,27 @@ def candidates(
     wanted = required(table, require, known)
     kept = wanted[sampled(table.column("id").take(pa.array(wanted)).to_pylist(), sample)]
     drops = Counter(not_required=table.num_rows - len(wanted), not_sampled=len(wanted) - len(kept))
-    return _shown(table, kept, view, +drops, read or reader(table))
+    drops, read = +drops, read or reader(table)  # + leaves out reasons without rows
+    texts: list[str] = []
+    rows: list[int] = []
+    for row in kept.tolist():  # only now is a text parsed
+        messages = read(row)
+        shown = "" if isinstance(messages, Fault) else view_of(messages, view)
+        if shown:
+            rows.append(row)
+            texts.append(shown)
+        else:
+            drops[f"invalid_harmony:{messages.code}" if isinstance(messages, Fault) else "empty_view"] += 1
+    found = table.drop_columns("text").take(pa.array(rows, pa.int64()))
+    shown_texts = pa.array(texts, pa.large_string())
+    characters, bounds = collapse(*content(shown_texts))  # words are what single blanks separate now
+    words = np.diff(np.searchsorted(np.flatnonzero(characters == ord(" ")), bounds)) + (np.diff(bounds) > 0)
+    carried = [
+        found[each.name].cast(each.type) if each.name in found.column_names else pa.nulls(len(rows), each.type)
+        for each in CARRIED
+    ]
+    columns = [found["id"].cast(pa.string()), shown_texts, pa.array(words, pa.int32()), *carried]
+    return Candidates(pa.table(columns, schema=SCHEMA), drops)
 
 
 def required(table: pa.Table, require: Predicate, known: Collection[str]) -> np.ndarray:
@@ -92,45 +112,8 @@ def required(table: pa.Table, require: Predicate, known: Collection[str]) -> np.
 
 def sampled(ids: Sequence[str | None], sample: Sample) -> np.ndarray:
     """Which of `ids` are in the sample, bool [ids]: by the first 32 bits of the SHA-1 of the lower-case id."""
-    if sample.keep == sample.modulus:
+    if sample.keep == sample.modulus:  # all, without a hash for each
         return np.ones(len(ids), np.bool_)
     digests = (hashlib.sha1((each or "").lower().encode(), usedforsecurity=False).digest() for each in ids)
     numbers = (int.from_bytes(digest[:4], "big") for digest in digests)
     return np.fromiter((number % sample.modulus < sample.keep for number in numbers), np.bool_, len(ids))
-
-
-def _shown(table: pa.Table, kept: np.ndarray, view: View, drops: Counter[str], read: Read) -> Candidates:
-    texts: list[str] = []
-    rows: list[int] = []
-    for row in kept.tolist():
-        messages = read(row)
-        shown = "" if isinstance(messages, Fault) else view_of(messages, view)
-        if shown:
-            rows.append(row)
-            texts.append(shown)
-        else:
-            drops[f"invalid_harmony:{messages.code}" if isinstance(messages, Fault) else "empty_view"] += 1
-    return Candidates(_rows(table.drop_columns("text").take(pa.array(rows, pa.int64())), texts), drops)
-
-
-def _rows(table: pa.Table, texts: Sequence[str]) -> pa.Table:
-    shown = pa.array(texts, pa.large_string())
-    columns = {
-        "id": table.column("id").cast(pa.string()),
-        "embed_text": shown,
-        "stats_embed_word_count": pa.array(_word_counts(shown), pa.int32()),
-    }
-    return pa.table([*columns.values(), *(_carried(table, each) for each in CARRIED)], schema=SCHEMA)
-
-
-def _word_counts(texts: pa.LargeStringArray) -> np.ndarray:
-    """The number of words in each text between white space, int64."""
-    characters, bounds = collapse(*content(texts))
-    blanks = np.flatnonzero(characters == ord(" "))
-    return np.diff(np.searchsorted(blanks, bounds)) + (np.diff(bounds) > 0)
-
-
-def _carried(table: pa.Table, column: pa.Field) -> pa.ChunkedArray | pa.Array:
-    if column.name in table.schema.names:
-        return table.column(column.name).cast(column.type)
-    return pa.nulls(table.num_rows, column.type)

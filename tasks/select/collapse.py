@@ -55,11 +55,10 @@ class Survey:
     def add(self, behaviour: Behaviour | None) -> None:
         """Count one conversation, None for invalid Harmony."""
         self.rows += 1
-        if behaviour is None:
+        if behaviour is None:  # its share is reported, so that a wrong format isn't taken for variety
             self.empty += 1
             return
-        structure = behaviour.structure
-        trace = behaviour.trace_of(structure)
+        structure, trace = behaviour.structure, behaviour.trace  # counted by hashes: a trace takes a kilobyte
         keysets = [str(result.payload) for result in behaviour.results if result.payload.keys]
         self.traces[xxh3_64_intdigest(trace.encode())] += 1
         self.structures[xxh3_64_intdigest(structure.encode())] += 1
@@ -79,11 +78,11 @@ class Survey:
 
     def record(self) -> dict[str, Any]:
         """Return the survey as a tree of counts, plain JSON."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(Survey)}
-
-
-def _plain(value: "int | Counter[Any]") -> int | dict[str, int]:
-    return value if isinstance(value, int) else {str(key): count for key, count in sorted(value.items())}
+        values: dict[str, int | Counter[Any]] = {each.name: getattr(self, each.name) for each in fields(Survey)}
+        return {
+            name: value if isinstance(value, int) else {str(key): count for key, count in sorted(value.items())}
+            for name, value in values.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +125,19 @@ def collapse(found: Counts, limits: Limits) -> Collapse:
         "keysets": _most_common(found["keysets"]),
         "authors": _most_common(found["authors"]),
     }
-    return Collapse(facts, tuple(_problems(facts, limits)))
-
-
-def _problems(facts: dict[str, Any], limits: Limits) -> Iterable[str]:
-    if not facts["rows"]:
-        yield "the selection doesn't contain rows to survey; check it"
-        return
-    structures, calls = facts["share_distinct_structures"], facts["share_with_calls"]
+    if not rows:
+        return Collapse(facts, ("the selection doesn't contain rows to survey; check it",))
+    structures, calls, problems = facts["share_distinct_structures"], facts["share_with_calls"], list[str]()
     if structures < limits.structures:
-        yield (
-            f"{facts['distinct_structures']} distinct structures in {facts['rows']} rows are {structures:.3%}, "
+        problems.append(
+            f"{facts['distinct_structures']} distinct structures in {rows} rows are {structures:.3%}, "
             f"below the limit of {limits.structures:.3%}; embed a different view or select other rows"
         )
     if calls < limits.calls:
-        yield f"{calls:.3%} of rows call a tool, below the limit of {limits.calls:.3%}; select rows with tools"
+        problems.append(
+            f"{calls:.3%} of rows call a tool, below the limit of {limits.calls:.3%}; select rows with tools"
+        )
+    return Collapse(facts, tuple(problems))
 
 
 def _share(part: int, whole: int) -> float:
@@ -149,6 +146,7 @@ def _share(part: int, whole: int) -> float:
 
 def _percentiles(counts: Mapping[str, int]) -> dict[str, int]:
     """The smallest value at or above each percentile of the rows; empty without rows."""
+    # Keys became text in JSON.
     ascending = sorted(Counter({int(value): count for value, count in counts.items()}).elements())
     return {f"p{each}": ascending[-(-len(ascending) * each // 100) - 1] for each in PERCENTILES if ascending}
 

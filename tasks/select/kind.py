@@ -12,7 +12,7 @@ A selection publishes these files next to its rows:
     OUT/behaviours.md, behaviours.json              the behaviors of the candidates, and whether they have collapsed
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -24,7 +24,7 @@ from tokenmill.tasks.dedup.apply import Deduplicated
 from tokenmill.tasks.dedup.contamination import find_evaluations
 from tokenmill.tasks.dedup.kind import without_duplicates
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.harmony.inventory import Counts, merged
+from tokenmill.tasks.harmony.inventory import merged
 from tokenmill.tasks.harmony.message import TEMPLATE_VERSION
 from tokenmill.tasks.harmony.planning import FORMAT_VERSION as ROWS_VERSION
 from tokenmill.tasks.harmony.planning import KIND as ROWS
@@ -47,7 +47,7 @@ from .collapse import Survey, collapse
 from .pools import added
 from .pools import manifest as pools_manifest
 from .scores import find_scores
-from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
+from .settings import NormalizationSettings, SelectionChoices
 from .shard import (
     FORMAT_VERSION,
     KIND,
@@ -70,14 +70,16 @@ def beside(selected: Sequence[Finished], deduplicated: Deduplicated, choices: Se
     final = deduplicated.final
     pools = pools_of(choices)
     tallies = [item.receipt.facts["tally"] for item in selected if "tally" in item.receipt.facts]
+    # What the pools were made from: readers of pools.json can tell whether it still fits the rows.
     inputs = {item.key: output.xxh3_128 for item in final for output in item.receipt.outputs if output.path == FILE}
-    found = collapse(surveyed(selected, store), choices.limits)
+    surveys = (orjson.loads(store.read(item.receipt, SURVEY)) for item in selected)
+    found = collapse(reduce(merged, surveys, Survey().record()), choices.limits)
     listed = pools_manifest(pools, added(tallies, len(pools.pools)), inputs)
     documents = {
         f"{BEHAVIOURS}.json": _json({**found.facts, "problems": list(found.problems)}),
         f"{BEHAVIOURS}.md": found.markdown.encode(),
     }
-    if pools.pools:
+    if pools.pools:  # without pools, an earlier list of them goes
         documents[f"{POOLS}.json"] = _json(listed)
     folders = {pool_part(number): f"{POOLS}/{name}" for number, name in enumerate(pools.names)}
     header = {
@@ -93,12 +95,6 @@ def beside(selected: Sequence[Finished], deduplicated: Deduplicated, choices: Se
         },
     }
     return Beside(selected, {PART: PART, **folders}, deduplicated.files, documents, header)
-
-
-def surveyed(selected: Sequence[Finished], store: Store) -> Counts:
-    """Return the survey of all shards of a selection."""
-    records = (orjson.loads(store.read(item.receipt, SURVEY)) for item in selected)
-    return reduce(merged, records, Survey().record())
 
 
 def _json(value: object) -> bytes:
@@ -139,39 +135,17 @@ def select(
     Raises InputError for settings that do not fit the columns, and for scores of other rows.
     """
     require_selectable(choices)
-    with_rows = [item for item in final if item.receipt.documents]
+    with_rows = [item for item in final if item.receipt.documents]  # the others have no file to read
     scores = find_scores(choices.scores, with_rows, store)
     plan = plan_selection(with_rows, choices, scores, store, rebuild=rebuild)
     return run_stage(SELECT, plan, build_shards, {"scores": dict(scores.places)}, rebuild=rebuild)
 
 
-def build_selection_shard(shard: PlannedShard, store: Store, scores: Mapping[str, str]) -> Receipt:
-    """Build one planned shard of a selection in this process; `scores` maps content hashes to places."""
-    return select_shard(shard, SelectionRecipe(**shard.identity["recipe"]), store, scores)
-
-
-SELECT = Stage("select-rows", build_selection_shard)
+SELECT = Stage("select-rows", select_shard)
 
 
 def _digest(value: object) -> str:
     return xxh3_128_hexdigest(orjson.dumps(value))
-
-
-def _marked(tally: Mapping[str, int]) -> Iterator[str]:
-    for outcome, count in tally.items():
-        if outcome != "kept":
-            yield f"{outcome.replace('_', ' ')}: {counted(count, 'row')}"
-
-
-def _selected(selection: Mapping[str, Any]) -> Iterator[str]:
-    pools = sorted(selection["pools"].items(), key=lambda pool: -pool[1]["rows"])
-    filled = [f"{name} {pool['rows']:,}" for name, pool in pools if pool["rows"]]
-    if filled:
-        more = f" and {len(filled) - MAX_POOLS} more" if len(filled) > MAX_POOLS else ""
-        yield f"pools: {', '.join(filled[:MAX_POOLS])}{more}"
-    yield f"candidates to embed: {selection['candidates']:,}"
-    for place, count in selection["without_score"].items():
-        yield f"without a score of {place}: {counted(count, 'row')}"
 
 
 class Normalization(Kind[NormalizationSettings, Normalized | None]):
@@ -187,7 +161,7 @@ class Normalization(Kind[NormalizationSettings, Normalized | None]):
     hidden = frozenset({"holdout"})
 
     def plan(self, blend: Blend, settings: NormalizationSettings, output_dir: str | None) -> NormalizationPlan:
-        if output_dir is not None:
+        if output_dir is not None:  # a plan without one is shown, and writes nothing
             require_fitting(settings, output_dir)
         planned = plan_harmony(blend, settings, output_dir)
         return Planned(planned.blend, settings, planned.output_dir, planned.plan, None)
@@ -237,7 +211,20 @@ class Normalization(Kind[NormalizationSettings, Normalized | None]):
         }
 
     def summary(self, manifest: Mapping[str, Any]) -> list[str]:
-        return [*_marked(manifest["dedup"].get("tally", {})), *_selected(manifest["selection"])]
+        selection, tally = manifest["selection"], manifest["dedup"].get("tally", {})
+        lines = [
+            f"{outcome.replace('_', ' ')}: {counted(count, 'row')}"
+            for outcome, count in tally.items()
+            if outcome != "kept"
+        ]
+        pools = sorted(selection["pools"].items(), key=lambda pool: -pool[1]["rows"])
+        if filled := [f"{name} {pool['rows']:,}" for name, pool in pools if pool["rows"]]:
+            more = f" and {len(filled) - MAX_POOLS} more" if len(filled) > MAX_POOLS else ""
+            lines.append(f"pools: {', '.join(filled[:MAX_POOLS])}{more}")
+        lines.append(f"candidates to embed: {selection['candidates']:,}")
+        for place, count in selection["without_score"].items():
+            lines.append(f"without a score of {place}: {counted(count, 'row')}")
+        return lines
 
 
 HARMONY = Normalization()

@@ -50,7 +50,7 @@ class PoolDefinitions(Strict, frozen=True):
     def _names_are_unique(self) -> Self:
         seen: dict[str, str] = {}
         for pool in self.pools:
-            if pool.name.lower() in seen:
+            if pool.name.lower() in seen:  # some file systems ignore the case of a folder's name
                 both = f"{seen[pool.name.lower()]!r} and {pool.name!r}"
                 raise ValueError(f"two pools are called {both}; choose names that differ by more than case")
             seen[pool.name.lower()] = pool.name
@@ -88,13 +88,14 @@ class Assignment:
 
     def unique(self) -> "Assignment":
         """Assign every row only to the first pool that matches it."""
+        # Which rows an earlier pool has: all pools up to it, moved on by one.
         taken = np.logical_or.accumulate(self.pools, axis=0)
         earlier = np.vstack([np.zeros_like(taken[:1]), taken[:-1]])
         return Assignment(self.names, self.base, self.pools & ~earlier)
 
     def overlap(self) -> np.ndarray:
         """Rows that any two pools share, int64 [pools, pools]; the diagonal is the size of each pool."""
-        packed = np.packbits(self.pools, axis=1)
+        packed = np.packbits(self.pools, axis=1)  # 19 pools have 361 pairs; eight rows a byte make them cheap
         return np.array([np.bitwise_count(packed & row).sum(axis=1, dtype=np.int64) for row in packed])
 
 
@@ -104,13 +105,23 @@ def load_pools(place: str = BUNDLED) -> Pools:
     Raises InputError for a missing file, invalid YAML, an unknown key, or a predicate that cannot be parsed.
     """
     place = absolute(place)
-    return _pools(_content(place), place)
+    system, path = filesystem(place)
+    try:
+        content = cast("bytes", system.cat_file(path))
+    except FileNotFoundError as error:
+        raise InputError(f"{place}: no such file; check the path of the pools") from error
+    except (IsADirectoryError, PermissionError) as error:
+        raise InputError(f"{place}: cannot read the pools: {error.strerror or error}") from error
+    return _pools(content, place)
 
 
 @lru_cache(maxsize=16)
 def _pools(content: bytes, place: str) -> Pools:
     """The pools in a file, parsed once: PyYAML takes 5 ms, and a run loads its pools four times."""
-    written = parse(PoolDefinitions, _mapping(content, place), place)
+    found = read_yaml(content, f"{place}: invalid YAML")
+    if not isinstance(found, dict):
+        raise InputError(f"{place}: must be a mapping with `base` and `pools`")
+    written = parse(PoolDefinitions, cast("dict[str, Any]", found), place)
     base = tuple(parse_predicate(text, f"{place}: base[{number}]") for number, text in enumerate(written.base))
     pools = (
         Pool(pool.name, pool.description, parse_predicate(pool.predicate, f"{place}: pool {pool.name!r}"))
@@ -119,29 +130,13 @@ def _pools(content: bytes, place: str) -> Pools:
     return Pools(base, tuple(pools))
 
 
-def _content(place: str) -> bytes:
-    system, path = filesystem(place)
-    try:
-        return cast("bytes", system.cat_file(path))
-    except FileNotFoundError as error:
-        raise InputError(f"{place}: no such file; check the path of the pools") from error
-    except (IsADirectoryError, PermissionError) as error:
-        raise InputError(f"{place}: cannot read the pools: {error.strerror or error}") from error
-
-
-def _mapping(content: bytes, place: str) -> dict[str, Any]:
-    found = read_yaml(content, f"{place}: invalid YAML")
-    if not isinstance(found, dict):
-        raise InputError(f"{place}: must be a mapping with `base` and `pools`")
-    return found
-
-
 def assign(table: pa.Table, pools: Pools, known: Collection[str] = ()) -> Assignment:
     """Assign the rows of `table` to `pools`. `known` names columns that rows may have.
 
     Raises InputError for a predicate that names other columns or compares unlike types.
     """
     absent = frozenset(known).difference(table.schema.names)
+    # A base predicate that names an absent column would be null, and drop every row.
     asked = [predicate for predicate in pools.base if predicate.columns.isdisjoint(absent)]
     predicates = [*asked, *(pool.predicate for pool in pools.pools)]
     found = masks(table, [expression(predicate, table.schema, known) for predicate in predicates])
@@ -161,7 +156,9 @@ tokens, and its rows without a token count; and the rows that two pools share be
 
 def tally(table: pa.Table, found: Assignment, taken: Assignment) -> Counts:
     """Count the rows in one table. `found` is the result of `assign`; `taken` is the same, or its `unique()`."""
-    tokens, counted = _tokens(table)
+    tokens, counted = np.zeros(table.num_rows, np.int64), np.zeros(table.num_rows, np.bool_)
+    if TOKENS in table.schema.names:
+        tokens, counted = table[TOKENS].fill_null(0).to_numpy().astype(np.int64), table[TOKENS].is_valid().to_numpy()
     return {
         "rows": table.num_rows,
         "base_rows": int(found.base.sum()),
@@ -181,14 +178,6 @@ def added(counts: Sequence[Counts], pools: int) -> Counts:
         "overlap": [[0] * pools] * pools,
     }
     return {name: np.sum([none[name], *(each[name] for each in counts)], axis=0).tolist() for name in none}
-
-
-def _tokens(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens per row, int64 [rows], 0 if unknown; and whether they are known, bool [rows]."""
-    if TOKENS not in table.schema.names:
-        return np.zeros(table.num_rows, np.int64), np.zeros(table.num_rows, np.bool_)
-    column = table.column(TOKENS)
-    return column.fill_null(0).to_numpy().astype(np.int64), column.is_valid().to_numpy()
 
 
 def manifest(pools: Pools, counts: Counts, inputs: Mapping[str, str]) -> dict[str, Any]:

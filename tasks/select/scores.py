@@ -14,9 +14,9 @@ any file. Each table is hashed once, at disk speed.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -51,7 +51,12 @@ def read_scores(
     """
     tables = [[_schema(of).empty_table()] for of in columns]
     for number, content in files:
-        tables[number].append(_read(places[content], content, columns[number]))
+        data = read_bytes(places[content])
+        if data is None or xxh3_128_hexdigest(data) != content:
+            raise RunError(f"{places[content]}: the scores changed during the run; rerun the same command")
+        names, schema = [ROW_ID, *(name for name, _, _ in columns[number])], _schema(columns[number])
+        found = pq.read_table(pa.BufferReader(data), columns=names, use_threads=False).select(names)
+        tables[number].append(found.rename_columns(schema.names).cast(schema))
     sides = [pa.concat_tables(parts) for parts in tables]
     for side in sides:
         require_joinable(side)
@@ -62,16 +67,6 @@ def _schema(columns: Sequence[Column]) -> pa.Schema:
     return pa.schema([pa.field(ROW_ID, pa.string()), *score_fields([columns])])
 
 
-def _read(place: str, content: str, columns: Sequence[Column]) -> pa.Table:
-    data = read_bytes(place)
-    if data is None or xxh3_128_hexdigest(data) != content:
-        raise RunError(f"{place}: the scores changed during the run; rerun the same command")
-    names = [ROW_ID, *(name for name, _, _ in columns)]
-    found = pq.read_table(pa.BufferReader(data), columns=names, use_threads=False).select(names)
-    schema = _schema(columns)
-    return found.rename_columns(schema.names).cast(schema)
-
-
 def with_scores(table: pa.Table, sides: Iterable[pa.Table]) -> pa.Table:
     """Return `table` with the columns of all `sides`, joined by `row_id`; null for a row without a score.
 
@@ -80,6 +75,7 @@ def with_scores(table: pa.Table, sides: Iterable[pa.Table]) -> pa.Table:
     """
     _require_ids(table, "the rows")
     for side in sides:
+        # The place of each row's score, null where it has none, which `take` leaves null.
         rows = compute.call_function("index_in", [table[ROW_ID]], compute.SetLookupOptions(side[ROW_ID]))
         for name in side.column_names:
             if name != ROW_ID:
@@ -103,7 +99,7 @@ def require_joinable(side: pa.Table) -> None:
         raise RunError(f"{ids.null_count} scores have no {ROW_ID}; score the rows again")
     counted = ids.value_counts()
     counts = counted.field("counts").to_numpy()
-    if counts.max(initial=0) > 1:
+    if counts.max(initial=0) > 1:  # the join would take the first, and nobody would notice
         twice = counted.field("values")[int(np.argmax(counts))].as_py()
         raise RunError(f"row {twice!r} has {counts.max()} scores; name each score table once")
 
@@ -138,7 +134,7 @@ class ScoreFile:
         """The first digits of the key of the scored shard, or ANY; empty if the file was named otherwise."""
         if self.scored is None:
             return ANY
-        found = SCORED.search(self.scored)
+        found = SCORED.search(self.scored)  # the user may have scored files of another name
         return found[1] if found else ""
 
 
@@ -185,21 +181,22 @@ def score_folder(place: str) -> ScoreFolder:
         )
     if manifest["type"] not in TYPES:
         raise InputError(f"{place}: holds a preparation of type {manifest['type']!r}; expected {', '.join(TYPES)}")
-    if manifest["type"] == CHOICE:
+    if manifest["type"] == CHOICE:  # its rows may come from any file
         return ScoreFolder(place, CHOICE, (ScoreFile(join(place, CHOSEN), None),))
-    return ScoreFolder(place, manifest["type"], tuple(_files(place, manifest["shards"])))
-
-
-def _files(place: str, shards: Iterable[Mapping[str, Any]]) -> Iterator[ScoreFile]:
-    for shard in shards:
+    files: list[ScoreFile] = []
+    for shard in manifest["shards"]:
         for name in (name for names in shard["published"].values() for name in names):
-            elsewhere = name.startswith("/") or "://" in name
-            yield ScoreFile(name if elsewhere else join(place, name), shard["file"])
+            is_elsewhere = name.startswith("/") or "://" in name  # a file that stays in the store
+            files.append(ScoreFile(name if is_elsewhere else join(place, name), shard["file"]))
+    return ScoreFolder(place, manifest["type"], tuple(files))
 
 
 def score_columns(folders: Sequence[ScoreFolder]) -> Sequence[Sequence[Column]]:
     """Return the columns of each folder that are joined. Raises InputError for two columns of one name."""
-    found = [_joinable(folder.schema) for folder in folders]
+    found = [
+        {field.name: kind for field in folder.schema if field.name not in ROWS.names and (kind := _type(field.type))}
+        for folder in folders
+    ]
     shared = {name for name, count in Counter(name for types in found for name in types).items() if count > 1}
     columns = [
         [(name, f"{folder.name}_{name}" if name in shared else name, kind) for name, kind in types.items()]
@@ -214,17 +211,11 @@ def score_columns(folders: Sequence[ScoreFolder]) -> Sequence[Sequence[Column]]:
     return columns
 
 
-def _joinable(schema: pa.Schema) -> dict[str, str]:
-    """Return the columns of a score table that predicates can name, and the types they get."""
-    types = {field.name: _type(field.type) for field in schema if field.name not in ROWS.names}
-    return {name: kind for name, kind in types.items() if kind is not None}
-
-
 def _type(kept: pa.DataType) -> str | None:
     """Return one type for comparable values; None for types that cannot be compared."""
     if pa.types.is_boolean(kept):
         return "bool"
-    if pa.types.is_integer(kept) and not pa.types.is_uint64(kept):
+    if pa.types.is_integer(kept) and not pa.types.is_uint64(kept):  # predicates compare 64 bits with a sign
         return "int64"
     if pa.types.is_floating(kept):
         return "double"
@@ -247,7 +238,7 @@ def find_scores(places: Sequence[str], final: Sequence[Finished], store: Store) 
         for file, of in found:
             content = file_hash(file.place)
             contents[content] = file.place
-            for key in of:
+            for key in of:  # several shards, if the first digits of their keys are the same
                 files[key].append((number, content))
     return FoundScores(score_columns(folders), files, contents)
 
@@ -258,18 +249,14 @@ def _keys_by_digits(folders: Iterable[ScoreFolder], final: Sequence[str], store:
     for key in final:
         keys[key[:8]].append(key)
     asked = {file.digits for folder in folders for file in folder.files}
-    of_rows = set(final)
-    for key, content in _sources_of(asked.difference(keys, [""]), store):
+    # Other digits are of an earlier selection's shard, whose source is a shard of rows.
+    others, of_rows = asked.difference(keys, [""]), set(final)
+    if not others:
+        return dict(keys)
+    system, path = filesystem(join(store.place, store.kind))
+    names = [name.rpartition("/")[2] for name in cast("list[str]", system.ls(path, detail=False))]
+    for key, receipt in store.proven(name for name in names if name[:8] in others).items():
+        content = receipt.identity["source"]["content"]
         if content in of_rows:
             keys[key[:8]].append(content)
     return dict(keys)
-
-
-def _sources_of(digits: set[str], store: Store) -> Iterator[tuple[str, str]]:
-    """The shards of the store whose keys begin with these digits, with the keys of their sources."""
-    if not digits:
-        return
-    system, path = filesystem(join(store.place, store.kind))
-    names = [name.rpartition("/")[2] for name in cast("list[str]", system.ls(path, detail=False))]
-    for key, receipt in store.proven(name for name in names if name[:8] in digits).items():
-        yield key, receipt.identity["source"]["content"]

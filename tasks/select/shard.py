@@ -13,15 +13,14 @@ selection shard.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenmill.tasks.blend.predicates import Predicate, parse_predicate
+from tokenmill.tasks.blend.predicates import parse_predicate
 from tokenmill.tasks.dedup.contamination import evaluation_sources, find_evaluations
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.columns import SCHEMA
@@ -36,7 +35,7 @@ from tokenmill.tasks.sources.arrow_predicates import expression
 from tokenmill.tasks.sources.parquet import NOTE
 from tokenmill.tasks.storage import absolute, open_binary
 
-from .candidates import CARRIED, Candidates, Read, Sample, candidates, reader, required, sampled
+from .candidates import CARRIED, Candidates, Sample, candidates, reader, required, sampled
 from .candidates import SCHEMA as CANDIDATES
 from .collapse import Survey
 from .pools import BUNDLED, TOKENS, Counts, Pool, Pools, added, assign, load_pools, tally
@@ -66,7 +65,7 @@ def require_selectable(choices: SelectionChoices) -> None:
     schema = pa.schema([*SCHEMA, *score_fields(scored)])
     pools = pools_of(choices)
     require = parse_predicate(choices.require, "selection.require")
-    for predicate in [*pools.base, *(pool.predicate for pool in pools.pools), require]:
+    for predicate in [*pools.base, *(pool.predicate for pool in pools.pools), require]:  # raises for what doesn't fit
         expression(predicate, schema)
 
 
@@ -88,32 +87,28 @@ def plan_selection(
     final: Sequence[Finished], choices: SelectionChoices, scores: FoundScores, store: Store, *, rebuild: bool
 ) -> Plan:
     """Return the shards of the selection, one for each final shard, all of which have rows."""
-    recipe = asdict(_recipe(choices, scores, sum(item.receipt.documents for item in final)))
-    return Plan.of(store, [_shard(item, recipe, scores) for item in final], rebuild=rebuild)
-
-
-def _recipe(choices: SelectionChoices, scores: FoundScores, rows: int) -> SelectionRecipe:
-    pools = pools_of(choices)
-    return SelectionRecipe(
-        base=[predicate.text for predicate in pools.base],
-        pools=[(pool.name, pool.predicate.text) for pool in pools.pools],
-        scores=scores.columns,
-        unique=choices.unique,
-        materialize=choices.materialize,
-        view=None if choices.view == "none" else choices.view,
-        require=choices.require,
-        sample=(SHARE_STEPS, max(1, round(choices.share * SHARE_STEPS))),
-        survey=(1 << ((rows - 1) // SURVEYED_ROWS).bit_length(), 1),
+    pools, rows = pools_of(choices), sum(item.receipt.documents for item in final)
+    recipe = asdict(
+        SelectionRecipe(
+            base=[predicate.text for predicate in pools.base],
+            pools=[(pool.name, pool.predicate.text) for pool in pools.pools],
+            scores=scores.columns,
+            unique=choices.unique,
+            materialize=choices.materialize,
+            view=None if choices.view == "none" else choices.view,
+            require=choices.require,
+            sample=(SHARE_STEPS, max(1, round(choices.share * SHARE_STEPS))),
+            survey=(1 << ((rows - 1) // SURVEYED_ROWS).bit_length(), 1),
+        )
     )
-
-
-def _shard(item: Finished, recipe: dict[str, object], scores: FoundScores) -> PlannedShard:
-    """The selection shard of a final shard and the scores of its rows, at the same position in the plan."""
-    source: dict[str, object] = {"content": item.key, "format": "parquet"}
-    if files := scores.files.get(item.key):
-        source["scores"] = files
-    identity = {"kind": KIND, "format_version": FORMAT_VERSION, "recipe": recipe, "source": source}
-    return PlannedShard(item.shard.dataset, item.shard.split, item.shard.part, identity, (item.receipt,))
+    shards: list[PlannedShard] = []
+    for item in final:
+        source: dict[str, object] = {"content": item.key, "format": "parquet"}
+        if files := scores.files.get(item.key):  # so that scores of other rows rebuild nothing
+            source["scores"] = files
+        identity = {"kind": KIND, "format_version": FORMAT_VERSION, "recipe": recipe, "source": source}
+        shards.append(PlannedShard(item.shard.dataset, item.shard.split, item.shard.part, identity, (item.receipt,)))
+    return Plan.of(store, shards, rebuild=rebuild)
 
 
 PART = "candidates"
@@ -132,37 +127,59 @@ LISTED = pa.schema(
 """A list of rows, without the columns of scores."""
 
 
-def select_shard(shard: PlannedShard, recipe: SelectionRecipe, store: Store, scores: Mapping[str, str]) -> Receipt:
-    """Build one shard from the final shard whose key is the slice's content.
+def select_shard(shard: PlannedShard, store: Store, scores: Mapping[str, str]) -> Receipt:
+    """Build one planned shard of a selection from the final shard whose key is the slice's content.
 
     `scores` maps the content hashes in its identity to places. Raises RunError if a source is missing or damaged, OSError from
     the storage.
     """
-    (source,) = shard.inputs
+    (source,), recipe = shard.inputs, SelectionRecipe(**shard.identity["recipe"])
     sides = read_scores(recipe.scores, shard.identity["source"].get("scores", ()), scores)
     file = pq.ParquetFile(pa.BufferReader(store.read(source, FILE)))
-    columns = None if recipe.materialize else columns_read(recipe)
+    pools, require = parsed(recipe), parse_predicate(recipe.require, "selection.require")
+    tallies, unscored, survey, columns = list[Counts](), Counter[int](), Survey(), None
+    if not recipe.materialize:  # the text and what predicates, lists and candidates name
+        predicates = [*pools.base, *(pool.predicate for pool in pools.pools), require]
+        needed = {"id", "text", TOKENS, *LISTED.names, *CARRIED.names}.union(*(each.columns for each in predicates))
+        columns = [name for name in ROWS.names if name in needed]
     with building(shard, store) as builder:
-        selected = _Selected.of(recipe, sides, builder)
         for number in range(file.num_row_groups):
-            selected.take(file.read_row_group(number, columns, use_threads=False))
-        builder.open(SURVEY).write(orjson.dumps(selected.survey.record()))
-        builder.rows_in, builder.facts = source.documents, selected.facts
+            rows = file.read_row_group(number, columns, use_threads=False)
+            unscored.update({folder: without_score(rows, side) for folder, side in enumerate(sides)})
+            rows = with_scores(rows, sides)
+            if pools.pools:
+                tallies.append(_write_pools(builder, rows, pools, recipe))
+            read = reader(rows)  # candidates and the survey share it, so that each text is parsed once
+            found = Candidates(CANDIDATES.empty_table(), Counter(no_view=rows.num_rows))
+            if recipe.view is not None:
+                found = candidates(rows, recipe.view, require, Sample(*recipe.sample), ROWS.names, read)
+            builder.drops.update(found.drops)
+            if found.rows.num_rows:
+                builder.table(f"{PART}.parquet", CANDIDATES).write_table(found.rows)
+                builder.keep(PART, found.rows.num_rows)
+            asked = required(rows, require, ROWS.names)
+            surveyed = sampled(rows["id"].take(pa.array(asked)).to_pylist(), Sample(*recipe.survey))
+            survey.add_all(map(read, asked[surveyed].tolist()))
+        builder.open(SURVEY).write(orjson.dumps(survey.record()))
+        builder.rows_in = source.documents
+        builder.facts = {"tally": added(tallies, len(pools.pools))} if tallies else {}
+        if sides:
+            builder.facts["without_score"] = [unscored[folder] for folder in range(len(sides))]
     return builder.receipt
 
 
-def columns_read(recipe: SelectionRecipe) -> list[str]:
-    """Return the columns of rows that a selection without copies needs."""
-    pools = parsed(recipe)
-    predicates = [*pools.base, *(pool.predicate for pool in pools.pools), parse_predicate(recipe.require)]
-    needed = {"id", "text", TOKENS, *LISTED.names, *CARRIED.names}.union(*(each.columns for each in predicates))
-    return [name for name in ROWS.names if name in needed]
-
-
-def _listed(rows: pa.Table) -> pa.Table:
-    """Rows as a list of them: the columns of LISTED, and the scores."""
-    scores = [name for name in rows.column_names if name not in ROWS.names]
-    return rows.select([*LISTED.names, *scores]).replace_schema_metadata(LISTED.metadata)
+def _write_pools(builder: ShardBuilder, rows: pa.Table, pools: Pools, recipe: SelectionRecipe) -> Counts:
+    """Write the rows of each pool, and return their counts."""
+    found = assign(rows, pools, ROWS.names)
+    taken = found.unique() if recipe.unique else found
+    shown = rows
+    if not recipe.materialize:
+        scores = [name for name in rows.column_names if name not in ROWS.names]
+        shown = rows.select([*LISTED.names, *scores]).replace_schema_metadata(LISTED.metadata)
+    for number in np.flatnonzero(taken.pools.any(axis=1)).tolist():  # an empty pool has no file
+        writer = builder.table(f"{pool_part(number)}.parquet", shown.schema)
+        writer.write_table(shown.filter(pa.array(taken.pools[number])))
+    return tally(rows, found, taken)
 
 
 def parsed(recipe: SelectionRecipe) -> Pools:
@@ -171,90 +188,22 @@ def parsed(recipe: SelectionRecipe) -> Pools:
     return Pools(tuple(parse_predicate(text, "base") for text in recipe.base), tuple(pools))
 
 
-@dataclass(slots=True)
-class _Selected:
-    """Select rows of a shard, and count pools and candidates."""
-
-    recipe: SelectionRecipe
-    pools: Pools
-    require: Predicate
-    sides: Sequence[pa.Table]
-    builder: ShardBuilder
-    tallies: list[Counts] = field(default_factory=list[Counts])
-    without_score: Counter[int] = field(default_factory=Counter[int])
-    survey: Survey = field(default_factory=Survey)
-
-    @classmethod
-    def of(cls, recipe: SelectionRecipe, sides: Sequence[pa.Table], builder: ShardBuilder) -> "_Selected":
-        """Nothing selected yet."""
-        return cls(recipe, parsed(recipe), parse_predicate(recipe.require, "selection.require"), sides, builder)
-
-    def take(self, rows: pa.Table) -> None:
-        """Assign rows to pools, and write candidates."""
-        self.without_score.update({number: without_score(rows, side) for number, side in enumerate(self.sides)})
-        rows = with_scores(rows, self.sides)
-        if self.pools.pools:
-            self._assign(rows)
-        read = reader(rows)
-        found = self._shown(rows, read)
-        self.builder.drops.update(found.drops)
-        if found.rows.num_rows:
-            self.builder.table(f"{PART}.parquet", CANDIDATES).write_table(found.rows)
-            self.builder.keep(PART, found.rows.num_rows)
-        asked = required(rows, self.require, ROWS.names)
-        surveyed = sampled(rows["id"].take(pa.array(asked)).to_pylist(), Sample(*self.recipe.survey))
-        self.survey.add_all(map(read, asked[surveyed].tolist()))
-
-    def _shown(self, rows: pa.Table, read: Read) -> Candidates:
-        if self.recipe.view is None:
-            return Candidates(CANDIDATES.empty_table(), Counter(no_view=rows.num_rows))
-        return candidates(rows, self.recipe.view, self.require, Sample(*self.recipe.sample), ROWS.names, read)
-
-    def _assign(self, rows: pa.Table) -> None:
-        """Count and write the rows of each pool."""
-        found = assign(rows, self.pools, ROWS.names)
-        taken = found.unique() if self.recipe.unique else found
-        self.tallies.append(tally(rows, found, taken))
-        shown = rows if self.recipe.materialize else _listed(rows)
-        for number in np.flatnonzero(taken.pools.any(axis=1)).tolist():
-            writer = self.builder.table(f"{pool_part(number)}.parquet", shown.schema)
-            writer.write_table(shown.filter(pa.array(taken.pools[number])))
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The counts of the pools, and the number of rows without a score of each folder."""
-        missing = [self.without_score[number] for number in range(len(self.sides))]
-        pools = {"tally": added(self.tallies, len(self.pools.pools))} if self.tallies else {}
-        return {**pools, "without_score": missing} if self.sides else pools
-
-
 def inspect_normalization_shard(store: Store, receipt: Receipt) -> list[str]:
     """Report problems beyond sizes and hashes of a shard, either of rows or of a selection."""
     if receipt.identity["kind"] != KIND:
         return inspect_harmony_shard(store, receipt)
-    return list(_problems_of(store, receipt))
-
-
-def _problems_of(store: Store, receipt: Receipt) -> Iterator[str]:
-    """Check that the files hold the recorded numbers of rows."""
     pools = receipt.facts.get("tally", {}).get("pool_rows", [])
     counts = {PART: receipt.documents, **{pool_part(number): rows for number, rows in enumerate(pools)}}
-    files = {output.path.partition(".")[0] for output in receipt.outputs}
+    files, problems = {output.path.partition(".")[0] for output in receipt.outputs}, list[str]()
     for part, count in counts.items():
-        place = store.path(receipt.key, f"{part}.parquet")
-        if part not in files:
-            found = 0
-        else:
+        place, found = store.path(receipt.key, f"{part}.parquet"), 0
+        if part in files:  # a pool or candidates without rows have no file
             try:
-                found = _count_rows(place)
+                with open_binary(place) as stream:
+                    found = sum(map(len, pq.ParquetFile(stream).iter_batches(use_threads=False)))
             except (pa.ArrowException, OSError) as error:
-                yield f"{place}: cannot be read as Parquet: {error}"
+                problems.append(f"{place}: cannot be read as Parquet: {error}")
                 continue
         if found != count:
-            yield f"{place}: holds {found:,} rows, its receipt records {count:,}"
-
-
-def _count_rows(place: str) -> int:
-    """Read every row of a file."""
-    with open_binary(place) as stream:
-        return sum(len(batch) for batch in pq.ParquetFile(stream).iter_batches(use_threads=False))
+            problems.append(f"{place}: holds {found:,} rows, its receipt records {count:,}")
+    return problems

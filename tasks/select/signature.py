@@ -130,11 +130,7 @@ class Behaviour:
     @property
     def trace(self) -> str:
         """The whole trace."""
-        return self.trace_of(self.structure)
-
-    def trace_of(self, structure: str) -> str:
-        """Return the whole trace, given its structure."""
-        return f"{structure}\nPLAN_EXCERPT: {self.plan or 'none'}"
+        return f"{self.structure}\nPLAN_EXCERPT: {self.plan or 'none'}"
 
 
 @lru_cache(maxsize=4096)
@@ -158,18 +154,24 @@ def _tools(calls: Iterable[Call]) -> str:
 
 def behaviour_of(messages: Sequence[HarmonyMessage]) -> Behaviour:
     """Return the behavior of a conversation."""
-    calls, results = _exchanges(messages)
-    final = next(
-        (
-            each.body
-            for each in reversed(messages)
-            if (each.author == "assistant" and each.channel in {"final", None} and not is_call(each))
-        ),
-        "",
-    )
+    asked, answers = _exchanges(messages)
+    calls: list[Call] = []
+    for message in asked:
+        tool = (message.recipient or "unnamed").removeprefix(FUNCTIONS)
+        is_code = message.recipient in CODE_TOOLS
+        calls.append(Call(tool, None if is_code else _payload(_parsed(message.body, LONGEST_CALL))))
+    results: list[Result] = []
+    for message in answers:
+        value = _parsed(message.body, LONGEST_RESULT) if message else None
+        results.append(Result(_status(value, message.body), _payload(value), message.author) if message else MISSING)
+    spoken = [message for message in messages if message.author == "assistant" and not is_call(message)]
+    final = next((each.body for each in reversed(spoken) if each.channel in {"final", None}), "")
     draws = bool(results) and DRAWS_ON_TOOL.search(final) is not None
-    found = tuple(_result(result) if result else MISSING for result in results)
-    return Behaviour(tuple(map(_call, calls)), found, draws, _answer(final), _plan(messages))
+    # The plan is how the first thought begins, or else the first answer, on one line.
+    first = next((message for message in spoken if message.channel == "analysis"), spoken[0] if spoken else None)
+    words = first.body.split(maxsplit=PLAN_WORDS) if first else []
+    plan = " ".join(words[:PLAN_WORDS])[:PLAN_CHARACTERS]
+    return Behaviour(tuple(calls), tuple(results), draws, _answer(final), plan)
 
 
 def is_call(message: HarmonyMessage) -> bool:
@@ -184,13 +186,14 @@ def _exchanges(messages: Iterable[HarmonyMessage]) -> tuple[list[HarmonyMessage]
     unasked: list[HarmonyMessage] = []
     waiting: list[int] = []
     for message in messages:
-        if message.author == "user":
+        if message.author == "user":  # what comes later answers no call from before
             waiting.clear()
         elif is_call(message):
             waiting.append(len(calls))
             calls.append(message)
             answers.append(None)
         elif message.author not in ROLES:
+            # The earliest open call of this tool, so that parallel calls find their own results.
             number = next((each for each in waiting if calls[each].recipient == message.author), None)
             if number is None:
                 unasked.append(message)
@@ -198,17 +201,6 @@ def _exchanges(messages: Iterable[HarmonyMessage]) -> tuple[list[HarmonyMessage]
                 waiting.remove(number)
                 answers[number] = message
     return calls, [*answers, *unasked]
-
-
-def _call(message: HarmonyMessage) -> Call:
-    tool = (message.recipient or "unnamed").removeprefix(FUNCTIONS)
-    code = message.recipient in CODE_TOOLS
-    return Call(tool, None if code else _payload(_parsed(message.body, LONGEST_CALL)))
-
-
-def _result(message: HarmonyMessage) -> Result:
-    value = _parsed(message.body, LONGEST_RESULT)
-    return Result(_status(value, message.body), _payload(value), message.author)
 
 
 class _Unread:
@@ -223,7 +215,7 @@ NOT_JSON, TOO_LARGE = _Unread("nonjson"), _Unread("large")
 
 def _parsed(body: str, longest: int) -> object:
     """The value of JSON text; NOT_JSON or TOO_LARGE if there is none."""
-    if len(body) > longest:
+    if len(body) > longest:  # a page or a file, whose keys say nothing about what was done
         return TOO_LARGE
     try:
         return orjson.loads(body)
@@ -238,20 +230,26 @@ def _payload(value: object) -> Payload:
         return Payload("list")
     if not isinstance(value, dict):
         return Payload("nonjson")
-    keys = {_name(key) for key in cast("dict[str, object]", value)}
+    # A key that isn't an identifier is most likely data.
+    keys = {
+        key if len(key) <= LONGEST_KEY and re.sub(r"[-.]", "_", key).isidentifier() else "*"
+        for key in cast("dict[str, object]", value)
+    }
     return Payload("dict", tuple(sorted(keys))) if keys else Payload("dict_empty")
-
-
-def _name(key: str) -> str:
-    plain = len(key) <= LONGEST_KEY and re.sub(r"[-.]", "_", key).isidentifier()
-    return key if plain else "*"
 
 
 def _status(value: object, body: str) -> Status:
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
-        return ("error" if _reports_error(fields) else "ok") if fields else "empty"
-    if isinstance(value, _Unread):
+        if not fields:
+            return "empty"
+        errors = [fields.get(key) for key in ERROR_KEYS]
+        # `{"error": "none"}` and `{"error": 0}` report success.
+        is_error = any(
+            each.strip().lower() not in NO_ERROR if isinstance(each, str) else bool(each) for each in errors
+        ) or any(isinstance(fields.get(key), bool | str) and fields[key] in values for key, values in ERROR_FLAGS)
+        return "error" if is_error else "ok"
+    if isinstance(value, _Unread):  # plain text, or too long to parse
         return _status_of_text(body[:LONGEST_RESULT])
     if isinstance(value, str):
         return _status_of_text(value)
@@ -264,36 +262,19 @@ def _status_of_text(text: str) -> Status:
     return "error" if ERROR_TEXT.search(text) else "ok"
 
 
-def _reports_error(fields: dict[str, Any]) -> bool:
-    if any(_is_something(fields.get(key)) for key in ERROR_KEYS):
-        return True
-    return any(isinstance(fields.get(key), bool | str) and fields[key] in values for key, values in ERROR_FLAGS)
-
-
-def _is_something(value: object) -> bool:
-    return value.strip().lower() not in NO_ERROR if isinstance(value, str) else bool(value)
-
-
 def _answer(final: str) -> Answer:
     text = final.strip()
     if not text:
         return "empty"
-    if "\\boxed" in text:
+    if "\\boxed" in text:  # before code and numbers, which an answer in a box may hold
         return "boxed"
     if "```" in text:
         return "code"
     if NUMBER.fullmatch(text):
         return "numeric"
+    # `4` and `true` are JSON too, and say more as a number and as text.
     opens = text.startswith(("{", "["))
     return "json" if opens and not isinstance(_parsed(text, LONGEST_RESULT), _Unread) else "text"
-
-
-def _plan(messages: Sequence[HarmonyMessage]) -> str:
-    """The first words of the first thought, or else of the first answer, on one line."""
-    spoken = [message for message in messages if message.author == "assistant" and not is_call(message)]
-    first = next((message for message in spoken if message.channel == "analysis"), spoken[0] if spoken else None)
-    words = first.body.split(maxsplit=PLAN_WORDS) if first else []
-    return " ".join(words[:PLAN_WORDS])[:PLAN_CHARACTERS]
 
 
 def _joined(values: Iterable[object]) -> str:
@@ -319,17 +300,12 @@ def view_of(messages: Sequence[HarmonyMessage], view: View) -> str:
     """
     if view == "prompt":
         return _stripped(message.body for message in messages if message.author == "user")
-    if view == "reasoning_excerpt":
-        return _reasoning(messages)[:LONGEST_REASONING]
-    return behaviour_of(messages).trace
-
-
-def _reasoning(messages: Sequence[HarmonyMessage]) -> str:
-    """Return the text of the first message type that is present."""
+    if view == "behavior":
+        return behaviour_of(messages).trace
     spoken = [message for message in messages if message.author == "assistant" and not is_call(message)]
     thoughts = _stripped(message.body for message in spoken if message.channel == "analysis")
     answers = _stripped(message.body for message in spoken if message.channel in {"final", None})
-    return thoughts or answers or _stripped(message.body for message in spoken)
+    return (thoughts or answers or _stripped(message.body for message in spoken))[:LONGEST_REASONING]
 
 
 def _stripped(bodies: Iterable[str]) -> str:

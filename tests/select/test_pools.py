@@ -1,8 +1,5 @@
 """Pools: each row is where its columns say, the file is checked whole, and the books add up."""
 
-import hashlib
-import json
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -81,14 +78,6 @@ def test_every_bundled_pool_takes_the_rows_it_describes():
     assert {name for names in WANTED for name in names} == set(pools.names)
 
 
-def test_unique_gives_a_row_to_the_first_of_its_pools():
-    found = assign(TABLE, load_pools()).unique()
-    firsts = [[min(names, key=found.names.index)] if names else [] for names in WANTED]
-    assert [pools_of(found, row) for row in range(len(ROWS))] == firsts
-    assert firsts[0] == ["math_high_verified_correct"]
-    assert firsts[6] == ["agentic_multi_call"]
-
-
 def test_columns_that_a_file_has_not_are_null_in_pools_and_not_asked_in_the_base():
     small = TABLE.select(["quality_valid_harmony", "meta_domain", "split"])
     found = assign(small, load_pools(), SCHEMA.names)
@@ -116,17 +105,6 @@ def written(tmp_path, text):
 
 def pool(name="a", predicate="b", more=""):
     return f"- {{name: {name}, description: d, predicate: {predicate}{more}}}\n"
-
-
-def test_custom_pools_file(tmp_path):
-    pools = load_pools(written(tmp_path, "base: [not b]\npools:\n" + pool("x", "c > 1") + pool("y", "'c < 3'")))
-    table = pa.table({"b": [False, False, True, None], "c": [1, 2, 2, 2]})
-    found = assign(table, pools)
-    assert found.base.tolist() == [True, True, False, False]
-    assert rows_of(found, "x").tolist() == [False, True, False, False]
-    assert rows_of(found, "y").tolist() == [True, True, False, False]
-    assert found.overlap().tolist() == [[1, 1], [1, 2]]
-    assert load_pools(written(tmp_path, "pools:\n" + pool())).base == ()
 
 
 @pytest.mark.parametrize(
@@ -181,33 +159,6 @@ def test_pools_of_one_row_each_are_the_first_and_overlaps_are_counted(rows):
 def books(table, pools, *, unique):
     found = assign(table, pools)
     return tally(table, found, found.unique() if unique else found)
-
-
-def test_manifest_counts_pools_and_overlaps(tmp_path):
-    pools = load_pools(written(tmp_path, "base: [ok]\npools:\n" + pool("x", "c > 1") + pool("y", "c < 3")))
-    table = pa.table({
-        "ok": [True, True, True, True, None, True],
-        "c": [1, 2, 3, None, 2, 2],
-        "stats_token_len": pa.array([10, 20, 40, 80, 160, None], pa.int32()),
-    })  # fmt: skip
-    found = manifest(pools, books(table, pools, unique=False), {"a.parquet": "1", "b.parquet": "2"})
-    digest = hashlib.sha256(b'{"a.parquet":"1","b.parquet":"2"}').hexdigest()
-    assert json.loads(json.dumps(found)) == {
-        "base": ["ok"],
-        "inputs": {"files": 2, "sha256": digest},
-        "rows": 6,
-        "base_rows": 5,
-        "rows_in_no_pool": 1,
-        "pools": {
-            "x": {"description": "d", "predicate": "c > 1", "rows": 3, "tokens": 60, "rows_without_tokens": 1},
-            "y": {"description": "d", "predicate": "c < 3", "rows": 3, "tokens": 30, "rows_without_tokens": 1},
-        },
-        "overlap": {"x": {"x": 3, "y": 2}, "y": {"x": 2, "y": 3}},
-    }
-    once = manifest(pools, books(table, pools, unique=True), {"b.parquet": "2", "a.parquet": "1"})
-    assert once["pools"]["y"] | {"rows": 1, "tokens": 10, "rows_without_tokens": 0} == once["pools"]["y"]
-    for key in ("overlap", "inputs", "rows_in_no_pool"):
-        assert once[key] == found[key]
 
 
 @given(st.integers(0, len(ROWS)), st.booleans())

@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError, RunError
@@ -30,6 +29,7 @@ from tests.peers.conversations import assistant, talk, user
 from tests.preparing_harmony import build, finish, plan, prepare
 from tests.preparing_rl import write_rows
 from tests.publishing_scores import embeddings_table, nll_table, publish_scores
+from tests.select.test_select_shard import write_pools
 
 
 def rows(*ids):
@@ -73,12 +73,6 @@ def test_rows_without_ids_cannot_be_joined():
 def test_scores_that_are_not_one_for_each_row_are_an_error(side, kind, words):
     with pytest.raises(kind, match=words):
         require_joinable(side)
-
-
-def write_pools(path, pools):
-    written = [{"name": name, "description": name, "predicate": predicate} for name, predicate in pools.items()]
-    path.write_text(yaml.safe_dump({"pools": written}))
-    return str(path)
 
 
 @pytest.fixture
@@ -136,7 +130,7 @@ def test_pools_take_rows_by_their_scores_and_keep_them(blend, tmp_path, material
     assert len(data) == 4
     place = score(data, tmp_path / "scores", files=slice(3))
     asked = {"band": "nll_mean >= 0.4 and nll_mean <= 1.2", "unscored": "nll_mean is null", "whole": "not truncated"}
-    pools = write_pools(tmp_path / "pools.yaml", asked)
+    pools = write_pools(tmp_path / "pools.yaml", asked, base=())
     _, manifest = selected(blend, out, scores=[place], pools=pools, materialize=materialize)
     scored = [row for rows in list(data.values())[:3] for row in rows]
     unscored = list(data.values())[3]
@@ -170,7 +164,7 @@ def test_candidates_may_be_required_to_have_a_score(blend, tmp_path):
 
 def test_new_scores_rebuild_only_the_selection_of_the_rows_they_are_of(blend, tmp_path):
     out = tmp_path / "out"
-    pools = write_pools(tmp_path / "pools.yaml", {"band": "nll_mean < 1"})
+    pools = write_pools(tmp_path / "pools.yaml", {"band": "nll_mean < 1"}, base=())
     selected(blend, out)
     data = rows_by_file(out)
     chosen = {"scores": [score(data, tmp_path / "scores")], "pools": pools}
@@ -197,7 +191,7 @@ def test_embeddings_of_candidates_are_of_the_rows_they_were_made_from(blend, tmp
     counts = {path: pa.array(range(len(of)), pa.int32()) for path, of in ids.items()}
     tables = [(path, embeddings_table(of, np.eye(len(of), 16), token_count=counts[path])) for path, of in ids.items()]
     place = publish_scores(tmp_path / "vectors", "embeddings", tables)
-    pools = write_pools(tmp_path / "pools.yaml", {"short": "token_count < 2"})
+    pools = write_pools(tmp_path / "pools.yaml", {"short": "token_count < 2"}, base=())
     for _ in range(2):  # the second time, the candidates that were embedded are no longer published
         selected(blend, out, scores=[place], pools=pools)
         assert pool(out, "short")["row_id"].to_pylist() == [each for of in ids.values() for each in of[:2]]
@@ -215,7 +209,7 @@ def test_a_choice_of_rows_is_a_pool(blend, tmp_path):
     embedded = publish_scores(tmp_path / "vectors", "embeddings", tables)
     choose_rows(embedded, str(tmp_path / "picked"), ChoiceSettings(rows=7, clusters=3))
     chosen = pq.read_table(tmp_path / "picked/chosen.parquet").to_pylist()
-    pools = write_pools(tmp_path / "pools.yaml", {"chosen": "place is not null", "others": "cluster is null"})
+    pools = write_pools(tmp_path / "pools.yaml", {"chosen": "place is not null", "others": "cluster is null"}, base=())
     _, manifest = selected(blend, out, scores=[str(tmp_path / "picked")], pools=pools)
     found = pool(out, "chosen").select(["row_id", "cluster", "distance", "place"]).to_pylist()
     assert sorted(found, key=lambda row: row["row_id"]) == sorted(chosen, key=lambda row: row["row_id"])
@@ -232,7 +226,9 @@ def test_ambiguous_score_names_use_the_folder(blend, tmp_path):
     vectors = [(path, embeddings_table(of, np.eye(len(of), 8))) for path, of in ids.items()]
     places = [score(data, tmp_path / "small-1"), score(data, tmp_path / "large", of=lambda row: 1.0)]
     places.append(publish_scores(tmp_path / "vectors", "embeddings", vectors))
-    pools = write_pools(tmp_path / "pools.yaml", {"harder": "small_1_nll_mean > large_nll_mean and token_count == 7"})
+    pools = write_pools(
+        tmp_path / "pools.yaml", {"harder": "small_1_nll_mean > large_nll_mean and token_count == 7"}, base=()
+    )
     selected(blend, out, scores=places, pools=pools)
     harder = pool(out, "harder")
     assert set(harder["row_id"].to_pylist()) == {r["row_id"] for rows in data.values() for r in rows if nll_of(r) > 1}
@@ -244,7 +240,7 @@ def test_ambiguous_score_names_use_the_folder(blend, tmp_path):
 def test_misspelt_column_suggests_the_nearest(blend, tmp_path):
     selected(blend, tmp_path / "out")
     place = score(rows_by_file(tmp_path / "out"), tmp_path / "scores")
-    pools = write_pools(tmp_path / "pools.yaml", {"a": "nll_meen < 1"})
+    pools = write_pools(tmp_path / "pools.yaml", {"a": "nll_meen < 1"}, base=())
     with pytest.raises(InputError, match="unknown field 'nll_meen'; did you mean 'nll_mean'"):
         require_selectable(SelectionChoices(pools=pools, scores=[place]))
     with pytest.raises(InputError, match=r"selection\.require: .*\n?.*unknown field 'nll_mean'"):

@@ -131,56 +131,26 @@ def test_unrequested_results_are_not_calls():
     assert found["RET_KEYS"] == "missing | k | nonjson"
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ("", "empty"),
-        (" \n", "empty"),
-        ("{}", "empty"),
-        ("[]", "empty"),
-        ("null", "empty"),
-        ('""', "empty"),
-        ("0", "ok"),
-        ("false", "ok"),
-        ("[{}]", "ok"),
-        ("no errors found", "ok"),
-        ("0 errors, 2 warnings", "ok"),
-        ("Exceptions were not raised", "ok"),
-        ("Standard error: 0.3", "ok"),
-        ("Error: 0.0012", "ok"),
-        ("max error: 1e-9 %", "ok"),
-        ("Failed: 3", "ok"),
-        ("error handling: see chapter 3", "error"),
-        ("Error: not found", "error"),
-        ("Error: 404 Not Found", "error"),
-        ("Error 404: Not Found", "error"),
-        ("1\n2\nValueError: bad", "error"),
-        ("  pkg.mod.SomeError: x", "error"),
-        ("KeyboardInterrupt\nTraceback (most recent call last):\n", "error"),
-        ("TimeoutError", "error"),
-        ("An error occurred while asking", "error"),
-        ("FATAL: no disk", "error"),
-        ('"Error: not found"', "error"),
-        ('"no error"', "ok"),
-        ('{"error":"not found"}', "error"),
-        ('{"error":null,"data":1}', "ok"),
-        ('{"errors":[],"stderr":"","exception":false}', "ok"),
-        ('{"error":"None"}', "ok"),
-        ('{"message":"no errors found"}', "ok"),
-        ('{"message":"Error: x"}', "ok"),
-        ('{"stderr":"boom"}', "error"),
-        ('{"traceback":"x"}', "error"),
-        ('{"success":false}', "error"),
-        ('{"success":true,"error":""}', "ok"),
-        ('{"success":0}', "ok"),
-        ('{"isError":true}', "error"),
-        ('{"is_error":false}', "ok"),
-        ('{"status":"failed"}', "error"),
-        ('{"status":"sent"}', "ok"),
-        ('{"status":["error"]}', "ok"),
+STATUSES = {
+    "empty": ["", " \n", "{}", "[]", "null", '""'],
+    "ok": [
+        "0", "false", "[{}]", "no errors found", "0 errors, 2 warnings", "Exceptions were not raised", "Standard error: 0.3",
+        "Error: 0.0012", "max error: 1e-9 %", "Failed: 3", '"no error"', '{"error":null,"data":1}',
+        '{"errors":[],"stderr":"","exception":false}', '{"error":"None"}', '{"message":"no errors found"}',
+        '{"message":"Error: x"}', '{"success":true,"error":""}', '{"success":0}', '{"is_error":false}', '{"status":"sent"}',
+        '{"status":["error"]}',
     ],
-)
-def test_a_result_is_an_error_only_where_it_reports_one(body, status):
+    "error": [
+        "error handling: see chapter 3", "Error: not found", "Error: 404 Not Found", "Error 404: Not Found",
+        "1\n2\nValueError: bad", "  pkg.mod.SomeError: x", "KeyboardInterrupt\nTraceback (most recent call last):\n",
+        "TimeoutError", "An error occurred while asking", "FATAL: no disk", '"Error: not found"', '{"error":"not found"}',
+        '{"stderr":"boom"}', '{"traceback":"x"}', '{"success":false}', '{"isError":true}', '{"status":"failed"}',
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "body"), [(status, body) for status, some in STATUSES.items() for body in some])
+def test_a_result_is_an_error_only_where_it_reports_one(status, body):
     assert lines(asks(), calls("functions.a"), returns("functions.a", body))["RETURNS"] == status
 
 
@@ -239,27 +209,18 @@ def test_no_more_than_sixteen_are_shown_and_all_are_counted():
     assert lines(calls("functions.a", keys))["ARGS"].endswith("k14,k15,…]")
 
 
-@pytest.mark.parametrize(
-    ("final", "answer"),
-    [
-        (" \n", "empty"),
-        ("So \\boxed{4}. ```x```", "boxed"),
-        ("See ```x = 1```", "code"),
-        ("42", "numeric"),
-        (" -1,234.5e-3 % ", "numeric"),
-        ("3/4", "numeric"),
-        ("$12.50", "numeric"),
-        (".5", "numeric"),
-        ("12 apples", "text"),
-        ("1/2/3", "text"),
-        ('{"a":1}', "json"),
-        ("[1, 2]", "json"),
-        ("[see above]", "text"),
-        ("true", "text"),
-        ('"x"', "text"),
-    ],
-)
-def test_the_last_answer_is_of_a_kind(final, answer):
+ANSWERS = {
+    "empty": [" \n"],
+    "boxed": ["So \\boxed{4}. ```x```"],
+    "code": ["See ```x = 1```"],
+    "numeric": ["42", " -1,234.5e-3 % ", "3/4", "$12.50", ".5"],
+    "text": ["12 apples", "1/2/3", "[see above]", "true", '"x"'],
+    "json": ['{"a":1}', "[1, 2]"],
+}
+
+
+@pytest.mark.parametrize(("answer", "final"), [(answer, final) for answer, some in ANSWERS.items() for final in some])
+def test_the_last_answer_is_of_a_kind(answer, final):
     assert lines(asks(), says("12"), asks(), says(final))["ANSWER_TYPE"] == answer
 
 
