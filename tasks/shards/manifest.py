@@ -395,5 +395,5 @@ def extent_hash(extent: Extent) -> str:
     stop = extent.start + extent.size
     for start in range(extent.start, stop, CHUNK_BYTES):
         # By range, because opening an object costs a request for its size, which is known.
-        hasher.update(system.cat_file(path, start=start, end=min(start + CHUNK_BYTES, stop)))
+        hasher.update(cast("bytes", system.cat_file(path, start=start, end=min(start + CHUNK_BYTES, stop))))
     return hasher.hexdigest()
