@@ -35,11 +35,11 @@ from .index import ShardIndex
 from .parts import LEADING, WINDOW
 from .stored import PADDING, Row, StoredDocuments, pack_batches
 
+# How rows are published: documents of a `.bin/.idx` pair, packs in Parquet, rows in Parquet, or JSON Lines; empty
+# without any.
 Format = Literal["documents", "packs", "parquet", "lines", ""]
-"""How rows are published: documents of a `.bin/.idx` pair, packs in Parquet, rows in Parquet, or JSON Lines; empty without any."""
 
 COMPRESSIONS: Mapping[str, Literal["gzip", "zstd"]] = {"gz": "gzip", "zst": "zstd"}
-
 ROWS_AT_ONCE = 256
 
 
@@ -63,9 +63,8 @@ class Dataset(ShardIndex):
     def format(self) -> Format:
         """How its rows are published."""
         known: Mapping[str, Format] = {"parquet": "parquet", "jsonl": "lines"}
-        ending = next(
-            (file.place.rpartition("/")[2].partition(".")[2].partition(".")[0] for file in self.files_of_rows), ""
-        )
+        name = next((file.place.rpartition("/")[2] for file in self.files_of_rows), "")
+        ending = name.partition(".")[2].partition(".")[0]  # `jsonl` of `part-0.jsonl.zst`
         return self.kind.tokens or known.get(ending, "")
 
     @property
@@ -102,12 +101,12 @@ class Dataset(ShardIndex):
         own = {id(entry) for entry in self.manifest["shards"]}
         for store, entry in stored_entries(self.manifest):
             if id(entry) not in own and store.kind not in {PREFIX, PACKS}:
-                continue
+                continue  # such as pools, which repeat the rows of shards
             for part, names in entry["published"].items():
                 documents = entry["documents"].get(part, sum(entry["documents"].values()))
                 if names and documents:
                     name = dataset_name(entry["split"], entry["dataset"])
-                    place = join_published(self.path, names[0])
+                    place = join_published(self.path, names[0])  # the other names have the same content
                     found.append(Part(name, split_of(entry, part), place, documents))
         return sorted(found, key=lambda part: (part.dataset, [*SPLITS, part.split].index(part.split), part.split))
 
@@ -120,6 +119,7 @@ class Dataset(ShardIndex):
             for ids, lengths in StoredDocuments(part.place).batches(WINDOW):
                 yield from np.split(ids, np.cumsum(lengths[:-1]))
             return
+        # Padding follows a sequence, up to the start of the next one
         for pack in self.packs(part):
             kept = pack.roles != pack.role_names.index(PADDING)
             for start, stop in pairwise([*pack.starts.tolist(), len(pack.ids)]):

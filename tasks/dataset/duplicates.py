@@ -54,9 +54,11 @@ def verdict_of(store: Store, manifest: Mapping[str, Any], entry: Entry, row: int
         number, rows = found
         outcome, kept, jaccard = (rows[name][number].as_py() for name in COLUMNS[2:5])
         return None if outcome == KEPT else Verdict(outcome, kept, jaccard)
-    if entry["decided"]["mode"] == "drop":
-        _before_decisions(store, manifest, entry)
-    before = normalized_row(store, _planned_key(manifest, entry), row)
+    planned = _planned_key(manifest, entry)
+    # A dropped row is only among the rows that decisions were made about, which may have been pruned
+    if entry["decided"]["mode"] == "drop" and size_of(place := store.path(planned, FILE)) is None:
+        raise RunError(f"{place}: the rows before deduplication are gone; normalize the data again")
+    before = normalized_row(store, planned, row)
     return before and _decided(store, entry, before[0])
 
 
@@ -91,25 +93,8 @@ def source_rows(place: str) -> np.ndarray:
 
 def _decided(store: Store, entry: Entry, number: int) -> Verdict | None:
     digest = entry["decided"]["outcomes"]
-    decided = rows_decided(_decisions(store, digest), digest)
-    places = np.flatnonzero(decided["row"].to_numpy() == number)
-    if not places.size:
-        return None
-    found = decided.slice(int(places[0]), 1).to_pylist()[0]
-    return Verdict(found["outcome"], found["duplicate_of"], found["jaccard"])
-
-
-def _before_decisions(store: Store, manifest: Mapping[str, Any], entry: Entry) -> str:
-    """The file of normalized rows that decisions were made about. Raises RunError if it is gone."""
-    place = store.path(_planned_key(manifest, entry), FILE)
-    if size_of(place) is None:
-        raise RunError(f"{place}: the rows before deduplication are gone; normalize the data again")
-    return place
-
-
-def _decisions(store: Store, digest: str) -> str:
-    """The file with the decisions about a slice."""
     system, path = filesystem(join(store.place, KIND))
+    # The manifest has the digest of the decisions; which round made them is only in the receipts of rounds
     for found in sorted(cast("list[str]", system.glob(f"{path}/*/{OUTCOMES_FILE}"))):
         place = system.unstrip_protocol(found).removeprefix("file://")
         try:
@@ -117,7 +102,9 @@ def _decisions(store: Store, digest: str) -> str:
         except InvalidReceiptError:
             continue
         if digest in receipt.facts["slices"]:
-            return place
+            decided = rows_decided(place, digest)
+            rows = decided.filter(compute.field("row") == number).slice(0, 1).to_pylist()
+            return Verdict(rows[0]["outcome"], rows[0]["duplicate_of"], rows[0]["jaccard"]) if rows else None
     raise RunError(f"{join(store.place, KIND)}: the decisions about duplicates are gone; run the deduplication again")
 
 
@@ -133,21 +120,16 @@ def kept_row(store: Store, manifest: Mapping[str, Any], name: str) -> tuple[int,
 def _text_row(store: Store, manifest: Mapping[str, Any], entry: Entry, name: str) -> int | None:
     if manifest["settings"]["id_field"]:
         place = store.path(_planned_key(manifest, entry), NAMES_FILE)
-        found = (
-            (row for table in tables(place, 0, 1) for row in _numbers_of(table, name)) if size_of(place) else iter(())
-        )
-        row = next(found, None)
-        if row is not None:
-            return row
+        for table in tables(place, 0, 1) if size_of(place) else ():
+            named = table.filter(compute.field("name") == name)["number"].to_pylist()
+            if named:
+                return named[0]
+    # A document without an id of its own is named by its file, the start of its slice, and its row there
     (source,) = (each for each in manifest["blend"][entry["split"]] if each["name"] == entry["dataset"])
     split = f"{entry['split']}/" if entry["split"] in SPLITS else ""
     file = f"{split}{entry['dataset']}/{name_within(source['path'], entry['file'])}@{entry['start']}#"
     number = name.removeprefix(file)
     return int(number) if number != name and number.isdecimal() else None
-
-
-def _numbers_of(table: pa.Table, name: str) -> list[int]:
-    return table.filter(compute.call_function("equal", [table["name"], pa.scalar(name)]))["number"].to_pylist()
 
 
 def _normalized_row_called(store: Store, manifest: Mapping[str, Any], entry: Entry, name: str) -> int | None:

@@ -22,11 +22,11 @@ from tokenmill.tasks.sources.row_filter import row_filter
 
 from .duplicates import kept_row, normalized_row, verdict_of
 from .index import ShardIndex
-from .parts import Entry, ShardPart, parts_of_entry
-from .stored import PADDING, Row
+from .parts import ShardPart, parts_of_entry
+from .stored import PADDING
 
+# The kinds whose rows can be followed. Scores are joined to rows by their ids and publish no documents.
 FOLLOWED = ("pretrain", "sft", "rl", "dedup", "filter", "harmony")
-"""The kinds whose rows can be followed. Scores are joined to rows by their ids and publish no documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +102,41 @@ class _Kept(NamedTuple):
 
 def fate_of(index: ShardIndex, shard: int, row: int) -> Fate:
     """Return the fate of a row in shard number `shard`. Raises RunError for missing or damaged files."""
-    entry = index.entries[shard]
-    receipt = index.receipt(shard)
-    fate = _read(index, shard, row)
+    entry, receipt = index.entries[shard], index.receipt(shard)
+    (origin, line), source = index.source(shard, row), index.blend_source(shard)
+    fate = Fate(
+        path=index.path, type=index.type, dataset=entry["dataset"], weight=source["weight"], file=origin.file, line=line,
+        row=row, start=origin.start, stop=origin.stop, key=entry["key"],
+    )  # fmt: skip
     bad = index.quarantined(shard).get(row)
     if bad is not None:
         return replace(fate, reason=bad["reason"], detail=bad["detail"])
-    found = _kept(index, shard, receipt, row)
-    fate = _explained(index, fate, shard, receipt, row) if found is None else _placed(index, fate, found)
+    if kept := _kept(index, shard, receipt, row):
+        part = kept.part
+        places = [
+            Location(kept.unit, number, tokens, name, published)
+            for number, tokens in kept.tokens.items()
+            for name, published in index.names.places(part, number) or [(None, None)]
+        ]
+        document = part.document(kept.number)
+        fate = replace(fate, document=document, split=part.split, part=part.name, places=places, detail=kept.detail)
+    else:
+        fate = _explained(index, fate, shard, receipt, row)
     if not fate.kept and fate.reason not in {None, *REASONS}:
         return fate
+    # Kept rows, too: a duplicate may be tagged instead of dropped
     try:
         verdict = verdict_of(index.store, index.manifest, entry, row)
-        if verdict is not None:
-            kept = verdict.kept and _document_called(index, verdict.kept)
-            return replace(fate, reason=verdict.outcome, detail=None, duplicate_of=kept, jaccard=verdict.jaccard)
+        if verdict is None:
+            return fate
+        name = verdict.kept
+        found = kept_row(index.store, index.manifest, name) if name else None
+        if found is not None:  # the document may be in an output that isn't here; then only its name is known
+            origin, line = index.source(*found)
+            name = f"{origin.file}:{line}"
     except (InputError, RunError) as error:
         return replace(fate, detail=f"the duplicate cannot be found: {error}")
-    return fate
+    return replace(fate, reason=verdict.outcome, detail=None, duplicate_of=name, jaccard=verdict.jaccard)
 
 
 def _explained(index: ShardIndex, fate: Fate, shard: int, receipt: Receipt, row: int) -> Fate:
@@ -135,89 +152,33 @@ def _explained(index: ShardIndex, fate: Fate, shard: int, receipt: Receipt, row:
     return replace(fate, reason=reason, detail=f"not true: {chosen.describe()}")
 
 
-def _document_called(index: ShardIndex, name: str) -> str:
-    """The file and line of a document that a decision names, or the name if the document isn't here."""
-    found = kept_row(index.store, index.manifest, name)
-    if found is None:
-        return name
-    origin, line = index.source(*found)
-    return f"{origin.file}:{line}"
-
-
-def _read(index: ShardIndex, shard: int, row: int) -> Fate:
-    """Where a row was read."""
-    entry = index.entries[shard]
-    origin, line = index.source(shard, row)
-    source = index.blend_source(shard)
-    return Fate(
-        path=index.path,
-        type=index.type,
-        dataset=entry["dataset"],
-        weight=source["weight"],
-        file=origin.file,
-        line=line,
-        row=row,
-        start=origin.start,
-        stop=origin.stop,
-        key=entry["key"],
-    )
-
-
 def _kept(index: ShardIndex, shard: int, receipt: Receipt, row: int) -> _Kept | None:
     """The stored part of a row, None if it isn't stored."""
     entry = index.entries[shard]
     if index.kind.tokens == "packs":
-        return _kept_in_packs(index, shard, receipt, row)
+        # Packs hold the rows of several shards, numbered one shard after the other
+        for part, first in (index.packed_at[shard, name] for name in receipt.parts if (shard, name) in index.packed_at):
+            if packs := part.rows_with([first + row]):
+                return _Kept(part, first + row, "pack", {pack: _tokens(part, pack, first + row) for pack in packs})
+        return None
     parts = {part.name: part for part in parts_of_entry(index.manifest, entry, index.origins[shard])}
     if index.type == "harmony":
-        return _normalized(index, entry, parts, row)
+        found = normalized_row(index.store, entry["key"], row)
+        number, rows = found or (-1, None)
+        tokens = rows and {number: rows["stats_token_len"][number].as_py()}
+        return _Kept(parts[WHOLE], number, "row", tokens) if tokens else None
     place = index.row_fates(shard).place(row, receipt.parts)
     if place is None:
         return None
     part, number = parts[place[0]], place[1]
-    if index.type == "pretrain":
-        stored = part.row(number)
-        return _Kept(part, number, "document", {number: len(stored.ids)}, _rearranged(stored))
-    return _Kept(part, number, "row", {number: None})
-
-
-def _kept_in_packs(index: ShardIndex, shard: int, receipt: Receipt, row: int) -> _Kept | None:
-    for part, first in (index.packed_at[shard, name] for name in receipt.parts if (shard, name) in index.packed_at):
-        if packs := part.rows_with([first + row]):
-            return _Kept(part, first + row, "pack", {pack: _tokens(part, pack, first + row) for pack in packs})
-    return None
-
-
-def _normalized(index: ShardIndex, entry: Entry, parts: Mapping[str, ShardPart], row: int) -> _Kept | None:
-    found = normalized_row(index.store, entry["key"], row)
-    if found is None:
-        return None
-    number, rows = found
-    return _Kept(parts[WHOLE], number, "row", {number: rows["stats_token_len"][number].as_py()})
-
-
-def _placed(index: ShardIndex, fate: Fate, kept: _Kept) -> Fate:
-    part = kept.part
-    places = [
-        Location(kept.unit, number, tokens, name, published)
-        for number, tokens in kept.tokens.items()
-        for name, published in index.names.places(part, number) or [(None, None)]
-    ]
-    return replace(
-        fate,
-        document=part.document(kept.number),
-        split=part.split,
-        part=part.name,
-        places=places,
-        detail=kept.detail,
-    )
-
-
-def _rearranged(stored: Row) -> str | None:
-    """The order of the parts in a document that was rearranged to fill in the middle."""
-    parts = stored.roles[np.flatnonzero(np.diff(stored.roles, prepend=-1))]
-    names = dict.fromkeys(stored.role_names[int(part)] for part in parts)
-    return f"rearranged as {', '.join(names)}" if len(names) > 1 else None
+    if index.type != "pretrain":
+        return _Kept(part, number, "row", {number: None})
+    stored = part.row(number)
+    # Several roles mean that the document was rearranged to fill in the middle: its prefix, suffix and middle, in some order
+    order = stored.roles[np.flatnonzero(np.diff(stored.roles, prepend=-1))]
+    names = dict.fromkeys(stored.role_names[int(role)] for role in order)
+    detail = f"rearranged as {', '.join(names)}" if len(names) > 1 else None
+    return _Kept(part, number, "document", {number: len(stored.ids)}, detail)
 
 
 def _tokens(part: ShardPart, pack: int, document: int) -> int:

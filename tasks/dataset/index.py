@@ -39,10 +39,10 @@ class ShardIndex:
         self.path, self.manifest, self.known = path, manifest, known
         self.store = Store(manifest["volatile"]["store"], manifest["type"])
         self.entries: Sequence[Entry] = manifest["shards"]
+        # The receipt of a shard, and the row of each document (int64) by shard and part. Both raise RunError for what is
+        # missing or damaged. Documents of one shard are mostly asked for one after the other
         self.receipt = lru_cache(maxsize=RECEIPTS_KEPT)(self._receipt)
-        """The receipt of a shard. Raises RunError if it is missing or damaged."""
         self.rows_of_part = lru_cache(maxsize=PARTS_KEPT)(lambda shard, part: self.row_fates(shard).rows(part))
-        """The row of each document, int64, by shard and part. Raises RunError as `row_fates` does."""
 
     @property
     def type(self) -> str:
@@ -81,7 +81,7 @@ class ShardIndex:
     def rows_at(self, file: str, line: int) -> Iterator[tuple[int, int]]:
         """Yield the shards with a line of a file, and the row in each."""
         for shard in self.source_files.get(file, ()):
-            first = 0
+            first = 0  # a bundle has the rows of several files, one file after the other
             for origin in self.origins[shard]:
                 number = line - 1 - self._before(shard, origin) if origin.file == file else -1
                 if 0 <= number < origin.rows:
@@ -95,6 +95,7 @@ class ShardIndex:
 
     def shard_of(self, part: ShardPart) -> int:
         """Return the number of the shard with a part."""
+        # Slices of equal content have one key, so the place in the file distinguishes them
         wanted = (part.key, part.dataset, part.origins[0].start)
         shards = ((shard, self.entries[shard]) for shard in self.source_files[part.origins[0].file])
         return next(
@@ -160,7 +161,7 @@ class ShardIndex:
 
     def quarantined(self, shard: int) -> dict[int, Mapping[str, Any]]:
         """Return the bad rows of a shard, by row in the slice. Raises RunError if the file is missing."""
-        receipt = self.receipt(shard)
+        receipt = self.receipt(shard)  # lists the file only if there were bad rows
         if not any(output.path == QUARANTINE for output in receipt.outputs):
             return {}
         place = self.store.path(receipt.key, QUARANTINE)

@@ -28,22 +28,16 @@ from tokenmill.tasks.tokenize.fim import FimRecipe
 
 from .stored import Row, StoredDocuments, pack_batches, packs_with, read_pack
 
-Entry = Mapping[str, Any]
-"""A shard in a manifest."""
+Entry = Mapping[str, Any]  # a shard in a manifest
 
+# The name of a file with only the leading packs of a group, which the manifest lists among its files.
 LEADING = re.compile(
     r".+/(?P<split>\w+)/\d{6,}__(?P<dataset>.+)__(?P<key>[0-9a-f]{8})__\d+_leading_(?P<packs>\d+)\.parquet"
 )
-"""The name of a file with only the leading packs of a group, which the manifest lists among its files."""
 
-WINDOW = 1 << 20
-"""Tokens of a `.bin` that are read at once."""
-
-KEY_SHOWN = 8
-"""Characters of a shard's key in a document id, enough to distinguish some ten thousand shards."""
-
+WINDOW = 1 << 20  # tokens of a `.bin` that are read at once
+KEY_SHOWN = 8  # characters of a shard's key in a document id, enough to distinguish some ten thousand shards
 DOCUMENT = re.compile(r"(?P<key>[0-9a-f]{8,32})(?:-(?P<part>all|train|valid|test))?-(?P<number>[0-9]{1,18})")
-
 LIKE_THIS = "ids look like 1a2b3c4d-17 (packed) or 1a2b3c4d-train-17 (bin/idx), and view shows one above each document"
 
 
@@ -145,6 +139,7 @@ class ShardPart:
         """Return the numbers here of document `number` of the shards whose keys begin with `key`."""
         if not self.packed:
             return [number]
+        # Files of equal content are shards with one key, so packs may hold a document more than once
         members = (member for member in self.members if member.key.startswith(key) and number < member.rows)
         return [member.first + number for member in members]
 
@@ -220,8 +215,18 @@ def parts_and_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[ShardPart, 
     shards = manifest["shards"]
     origins = origins_in(shards)
     packed = preparation(manifest["type"]).tokens == "packs"
-    alone = ((entry, [shard]) for shard, entry in enumerate(shards))
-    for entry, numbers in _groups(manifest) if packed and "derived" in manifest else alone:
+    groups = [(entry, [shard]) for shard, entry in enumerate(shards)]
+    if packed and "derived" in manifest:
+        # Groups name the sequences that they hold; shards of equal content have one name, and are taken in order
+        waiting: defaultdict[tuple[str, str, str], deque[int]] = defaultdict(deque)
+        for shard, entry in enumerate(shards):
+            for name in entry["documents"]:
+                waiting[entry["split"], entry["dataset"], f"{entry['key']}/{name}"].append(shard)
+        groups = [
+            (group, [waiting[group["split"], group["dataset"], name].popleft() for name in group["source"]["sequences"]])
+            for store, group in stored_entries(manifest) if store.kind == PACKS
+        ]  # fmt: skip
+    for entry, numbers in groups:
         firsts = accumulate((shards[shard]["rows"] for shard in numbers), initial=0)
         members = [
             Member(n, shards[n]["key"], first, shards[n]["rows"]) for n, first in zip(numbers, firsts, strict=False)
@@ -247,17 +252,6 @@ def parts_of_entry(
     ]  # fmt: skip
 
 
-def _groups(manifest: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], list[int]]]:
-    """The entry of every group of packs, and the numbers of its shards."""
-    waiting: defaultdict[tuple[str, str, str], deque[int]] = defaultdict(deque)
-    for shard, entry in enumerate(manifest["shards"]):
-        for name in entry["documents"]:
-            waiting[entry["split"], entry["dataset"], f"{entry['key']}/{name}"].append(shard)
-    for entry in (entry for store, entry in stored_entries(manifest) if store.kind == PACKS):
-        names = entry["source"]["sequences"]
-        yield entry, [waiting[entry["split"], entry["dataset"], name].popleft() for name in names]
-
-
 class PublishedNames:
     """Leads from documents (packs, rows) in published files to documents in shards, and back.
 
@@ -271,11 +265,14 @@ class PublishedNames:
         by_key: dict[tuple[str, str], ShardPart] = {}
         members: defaultdict[tuple[str, str, str], deque[ShardPart]] = defaultdict(deque)
         for part, entry in parts_and_entries(manifest):
-            by_key[part.key[:KEY_SHOWN], part.split] = part
+            by_key[part.key[:KEY_SHOWN], part.split] = (
+                part  # the name of a file with leading packs has no more of a key
+            )
             members[entry["split"], entry["dataset"], f"{part.key}/{part.name}.bin"].append(part)
             published = entry["published"]
             for name in published.get(part.split, published.get(part.name, [])):
                 self._add(join_published(output_dir, name), part, part.rows)
+        # Prefixes name their members; shards of equal content have one name, and are taken in the order of the manifest
         for prefix in (entry for store, entry in stored_entries(manifest) if store.kind == PREFIX):
             parts = [
                 members[prefix["split"], prefix["dataset"], name].popleft() for name in prefix["source"]["members"]
@@ -283,6 +280,7 @@ class PublishedNames:
             for name in (name for names in prefix["published"].values() for name in names):
                 for part in parts:
                     self._add(join_published(output_dir, name), part, part.rows)
+        # A phase may read some documents of a prefix; its pair is then a range of them
         for phase in manifest.get("phases", []):
             for pair in phase.get("pairs", []):
                 self._add_range(join_published(output_dir, pair["path"]), join_published(output_dir, pair["of"]), pair)
@@ -318,7 +316,7 @@ class PublishedNames:
 
         Raises KeyError for an unknown name, IndexError for a number that is not in the file.
         """
-        ends = self._ends[name]
+        ends = self._ends[name]  # of the parts in the file, in its documents
         place = bisect_right(ends, number)
         part, begin = self._held[name][place]
         return part, begin + number - (ends[place - 1] if place else 0)

@@ -25,15 +25,10 @@ from tokenmill.tasks.storage import filesystem, open_binary
 from tokenmill.tasks.tokenize.binidx import DTYPES, HEADER, MAGIC, VERSION, BinIdxError, Index, read_index
 
 PADDING = "padding"
-
 PACKS_AT_ONCE = 64
-SCAN_ROWS = 1024
-"""Packs read at a time: with tokens, and of small columns."""
-
+SCAN_ROWS = 1024  # packs read at a time: with tokens, and of small columns
 IDS, MASK, STARTS, DOCUMENTS, ROLE_STARTS, ROLE = SCHEMA.names
-
-TOKENS = (IDS, MASK, STARTS, ROLE_STARTS, ROLE)
-"""All columns but the source."""
+TOKENS = (IDS, MASK, STARTS, ROLE_STARTS, ROLE)  # all columns but the source
 
 
 class StoredFileError(RunError):
@@ -94,6 +89,7 @@ class StoredDocuments:
 
     def batches(self, tokens: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Ids and lengths of consecutive documents: all that begin among the same `tokens`, and at least one."""
+        # Documents go with the window that they begin in, so one that is longer than the window is whole, too
         begins = np.cumsum(self.index.lengths, dtype=np.int64) - self.index.lengths
         borders = np.flatnonzero(np.diff(begins // tokens)) + 1
         for first, stop in itertools.pairwise([0, *borders.tolist(), self.index.documents]):
@@ -105,6 +101,7 @@ def pair_problem(prefix: str, documents: int, tokens: int, held: int | None, dty
     index lists a part.
     """
     places = f"{prefix}.bin", f"{prefix}.idx"
+    # An index has a length (4 bytes) and a place (8) for each document, and the borders of documents (8), one more
     expected = (held or tokens) * dtype.itemsize, HEADER.size + 12 * documents + 8 * (documents + 1)
     for place, size in zip(places, expected, strict=True):
         found = size_of(place)
@@ -212,9 +209,19 @@ def read_pack(place: str, number: int, tokens: tuple[np.ndarray, np.ndarray] | N
     with _opened(place) as file:
         pack_size = _pack_size(place, file)
         wanted = [name for name in SCHEMA.names if tokens is None or name not in {IDS, MASK}]
-        batch = _batch(place, file, number, wanted)
-    (row,) = _decoded(batch, place, number, pack_size, tokens).rows
-    return row
+        at_once = (
+            SCAN_ROWS if tokens is not None else 1
+        )  # tokens are large, so only the wanted pack is decoded with them
+        first = 0
+        for group in range(file.metadata.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            if number < first + rows:
+                batches = file.iter_batches(batch_size=at_once, row_groups=[group], columns=wanted)
+                skipped, row = divmod(number - first, at_once)
+                batch = next(itertools.islice(batches, skipped, None)).slice(row, 1)
+                return next(_decoded(batch, place, number, pack_size, tokens).rows)
+            first += rows
+    raise StoredFileError(place, f"pack {number + 1:,} is missing, it holds {first:,}")
 
 
 def packs_with(place: str, documents: Collection[int]) -> list[int]:
@@ -229,16 +236,13 @@ def packs_with(place: str, documents: Collection[int]) -> list[int]:
 
 
 def _decoded(
-    batch: pa.RecordBatch,
-    place: str,
-    first: int,
-    pack_size: int,
-    tokens: tuple[np.ndarray, np.ndarray] | None = None,
+    batch: pa.RecordBatch, place: str, first: int, pack_size: int, tokens: tuple[np.ndarray, np.ndarray] | None = None
 ) -> PackBatch:
     """The arrays of packs from number `first` on."""
     values: dict[str, np.ndarray] = {name: np.zeros(0, np.int64) for name in SCHEMA.names}
     borders: dict[str, np.ndarray] = dict.fromkeys(SCHEMA.names, np.zeros(len(batch) + 1, np.int64))
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        # A batch is a slice of its row group, so offsets may begin anywhere
         offsets = cast("pa.ListArray", column).offsets.to_numpy().astype(np.int64)
         values[name], borders[name] = column.flatten().to_numpy(), offsets - offsets[0]
     if tokens is not None:
@@ -249,6 +253,7 @@ def _decoded(
         raise StoredFileError(place, problem)
     trained = np.zeros(len(values[MASK]), np.bool_)
     if {MASK, STARTS} <= read:
+        # The stored mask marks the token before a target. Nothing comes before the first token of a sequence, so it is none
         trained[1:] = values[MASK][:-1] == 1
         trained[_placed(values[STARTS], borders[STARTS], packs)] = False
     return PackBatch(
@@ -262,11 +267,13 @@ def _problem(
     values: dict[str, np.ndarray], borders: dict[str, np.ndarray], packs: np.ndarray, read: Collection[str], first: int
 ) -> str:
     """The problem with the columns of packs, or an empty string."""
+    # Columns that belong together have equally many values in each pack
     for one, other in ((IDS, MASK), (STARTS, DOCUMENTS), (ROLE_STARTS, ROLE)):
         counts = np.diff(borders[one]), np.diff(borders[other])
         if {one, other} <= {*read} and (wrong := np.flatnonzero(counts[0] != counts[1])).size:
             has = counts[0][wrong[0]], counts[1][wrong[0]]
             return f"row {first + wrong[0] + 1}: {has[0]} values of {one} but {has[1]} of {other}"
+    # Starts increase from 0, and each is a token of its pack; without tokens to read, packs have no known length
     for name in {STARTS, ROLE_STARTS} & {*read} if packs[-1] else ():
         own, placed = borders[name], _placed(values[name], borders[name], packs)
         pack = np.repeat(np.arange(len(own) - 1), np.diff(own))
@@ -302,20 +309,6 @@ def _pack_size(place: str, file: parquet.ParquetFile) -> int:
     if described is None:
         raise StoredFileError(place, "its metadata does not describe packs")
     return orjson.loads(described)["pack_size"]
-
-
-def _batch(place: str, file: parquet.ParquetFile, number: int, columns: list[str]) -> pa.RecordBatch:
-    """Read only `columns` of row `number`."""
-    first = 0
-    for group in range(file.metadata.num_row_groups):
-        rows = file.metadata.row_group(group).num_rows
-        if number < first + rows:
-            at_once = 1 if IDS in columns else SCAN_ROWS
-            batches = file.iter_batches(batch_size=at_once, row_groups=[group], columns=columns)
-            skipped, row = divmod(number - first, at_once)
-            return next(itertools.islice(batches, skipped, None)).slice(row, 1)
-        first += rows
-    raise StoredFileError(place, f"pack {number + 1:,} is missing, it holds {first:,}")
 
 
 def count_packs(place: str) -> int:

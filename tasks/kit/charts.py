@@ -8,19 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
-from tokenmill.tasks.kit.parts import counted
 
-from .parts import Cell, Chart, Mark, number, shortened
+from .parts import Cell, Chart, Mark, counted, number, shortened
 
 WIDTH = 360
-MAX_BARS = 16
-"""Bars of a chart, or names on a side of a flow; the page counts the rest."""
-
-MAX_POINTS = 20_000
-"""Above this many points, a cloud is drawn as cells, the darker the more points they have."""
-
-CELLS = 40
-"""Cells of a cloud in either direction."""
+MAX_BARS = 16  # bars of a chart, or names on a side of a flow; the page counts the rest
+MAX_POINTS = 20_000  # above this many points, a cloud is drawn as cells, the darker the more points they have
+CELLS = 40  # cells of a cloud in either direction
 
 
 def bars(
@@ -35,7 +29,7 @@ def bars(
         top = place * height
         marks.append(Mark("text", {"x": 0, "y": top + 12}, shortened(name, 56)))
         for at, value in enumerate(values[name]):
-            y, wide = top + 16 + 15 * at, max(280 * value / largest, 1)
+            y, wide = top + 16 + 15 * at, max(280 * value / largest, 1)  # the value has the other 80 units
             marks.append(Mark("rect", {"x": 0, "y": y, "width": f"{wide:.1f}", "height": 12}, series=at))
             marks.append(Mark("text", {"x": f"{wide + 5:.1f}", "y": y + 10}, shown(value)))
     more = f" ({len(values) - len(names):,} more in the table)" if len(values) > len(names) else ""
@@ -47,6 +41,7 @@ def columns(title: str, counts: Sequence[float], labels: Sequence[str], unit: st
     """Upright columns with a label below each, as many as fit: a histogram, or amounts over time."""
     top, base = 16, 136
     wide, largest = WIDTH / max(len(counts), 1), max(counts, default=0) or 1
+    # Labels that would overlap are omitted; a digit is 7 units wide
     every = -(-len(labels) * max((len(label) + 1 for label in labels), default=1) * 7 // WIDTH)
     axis = {"x1": 0, "x2": WIDTH, "y1": base, "y2": base, "stroke": "currentColor"}
     marks = [Mark("text", {"x": 0, "y": 11}, f"{number(_plain(largest))} {unit}"), Mark("line", axis)]
@@ -70,40 +65,42 @@ def flow(title: str, links: Mapping[tuple[str, str], int], lost: Iterable[str]) 
 
     The smallest names on either side become one band, `other`, if there are more than fit.
     """
-    links = _few(links)
-    lefts, rights = _sums(links, 0), _sums(links, 1)
+    kept = [
+        set(sorted(sums, key=lambda name: (-sums[name], name))[: MAX_BARS - 1]) if len(sums) > MAX_BARS else set(sums)
+        for sums in (_sums(links, 0), _sums(links, 1))
+    ]
+    bands: dict[tuple[str, str], int] = {}
+    for (left, right), count in links.items():
+        ends = left if left in kept[0] else "other", right if right in kept[1] else "other"
+        bands[ends] = bands.get(ends, 0) + count
+    lefts, rights = _sums(bands, 0), _sums(bands, 1)
     total, lost = sum(lefts.values()) or 1, set(lost)
-    gap, tall = 24, min(180, 45 * max(len(lefts), len(rights)))
+    # A gap above every name holds its label; a few names get a low chart, so that their bands don't look like blocks
+    gap, tall, middle = 24, min(180, 45 * max(len(lefts), len(rights))), WIDTH / 2
+    # Where the first band of each name starts; each band then moves the place for the next one
     starts = [
         dict(zip(sums, accumulate((tall * count / total + gap for count in sums.values()), initial=gap - 6.0), strict=False))
         for sums in (lefts, rights)
     ]  # fmt: skip
     left_end, right_end = map(dict[str, float], starts)
     marks: list[Mark] = []
-    for (left, right), count in links.items():
+    for (left, right), count in bands.items():
         thick = tall * count / total
-        marks.append(_band(left_end[left], right_end[right], max(thick, 0.5), 1 if right in lost else 0))
+        drawn = max(thick, 0.5)  # a thinner one can't be seen
+        begin, end = left_end[left], right_end[right]
+        path = (
+            f"M0 {begin:.1f} C{middle} {begin:.1f} {middle} {end:.1f} {WIDTH} {end:.1f} v{drawn:.1f} "
+            f"C{middle} {end + drawn:.1f} {middle} {begin + drawn:.1f} 0 {begin + drawn:.1f} Z"
+        )
+        marks.append(Mark("path", {"d": path, "opacity": ".75"}, series=1 if right in lost else 0))
         left_end[left] += thick
         right_end[right] += thick
     for at, sums, x, anchor in ((starts[0], lefts, 0, "start"), (starts[1], rights, WIDTH, "end")):
         for name, count in sums.items():
             place = {"x": x, "y": f"{at[name] - 4:.1f}", "text-anchor": anchor}
             marks.append(Mark("text", place, f"{shortened(name, 22)} {count:,}", title=name))
-    described = f"{title}: " + "; ".join(f"{left} to {right}: {count:,}" for (left, right), count in links.items())
+    described = f"{title}: " + "; ".join(f"{left} to {right}: {count:,}" for (left, right), count in bands.items())
     return Chart(title, described, tall + gap * max(len(lefts), len(rights)) + 4, marks)
-
-
-def _few(links: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    """The links with at most MAX_BARS names on each side."""
-    kept = [
-        set(sorted(sums, key=lambda name: (-sums[name], name))[: MAX_BARS - 1]) if len(sums) > MAX_BARS else set(sums)
-        for sums in (_sums(links, 0), _sums(links, 1))
-    ]
-    found: dict[tuple[str, str], int] = {}
-    for (left, right), count in links.items():
-        ends = left if left in kept[0] else "other", right if right in kept[1] else "other"
-        found[ends] = found.get(ends, 0) + count
-    return found
 
 
 def _sums(links: Mapping[tuple[str, str], int], side: int) -> dict[str, int]:
@@ -111,15 +108,6 @@ def _sums(links: Mapping[tuple[str, str], int], side: int) -> dict[str, int]:
     for ends, count in links.items():
         found[ends[side]] = found.get(ends[side], 0) + count
     return found
-
-
-def _band(left: float, right: float, thick: float, series: int) -> Mark:
-    middle = WIDTH / 2
-    path = (
-        f"M0 {left:.1f} C{middle} {left:.1f} {middle} {right:.1f} {WIDTH} {right:.1f} v{thick:.1f} "
-        f"C{middle} {right + thick:.1f} {middle} {left + thick:.1f} 0 {left + thick:.1f} Z"
-    )
-    return Mark("path", {"d": path, "opacity": ".75"}, series=series)
 
 
 def cloud(title: str, groups: Mapping[str, np.ndarray], axes: tuple[str, str]) -> list[Chart]:
@@ -141,8 +129,12 @@ def cloud(title: str, groups: Mapping[str, np.ndarray], axes: tuple[str, str]) -
         Mark("text", {"x": WIDTH, "y": size + 34, "text-anchor": "end"}, below),
     ]
     named = {name: f"{name} ({len(of):,})" for name, of in groups.items()}
+    # The page names the axes by their limits, as text: ticks would need room on a phone
     if len(points) <= MAX_POINTS:
-        marks = [_points(of, at) for at, of in enumerate(scaled.values())][::-1]
+        dots = ["".join(f"M{x:.1f} {y:.1f}h0" for x, y in of.tolist()) for of in scaled.values()]
+        # One path draws all dots of a group: lines without length, which round ends make visible
+        ends = {"stroke-width": 4, "stroke-linecap": "round", "opacity": ".7"}
+        marks = [Mark("path", {"d": path} | ends, series=at) for at, path in enumerate(dots)][::-1]
         return [
             Chart(title, f"{title}: {'; '.join(named.values())}", size + 40, [*around, *marks], list(named.values()))
         ]
@@ -150,12 +142,6 @@ def cloud(title: str, groups: Mapping[str, np.ndarray], axes: tuple[str, str]) -
         Chart(f"{title}: {named[name]}", f"{title}: {named[name]}", size + 40, [*around, *_cells(of, size)])
         for name, of in scaled.items()
     ]  # fmt: skip
-
-
-def _points(places: np.ndarray, series: int) -> Mark:
-    """One path with a dot, a line without length and with round ends, for each point."""
-    dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places.tolist())
-    return Mark("path", {"d": dots, "stroke-width": 4, "stroke-linecap": "round", "opacity": ".7"}, series=series)
 
 
 def _cells(places: np.ndarray, size: float) -> list[Mark]:

@@ -5,7 +5,7 @@ template prints is escaped, and made visible on one line first, so that control 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,30 +13,31 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from .charts import WIDTH
-from .parts import Block, Table, escaped, number, table_lines, visible, visible_line
+from .parts import Block, escaped, number, table_lines, visible, visible_line
 
 LIGHT = ("#2563a8", "#b45309", "#2d7a4f", "#9d3d8c", "#5b5f97", "#0f766e")
+# The colors of series on a light and on a dark page
 DARK = ("#7ab0ec", "#f0a45a", "#7fcf9f", "#e08fcf", "#a9acec", "#5fd0c4")
-"""The colors of series on a light and on a dark page."""
 
-MAX_ROWS = 100
-"""Rows of a table; the page counts the rest."""
+MAX_ROWS = 100  # rows of a table; the page counts the rest
 
 
 @cache
 def _environment() -> Environment:
     found = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, finalize=_on_one_line,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        finalize=lambda value: value if isinstance(value, Markup) else visible_line(str(value)),
     )  # fmt: skip
-    found.filters.update(
-        number=number, lines=lines, code=code, anchor=anchor, kind=_kind, md=_markdown, table=_table, json=_json
-    )
+    # `md`, `table` and `json` write Markdown and front matter without markup, so that nothing is left to be escaped
+    filters: dict[str, Callable[..., object]] = {
+        "number": number, "lines": lines, "code": code, "anchor": anchor, "kind": lambda part: type(part).__name__,
+        "md": lambda text: Markup(escaped(visible_line(text))),  # noqa: S704
+        "table": lambda table: Markup("\n".join(table_lines(table))),  # noqa: S704
+        "json": lambda value: Markup(json.dumps(value)),  # noqa: S704 - YAML reads JSON, too
+    }  # fmt: skip
+    found.filters.update(filters)
     return found
-
-
-def _on_one_line(value: object) -> object:
-    return value if isinstance(value, Markup) else visible_line(str(value))
 
 
 def lines(text: str) -> Markup:
@@ -47,23 +48,6 @@ def lines(text: str) -> Markup:
 def code(text: str) -> Markup:
     """Untrusted text whose layout made its line breaks, so they aren't marked."""
     return Markup("\n").join(escape(visible_line(line)) for line in text.split("\n"))
-
-
-def _kind(part: Block) -> str:
-    return type(part).__name__
-
-
-def _markdown(text: str) -> Markup:
-    return Markup(escaped(visible_line(text)))  # noqa: S704 - without markup
-
-
-def _table(table: Table) -> Markup:
-    return Markup("\n".join(table_lines(table)))  # noqa: S704 - its cells are without markup
-
-
-def _json(value: object) -> Markup:
-    """JSON, which YAML reads, too."""
-    return Markup(json.dumps(value))  # noqa: S704 - of front matter, which holds no HTML
 
 
 def anchor(title: str) -> str:

@@ -107,12 +107,11 @@ class Excerpt:
     """Whether a layout, such as JSON's, made the line breaks; in a text they are marked."""
 
 
-Block = Text | Items | Code | Table | Chart | Excerpt
-"""A part of a report."""
+Block = Text | Items | Code | Table | Chart | Excerpt  # a part of a report
 
 
+# Characters that Markdown or HTML could read as markup; an underscore between letters is none
 MARKUP = re.compile(r"[\\|`<&*\[\]]|(?<![^\W_])_|_(?![^\W_])")
-"""Characters that Markdown or HTML could read as markup; an underscore between letters is none."""
 
 
 def escaped(text: str) -> str:
@@ -132,8 +131,8 @@ def table_lines(table: Table) -> list[str]:
     return [*(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
+# Unicode categories of code points that are invisible, control the display, or are unassigned
 UNSAFE = {"Cc", "Cf", "Cs", "Cn", "Zl", "Zp"}
-"""Unicode categories of code points that are invisible, control the display, or are unassigned."""
 
 PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {ord("\x7f"): "␡", ord("\n"): "↵\n"}
 

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from .parts import Table, number, visible_line
 
-WIDEST = 10_000
-"""Columns of a console that no table fills."""
+WIDEST = 10_000  # columns of a console that no table fills
 
 
 def print_table(console: Console, table: Table, *, tables: bool = True) -> None:
