@@ -9,7 +9,7 @@ The folder names the preparation kind, so blend files are the same as elsewhere.
 layout fail by name: a misspelt folder must not leave a blend unprepared, and settings in `web.yml` must not be ignored.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from glob import glob
 from typing import Any, cast
@@ -23,11 +23,8 @@ from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.yaml_text import read_yaml, require_mapping
 
-KINDS = [name for name, kind in PREPARATIONS.items() if kind.nightly]
-"""Preparation kinds with nightly updates."""
-
+KINDS = [name for name, kind in PREPARATIONS.items() if kind.nightly]  # preparation kinds with nightly updates
 DEFAULTS = "defaults"
-
 ENDINGS = ("json", "yaml", "yml")
 
 
@@ -57,31 +54,23 @@ def find_blends(prefix: str) -> list[NightlyBlend]:
     Raises InputError without blends.
     """
     prefix = absolute(prefix)
-    found = _listed(prefix)
+    system, path = filesystem(prefix)
+    if is_local(prefix):
+        found = set(glob("**/*", root_dir=path, recursive=True))  # noqa: PTH207 - pathlib's doesn't follow links to folders
+    else:
+        system.invalidate_cache()  # a run that goes on for weeks lists the same folder every night
+        found = {each[len(path) :].strip("/") for each in cast("list[str]", system.find(path))}
     visible = (each for each in found if not each.startswith(".") and "/." not in each)
     names = {name for name, _, ending in (each.rpartition(".") for each in visible) if ending in ENDINGS}
-    blends = [
-        NightlyBlend(prefix, name, _misnamed(prefix, name, found))
-        for name in sorted(names)
-        if name.rpartition("/")[2] != DEFAULTS
-    ]
+    blends: list[NightlyBlend] = []
+    for name in sorted(names):
+        folder, _, own = name.rpartition("/")
+        if own != DEFAULTS:
+            misnamed = (f"{each}.yml" for each in (name, join(folder, DEFAULTS)) if f"{each}.yml" in found)
+            blends.append(NightlyBlend(prefix, name, next((join(prefix, each) for each in misnamed), None)))
     if not blends:
         raise InputError(f"{prefix}: no blends here; name them KIND/NAME.json, where KIND is one of {', '.join(KINDS)}")
     return blends
-
-
-def _listed(prefix: str) -> set[str]:
-    """The paths of all files below `prefix`; follows links to folders."""
-    system, path = filesystem(prefix)
-    if is_local(prefix):
-        return set(glob("**/*", root_dir=path, recursive=True))  # noqa: PTH207 - that of Path follows no links
-    system.invalidate_cache()
-    return {each[len(path) :].strip("/") for each in cast("list[str]", system.find(path))}
-
-
-def _misnamed(prefix: str, name: str, found: Collection[str]) -> str | None:
-    settings = (name, join(name.rpartition("/")[0], DEFAULTS))
-    return next((join(prefix, f"{each}.yml") for each in settings if f"{each}.yml" in found), None)
 
 
 def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> PreparationSettings:
@@ -101,6 +90,7 @@ def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> Pr
         place = join(blend.prefix, f"{name}.yaml")
         given = read_yaml(read_bytes(place) or b"", f"{place}: not valid YAML")
         written = written if given is None else _merged(written, require_mapping(given, place))
+    # What a nightly run chooses itself
     if "store" in written:
         raise InputError(f"{blend.name}: all blends share the store {store}; remove 'store' from the settings")
     if "previous" in written:

@@ -9,7 +9,7 @@ Files that changed are read whole into memory, one at a time.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
@@ -33,6 +33,7 @@ from .reasons import manifest_changes
 Class = Literal["kept", "changed", "moved", "gone", "new"]
 CLASSES: tuple[Class, ...] = ("kept", "changed", "moved", "gone", "new")
 
+# Parts of a recipe that choose documents and change none
 CHOOSING = (
     "recipe.holdout_",
     "recipe.min_",
@@ -44,12 +45,10 @@ CHOOSING = (
     "recipe.split",
     "recipe.blend_split",
 )
-"""Parts of a recipe that choose documents and change none."""
 
 MOST_EXAMPLES = 3
 
-Pairs = tuple[np.ndarray, np.ndarray]
-"""Pairs of changed rows, as row numbers in A and in B (int64 [pairs], each)."""
+Pairs = tuple[np.ndarray, np.ndarray]  # pairs of changed rows, as row numbers in A and in B (int64 [pairs], each)
 
 
 @dataclass
@@ -93,6 +92,7 @@ class Snapshot:
 
     def __init__(self, output_dir: str) -> None:
         self.prepared = require_followed(open_dataset(output_dir))
+        # Several slices ask for the same shard, if files are bundled
         self.outcomes = lru_cache(maxsize=None)(lambda shard: outcomes(self.prepared, shard))
         self.digests = lru_cache(maxsize=None)(lambda shard: digests(self.prepared, shard))
         self.reasons = lru_cache(maxsize=None)(self._reasons)
@@ -189,7 +189,7 @@ def _rows(units: Sequence[SliceUnit]) -> np.ndarray:
 
 def matched(a: np.ndarray, b: np.ndarray) -> Pairs:
     """Pairs of equal keys, the n-th occurrence in `a` with the n-th in `b`; ascending in `a`."""
-    _, found = np.unique(np.concatenate([a, b]), axis=0, return_inverse=True)
+    _, found = np.unique(np.concatenate([a, b]), axis=0, return_inverse=True)  # a number for each distinct key
     found = found.ravel()
     keys = [_occurrences(part) for part in (found[: len(a)], found[len(a) :])]
     _, left, right = np.intersect1d(keys[0], keys[1], assume_unique=True, return_indices=True)
@@ -204,7 +204,7 @@ def _occurrences(numbers: np.ndarray) -> np.ndarray:
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))
     rank = np.arange(len(ordered)) - np.repeat(starts, np.diff(starts, append=len(ordered)))
     keys = np.empty(len(numbers), np.int64)
-    keys[order] = ordered * (1 << 32) + rank
+    keys[order] = ordered * (1 << 32) + rank  # more rows than 2^32 don't fit into memory anyway
     return keys
 
 
@@ -223,6 +223,7 @@ class DiffCounter:
 
     def compare(self, old: str, new: str) -> None:
         """Account for every document of a dataset in both."""
+        # Slices of equal content first: their rows are the same, one by one
         a, b = self._a.units[old], self._b.units[new]
         contents: dict[tuple[Any, ...], int] = {}
         keys = [
@@ -239,23 +240,26 @@ class DiffCounter:
 
     def count_unmatched(self, dataset: str, rows: np.ndarray, what: Class, reason: str) -> None:
         side = self._a if what == "gone" else self._b
-        splits = _each(side.outcomes, rows)
+        splits = _each(side.outcomes, rows)  # 0 for a dropped row, which is no document
         self._add(dataset, what, reason, side, rows[splits > 0])
 
     def _align(self, dataset: str, old: Sequence[SliceUnit], new: Sequence[SliceUnit]) -> None:
         """Pair the rows in slices whose content differs."""
         a, b = _rows(old), _rows(new)
         hashes = [_each(side.digests, rows) for side, rows in ((self._a, a), (self._b, b))]
-        known = [np.flatnonzero(each) for each in hashes]
+        known = [np.flatnonzero(each) for each in hashes]  # dropped rows have no hash
         left, right = matched(*(each[at][:, None].view(np.int64) for each, at in zip(hashes, known, strict=True)))
         left, right = known[0][left], known[1][right]
         self._pair(dataset, a[left], b[right])
         both = {unit.file for unit in old} & {unit.file for unit in new}
+        # A version may have a folder for its files, so those that only one side has are the same if their names are
         files: dict[str, int] = {}
+        names = [[u.file if u.file in both else u.file.rpartition("/")[2] for u in units] for units in (old, new)]
         where = [
-            np.repeat([files.setdefault(_file(u, both), len(files)) for u in units], [u.rows for u in units])
-            for units in (old, new)
+            np.repeat([files.setdefault(name, len(files)) for name in own], [u.rows for u in units])
+            for own, units in zip(names, (old, new), strict=True)
         ]
+        # Rows that are left between the same two neighbors are the same row, changed
         keys_a, rest_a = _gaps(len(a), left, right, where[0])
         keys_b, rest_b = _gaps(len(b), right, right, where[1])
         one, other = matched(keys_a, keys_b)
@@ -271,7 +275,7 @@ class DiffCounter:
         self.count_unmatched(dataset, b[added[~again]], "new", "the row was added to the source")
 
     def _pair(self, dataset: str, a: np.ndarray, b: np.ndarray) -> None:
-        """Count the rows in A that became rows in B, shard by shard."""
+        # Shard by shard, because a recipe, which explains a change, is that of a shard
         _, groups = np.unique(np.concatenate([a[:, :1], b[:, :1]], axis=1), axis=0, return_inverse=True)
         groups = groups.ravel()
         order = np.argsort(groups, kind="stable")
@@ -280,36 +284,30 @@ class DiffCounter:
                 self._pair_shards(dataset, a[rows], b[rows])
 
     def _pair_shards(self, dataset: str, a: np.ndarray, b: np.ndarray) -> None:
-        """The same for one shard of A and one of B."""
+        """Count the rows of a shard of A that became rows of a shard of B."""
         old, new = int(a[0, 0]), int(b[0, 0])
         recipe = difference(self._a.identity(old), self._b.identity(new))
+        entries = self._a.prepared.entries[old], self._b.prepared.entries[new]
         before, after = _each(self._a.outcomes, a), _each(self._b.outcomes, b)
         both = (before > 0) & (after > 0)
         moved = both & (before != after)
-        changed = both & ~moved & self._differ(a, b, recipe)
+        # Rows of shards with one key needn't be read to know that they are equal
+        same = not recipe and entries[0]["key"] == entries[1]["key"] and np.array_equal(a[:, 1], b[:, 1])
+        changed = np.zeros(len(a), np.bool_) if same else _each(self._a.digests, a) != _each(self._b.digests, b)
+        changed &= both & ~moved
+        why = "the row changed in the source"  # where the recipe is the same
+        if entries[0]["source"] == entries[1]["source"]:
+            why = "a different decision about duplicates"
+        elif entries[1].get("decided", {}).get("mode") == "tag":
+            why = "the row changed in the source, or the decision about its duplicates"
         choosing = {name: value for name, value in recipe.items() if name.startswith((*CHOOSING, "split"))}
         other = {name: value for name, value in recipe.items() if name not in choosing}
         self._add(dataset, "kept", "the same bytes", self._b, b[both & ~moved & ~changed])
-        self._add(dataset, "changed", _described(other) or self._rewritten(old, new), self._b, b[changed])
+        self._add(dataset, "changed", _described(other) or why, self._b, b[changed])
         self._add(dataset, "moved", _described(choosing) or "the row changed in the source", self._b, b[moved])
-        self._dropped(dataset, "gone", self._a, a[(before > 0) & (after == 0)], self._b, b[(before > 0) & (after == 0)])
-        self._dropped(dataset, "new", self._b, b[(before == 0) & (after > 0)], self._a, a[(before == 0) & (after > 0)])
-
-    def _rewritten(self, old: int, new: int) -> str:
-        """Why rows of a shard of A and one of B differ that were made alike: the source changed, or a mark on a duplicate."""
-        before, after = self._a.prepared.entries[old], self._b.prepared.entries[new]
-        if before["source"] == after["source"]:
-            return "a different decision about duplicates"
-        if after.get("decided", {}).get("mode") == "tag":
-            return "the row changed in the source, or the decision about its duplicates"
-        return "the row changed in the source"
-
-    def _differ(self, a: np.ndarray, b: np.ndarray, recipe: Mapping[str, Any]) -> np.ndarray:
-        """Whether the published bytes of each row differ (bool [rows])."""
-        keys = (self._a.prepared.entries[int(a[0, 0])]["key"], self._b.prepared.entries[int(b[0, 0])]["key"])
-        if keys[0] == keys[1] and np.array_equal(a[:, 1], b[:, 1]) and not recipe:
-            return np.zeros(len(a), np.bool_)
-        return _each(self._a.digests, a) != _each(self._b.digests, b)
+        gone, new_ones = (before > 0) & (after == 0), (before == 0) & (after > 0)
+        self._dropped(dataset, "gone", self._a, a[gone], self._b, b[gone])
+        self._dropped(dataset, "new", self._b, b[new_ones], self._a, a[new_ones])
 
     def _dropped(
         self, dataset: str, what: Class, side: Snapshot, kept: np.ndarray, other: Snapshot, lost: np.ndarray
@@ -340,16 +338,12 @@ def _each(read: Callable[[int], np.ndarray], rows: np.ndarray) -> np.ndarray:
     return found
 
 
-def _file(unit: SliceUnit, both: Collection[str]) -> str:
-    """Return the file of a slice; only its name if just one side has it, because a version may have its own folder."""
-    return unit.file if unit.file in both else unit.file.rpartition("/")[2]
-
-
 def _gaps(count: int, own: np.ndarray, partner: np.ndarray, files: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The rows without a partner, and the key of each: its file, and the partner of the last matched row before it there.
 
     `own` are the matched rows and `partner` their numbers in B. The rows of a file are consecutive.
     """
+    # The last matched row at or before each one; rows before the first one of their file have no anchor, -1
     last = np.full(count, -1, np.int64)
     last[own] = own
     starts = np.flatnonzero(np.diff(files, prepend=-1))

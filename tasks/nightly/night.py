@@ -19,8 +19,7 @@ from .prune import Leftovers, references, remove_leftovers
 from .reasons import reasons
 from .versions import claim, folders_in, follow, latest, lineage, next_version, order, prune_versions
 
-STORE = "shards"
-"""The store that all blends share; its name differs from every preparation kind."""
+STORE = "shards"  # the store that all blends share; its name differs from every preparation kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def prune_night(
 ) -> tuple[list[str], Leftovers]:
     """Remove all but the `keep` newest versions of each blend, then the shards that no version refers to; return both.
 
-    The same rule applies to blends that no longer exist. `also_keep` are versions and other outputs to keep with their shards.
+    `also_keep` are versions and other outputs to keep with their shards.
     Raises InputError if one of these is not an output of this store. Requires the store's lock.
     """
     pinned = [absolute(place) for place in also_keep]
@@ -116,11 +115,12 @@ def prune_night(
         references(store_of(output_dir), pinned)  # raises before anything is removed
     kept, young_from = list(pinned), time.time() - grace_seconds
     removed: list[str] = []
+    # The folders that are there, and not the blends: one that no longer exists has versions to remove, too
     of_kinds = [join(absolute(output_dir), kind) for kind in KINDS]
     for of_blend in [join(of_kind, name) for of_kind in of_kinds for name in folders_in(of_kind)]:
         removed += [join(of_blend, version) for version in prune_versions(of_blend, keep, pinned, young_from)]
         kept += [join(of_blend, version) for version in lineage(of_blend)]
-    if not kept:
+    if not kept:  # nothing was published yet, and `references` needs an output
         return removed, Leftovers(0, [], 0)
     return removed, remove_leftovers(store_of(output_dir), kept, grace_seconds)
 

@@ -33,13 +33,12 @@ from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 
 from .versions import folders_in, is_link
 
+# The minimum age of an unreferenced shard to remove; runs that have not published yet must be younger.
 GRACE_SECONDS = 2 * 24 * 3600.0
-"""The minimum age of an unreferenced shard to remove; runs that have not published yet must be younger."""
 
 KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARACTERS}}}")
 
-References = Mapping[str, set[str]]
-"""Keys of shards by kind."""
+References = Mapping[str, set[str]]  # keys of shards by kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,9 @@ def references(store: str, keep: Iterable[str]) -> References:
             )
         for stored, entry in stored_entries(manifest):  # derived ones included
             found[stored.kind].add(entry["key"])
-        for identity in identities(manifest).values():  # as planned, without later decisions
+        for identity in identities(
+            manifest
+        ).values():  # as planned, without later decisions: the next run starts from it
             found[manifest["type"]].add(shard_key(identity))
     if not found:
         raise InputError(
@@ -168,6 +169,7 @@ def _require_store(store: str) -> None:
 def _stored(store: str, kind: str) -> Iterable[StoredShard]:
     """The shards of a kind, with the files in their folders."""
     within = join(store, kind)
+    # Only names that are keys, so that nothing that others put there is removed
     folders = {key for key in folders_in(within) if KEY.fullmatch(key) and not is_link(join(within, key))}
     system, path = filesystem(within)
     files: defaultdict[str, dict[str, int]] = defaultdict(dict)
@@ -181,6 +183,7 @@ def _stored(store: str, kind: str) -> Iterable[StoredShard]:
 def _youngest(store: str, shard: StoredShard) -> float:
     """The modification time of a shard's youngest file, a Unix time; now if a file has just disappeared."""
     system, path = filesystem(Store(store, shard.kind).folder(shard.key))
+    # An empty folder is as old as itself; object stores don't have any
     places = [f"{path}/{name}" for name in shard.names] or ([path] if is_local(store) else [])
     try:
         times = [cast("datetime", system.modified(place)) for place in places]

@@ -25,24 +25,29 @@ from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import open_binary
 from xxhash import xxh3_64_intdigest
 
+# The outcome of a row: 0 if it is dropped, otherwise the split of its document; a hash of its name for normalized rows,
+# whose blends name their own splits.
 SPLIT_CODES = {split: number for number, split in enumerate(SPLITS, 1)}
-"""The outcome of a row: 0 if it is dropped, otherwise the split of its document; a hash of its name for normalized rows,
-whose blends name their own splits."""
 
-PLACE = frozenset({"dataset", "file"})
-"""Parts of the recipe of normalized rows that name their origin."""
+PLACE = frozenset({"dataset", "file"})  # parts of the recipe of normalized rows that name their origin
 
+# The columns of normalized rows that follow from their position; `dup_of` names the position of the kept duplicate.
 PLACED = frozenset({"dataset", "split", "source_file", "source_row", "row_id", "dup_of"})
-"""The columns of normalized rows that follow from their position; `dup_of` names the position of the kept duplicate."""
 
 
 def outcomes(prepared: ShardIndex, shard: int) -> np.ndarray:
     """Return the outcome of every row of a shard (unsigned integers [rows]). Raises RunError for missing or damaged files."""
     entry, receipt = prepared.entries[shard], prepared.receipt(shard)
-    if prepared.manifest["type"] == "harmony":
-        return _normalized_outcomes(prepared, shard)
+    if prepared.type == "harmony":
+        split = published_split(prepared.manifest["recipes"][entry["recipe"]]["recipe"])
+        found = np.zeros(entry["rows"], np.uint64)
+        for batch in _normalized(prepared, shard, ["source_row"]):
+            found[batch["source_row"].to_numpy()] = xxh3_64_intdigest(split.encode()) | 1  # never 0, a dropped row
+        return found
     found = np.zeros(entry["rows"], np.uint8)
-    rows = None if prepared.manifest["type"] == "sft" else prepared.row_fates(shard)
+    rows = (
+        None if prepared.type == "sft" else prepared.row_fates(shard)
+    )  # the fate of a conversation is that of its packs
     for part, documents in entry["documents"].items():
         code = SPLIT_CODES[split_of(entry, part)]
         if rows is not None:
@@ -56,30 +61,21 @@ def digests(prepared: ShardIndex, shard: int) -> np.ndarray:
     """Return a hash of the published form of every row in a shard (uint64 [rows]); 0 for dropped rows."""
     entry, receipt = prepared.entries[shard], prepared.receipt(shard)
     found = np.zeros(entry["rows"], np.uint64)
-    if prepared.manifest["type"] == "sft":
+    if prepared.type == "sft":
         for part in (name for name, documents in entry["documents"].items() if documents):
             table = read_sequences(prepared.store, receipt, part, ["row", "content"])
+            # Pieces of a split conversation are added up
             np.add.at(found, table["row"].to_numpy(), table["content"].to_numpy() | np.uint64(1))
         return found
-    if prepared.manifest["type"] == "harmony":
+    if prepared.type == "harmony":
         for batch in _normalized(prepared, shard, [name for name in ROWS.names if name not in PLACED - {"source_row"}]):
             content = batch.drop_columns(["source_row"]).to_pylist()
             hashes = [xxh3_64_intdigest(orjson.dumps(row)) | 1 for row in content]
             found[batch["source_row"].to_numpy()] = np.array(hashes, np.uint64)
         return found
     for part in parts_of_entry(prepared.manifest, entry, prepared.origins[shard]):
-        hashes = [xxh3_64_intdigest(document) | 1 for document in _documents(part, prepared.manifest["type"])]
+        hashes = [xxh3_64_intdigest(document) | 1 for document in _documents(part, prepared.type)]
         found[prepared.rows_of_part(shard, part.name)] = np.array(hashes, np.uint64)
-    return found
-
-
-def _normalized_outcomes(prepared: ShardIndex, shard: int) -> np.ndarray:
-    """The outcome of every source row of a shard of normalized rows (uint64 [rows])."""
-    entry = prepared.entries[shard]
-    split = published_split(prepared.manifest["recipes"][entry["recipe"]]["recipe"])
-    found = np.zeros(entry["rows"], np.uint64)
-    for batch in _normalized(prepared, shard, ["source_row"]):
-        found[batch["source_row"].to_numpy()] = xxh3_64_intdigest(split.encode()) | 1
     return found
 
 

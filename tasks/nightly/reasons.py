@@ -10,12 +10,13 @@ is identified by the content of its slices; its size is the end of its last slic
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 from tokenmill.tasks.blend.models import SPLITS, listed_sources
+from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.shards.kind import Planned
 from tokenmill.tasks.shards.manifest import entry_files, identities
 from tokenmill.tasks.shards.plan import changes
@@ -37,14 +38,14 @@ class _File:
         return max(stop for _, stop in self.slices)
 
 
-Files = Mapping[str, Mapping[str, _File]]
-"""Files by dataset (`split/name`) and URI."""
+Files = Mapping[str, Mapping[str, _File]]  # files by dataset (`split/name`) and URI
 
 
 def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str]:
     """Why a plan differs from the published manifest; empty if it does not."""
     before, plan = identities(manifest), planned.plan
     keys = {shard.place: key for shard, key in zip(plan.shards, plan.keys, strict=True)}
+    # A place is a slice of a file in a dataset; what is built of it has a key
     changed = {place for place, identity in before.items() if keys.get(place) != shard_key(identity)}
     added = keys.keys() - before.keys()
     settings = planned.settings.model_dump(exclude=RUNTIME_SETTINGS)
@@ -61,7 +62,12 @@ def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str
             for shard in plan.shards
             for part in shard.part.members or [shard.part]
         )
-        found += [*_file_changes(_published_files(manifest), listed), *_recipe_changes(before, after)]
+        # Beside files, only a change of the recipe gives the same slice a new shard
+        recipes: Counter[str] = Counter()
+        for place, identity in after.items():
+            recipes.update(changes({**before[place], "source": None}, {**_plain(identity), "source": None}))
+        found += _file_changes(_published_files(manifest), listed)
+        found += [f"{counted(count, 'shard')}: {change}" for change, count in recipes.most_common()]
     if not found and (changed or added):
         gone = len(changed - keys.keys())
         return [f"shards: {len(added)} new, {len(changed) - gone} changed, {gone} gone"]
@@ -161,35 +167,22 @@ def _file_changes(before: Files, after: Files) -> Iterator[str]:
             elif any(content != file.slices.get(place, content) for place, content in was.slices.items()):
                 changed["changed"].append(name)
         changed["gone"] = [uri.rpartition("/")[2] for uri in old if uri not in new]
-        if found := [_count(what, names) for what, names in changed.items() if names]:
+        found: list[str] = []
+        for what, names in ((what, names) for what, names in changed.items() if names):
+            noun = "" if what != "new" else "file " if len(names) == 1 else "files "
+            shown = ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
+            found.append(f"{len(names):,} {noun}{what} ({shown})")
+        if found:
             yield f"{_label(dataset)}: {', '.join(found)}"
-
-
-def _count(what: str, names: Sequence[str]) -> str:
-    noun = "" if what != "new" else "file " if len(names) == 1 else "files "
-    shown = ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
-    return f"{len(names):,} {noun}{what} ({shown})"
 
 
 def _sizes(old: _File, new: _File) -> str:
     if new.row_groups:
         return f"{old.end} -> {new.end} row groups"
-    sizes = [_size(each.end) for each in (old, new)]
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    sizes = [
+        next((f"{end / size:.1f} {unit}" for unit, size in units if end >= size), f"{end} bytes")
+        for end in (old.end, new.end)
+    ]
+    # Sizes that round to the same one are shown in bytes
     return " -> ".join(sizes if sizes[0] != sizes[1] else [f"{old.end:,}", f"{new.end:,} bytes"])
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
-
-
-def _recipe_changes(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Other changes that give the same slices new shards, with the number of shards."""
-    counts: Counter[str] = Counter()
-    for place, identity in after.items():
-        old, new = ({**each, "source": None} for each in (before[place], _plain(identity)))
-        counts.update(changes(old, new))
-    for change, count in counts.most_common():
-        yield f"{count:,} shard{'s' * (count > 1)}: {change}"

@@ -128,21 +128,22 @@ def prune_versions(output_dir: str, keep: int, pinned: Collection[str] = (), you
 
     Keeps the latest version, the `keep` newest complete versions up to it, the newest later one (its run may be in progress, or
     failed after publishing), the `pinned` folders, and versions claimed since `young_from`, a Unix time. Only folders named like
-    versions are removed, never shards. Each loses its blend.json first, so that an interrupted removal doesn't leave a version.
+    versions are removed, never shards.
     """
     newest = latest(output_dir)
     if newest is None:
         return []
     reached = order(newest.version)
+    # A folder that is a link belongs to someone else
     folders = [name for name in _version_folders(output_dir) if not is_link(join(output_dir, name))]
     before = [name for name in lineage(output_dir) if order(name) <= reached][-keep:]
-    after = [name for name in folders if order(name) > reached][-1:]
+    after = [name for name in folders if order(name) > reached][-1:]  # in progress, or failed after publishing
     kept = {*before, *after, newest.version}
     removed = [name for name in folders if name not in kept and join(output_dir, name) not in pinned]
     removed = [name for name in removed if not _claimed_since(young_from, join(output_dir, name))]
     for name in removed:
         system, path = filesystem(join(output_dir, name))
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # blend.json first, so that an interrupted removal doesn't leave a version
             system.rm_file(f"{path}/{BLEND}")
         with suppress(FileNotFoundError):  # object stores may list empty folders for a while
             system.rm(path, recursive=True)
@@ -168,7 +169,7 @@ def _version_folders(output_dir: str) -> list[str]:
 def folders_in(place: str) -> list[str]:
     """Return the subfolder names, and names that link to folders, in a folder; empty if it does not exist."""
     system, path = filesystem(place)
-    system.invalidate_cache()
+    system.invalidate_cache()  # other runs add and remove folders
     try:
         entries = cast("list[dict[str, Any]]", system.ls(path, detail=True))
     except (FileNotFoundError, NotADirectoryError):

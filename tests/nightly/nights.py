@@ -16,6 +16,7 @@ from tests.preparing import prepare, write_lines
 from tests.tokenize.small_vocabularies import word_piece
 
 FIRST, SECOND, THIRD = (f"2026-11-{day}" for day in (21, 22, 23))
+NEWS, WEB, BOOKS = "pretrain/news", "pretrain/web", "pretrain/books"
 SHARD_SIZE = 1000
 
 

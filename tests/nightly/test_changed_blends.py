@@ -6,19 +6,34 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from tokenmill.tasks.artifact import read_artifact
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.nightly.blends import find_blends
-from tokenmill.tasks.nightly.night import compare_blend, store_of
+from tokenmill.tasks.nightly.night import compare_blend, follow_prepared, store_of
+from tokenmill.tasks.report.summary import artifact_record
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.sources import parquet, slices
 from tokenmill.tasks.tokenize.kind import PRETRAIN
 
+from tests import preparing_harmony
 from tests.forking import in_processes
-from tests.nightly.nights import FIRST, SECOND, SHARD_SIZE, THIRD, Nights, at, texts, whereabouts, write
-from tests.preparing import tree
-
-NEWS, WEB, BOOKS = "pretrain/news", "pretrain/web", "pretrain/books"
+from tests.nightly.nights import (
+    BOOKS,
+    FIRST,
+    NEWS,
+    SECOND,
+    SHARD_SIZE,
+    THIRD,
+    WEB,
+    Nights,
+    at,
+    texts,
+    whereabouts,
+    write,
+)
+from tests.preparing import tree, write_lines
+from tests.preparing_sft import write_rows
 
 
 @pytest.fixture(scope="module")
@@ -273,3 +288,35 @@ def test_missing_common_requirements_are_named(nights, tmp_path):
     for blend in find_blends(str(nights.blends)):
         with pytest.raises(InputError, match=r"defaults\.yml: settings are read from files that end in \.yaml"):
             compare_blend(blend, nights.out, {}, at(SECOND))
+
+
+@pytest.mark.slow
+def test_harmony_is_up_to_date_until_pools_or_evaluations_change(tmp_path):
+    talks = [
+        {"messages": [{"role": "user", "content": f"q {n}"}, {"role": "assistant", "content": "yes"}]}
+        for n in range(20)
+    ]
+    os.utime(write_rows(tmp_path / "chat.jsonl", talks), (1_000_000_000, 1_000_000_000))
+    pools, exam = tmp_path / "pools.yaml", write_rows(tmp_path / "exam.jsonl", [{"text": "who is it? " * 20}])
+    pools.write_text("pools: [{name: all, description: all, predicate: stats_token_len > 0}]")
+    settings = {
+        "max_bad_row_fraction": 1.0, "selection": {"pools": str(pools), "view": "none"},
+        "dedup": {"evaluations": {"datasets": [{"name": "exam", "path": str(exam)}]}},
+    }  # fmt: skip
+    source = {"name": "chat", "path": str(tmp_path / "chat.jsonl"), "converter": "openai_messages"}
+    write_lines(tmp_path / "blends/harmony/chat.yaml", [yaml.safe_dump(settings).encode()])
+    write_lines(tmp_path / "blends/harmony/chat.json", [json.dumps({"datasets": [source]}).encode()])
+    (blend,) = find_blends(str(tmp_path / "blends"))
+
+    def compare():
+        return compare_blend(blend, str(tmp_path / "out"), {}, at(FIRST))
+
+    compared = compare()
+    _, manifest = preparing_harmony.prepare(blend.path, compared.path, **compared.chosen)
+    follow_prepared(compared, artifact_record(manifest, compared.path))
+    assert compare().reasons == []
+    pools.write_text(pools.read_text().replace("> 0", "> 1"))
+    assert compare().reasons == ["selection.pools: the files it names changed"]
+    write_rows(exam, [{"text": "who was it? " * 20}])
+    changed = [f"{name}: the files it names changed" for name in ("dedup.evaluations", "selection.pools")]
+    assert compare().reasons == changed

@@ -24,12 +24,10 @@ from tokenmill.tasks.tokenize.kind import PRETRAIN
 
 from tests import preparing_harmony
 from tests.faults.injection import intercept
-from tests.nightly.nights import FIRST, SECOND, THIRD, Nights, texts, whereabouts, write
+from tests.nightly.nights import BOOKS, FIRST, NEWS, SECOND, THIRD, WEB, Nights, texts, whereabouts, write
 from tests.preparing import blend_of, prepare, write_lines
 from tests.preparing_sft import write_rows
 from tests.tokenize.small_vocabularies import word_piece
-
-NEWS, WEB, BOOKS = "pretrain/news", "pretrain/web", "pretrain/books"
 
 
 @pytest.fixture(scope="module")
