@@ -73,13 +73,13 @@ def view(
     format: Format = "text",  # noqa: A002 - the name of the option
 ) -> None:
     """Show published packs, colored by loss mask, or documents, decoded from the files themselves."""
+    from tokenmill.tasks.report.rendered_view import print_documents, print_view
     from tokenmill.tasks.report.view import view_output, view_record
-    from tokenmill.tasks.report.view_terminal import print_documents, print_view
 
     place = folder or piped("view").path
     found = view_output(place, doc=doc, dataset=dataset, seed=seed if random else None, rows=limit)
     if html is not None:
-        from tokenmill.tasks.report.view_html import publish_html
+        from tokenmill.tasks.report.rendered_view import publish_html
 
         terminal.print(f"written to {publish_html(found, html).path}", markup=False)
     elif format == "json":

@@ -111,8 +111,8 @@ def step(
 
 
 def _show_step(shown: "ShownStep", html: str | None, format: TextFormat) -> None:  # noqa: A002 - of the option
+    from tokenmill.tasks.report.rendered_view import publish_html
     from tokenmill.tasks.report.step import describe_step, print_step, step_record
-    from tokenmill.tasks.report.view_html import publish_html
 
     if html is not None:
         written = publish_html(shown.view, html, f"; {describe_step(shown)}")

@@ -11,18 +11,17 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import tiktoken.registry
 from tokenmill.tasks.tokenize.gate import NASTY
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 CONTROLS_TRIED = 20
-
-SHOWN = 3
-"""Texts that are shown of those that differ."""
+SHOWN = 3  # texts that are shown of those that differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +41,19 @@ class AutoTokenizerCheck:
         return "; ".join(self.differences)
 
 
-def check_autotokenizer(model: str, revision: str | None, vocabulary: Vocabulary) -> AutoTokenizerCheck:
-    """Compare the tokenizer `model`, already loaded as `vocabulary`, with what `AutoTokenizer` makes of it."""
+def check_autotokenizer(model: str) -> AutoTokenizerCheck:
+    """Compare a tokenizer with what `AutoTokenizer` makes of it. Raises InputError for one that can't be found."""
+    vocabulary = find_vocabulary(TokenizerSource(model=model))
     path = Path(model).expanduser()
     place = str(path.parent if path.is_file() else path if path.is_dir() else model)
     if model in tiktoken.registry.list_encoding_names():
         return AutoTokenizerCheck(0, [], f"{model} is an encoding of tiktoken's, which AutoTokenizer doesn't load")
     try:
-        auto = _autotokenizer(place, revision)
+        from transformers import AutoTokenizer  # takes seconds, and is an extra
+
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        with contextlib.redirect_stderr(io.StringIO()):
+            auto = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     except ImportError:
         return AutoTokenizerCheck(0, [], "transformers isn't installed: pip install 'transformers>=4.57'")
     # transformers raises any of these
@@ -57,15 +61,17 @@ def check_autotokenizer(model: str, revision: str | None, vocabulary: Vocabulary
         reason = str(error).strip().partition("\n")[0][:200]
         return AutoTokenizerCheck(0, [f"AutoTokenizer can't load {place}: {reason}"])
     texts = telling_texts(vocabulary, auto.get_added_vocab())
-    return AutoTokenizerCheck(len(texts), _differences(auto, vocabulary, texts))
-
-
-def _autotokenizer(place: str, revision: str | None) -> Any:  # noqa: ANN401 - any class of transformers
-    from transformers import AutoTokenizer  # takes seconds, and is an extra
-
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    with contextlib.redirect_stderr(io.StringIO()):
-        return AutoTokenizer.from_pretrained(place, revision=revision or "main", trust_remote_code=False)
+    names = (("EOS", vocabulary.eos, auto.eos_token_id), ("BOS", vocabulary.bos, auto.bos_token_id))
+    found = [f"{name} is {own}, AutoTokenizer's {other}" for name, own, other in names if own != other]
+    # All texts in one call: the reference encodes them as an array
+    encoded = vocabulary.reference(False).encode(pa.array(texts, pa.large_string()))
+    own = [ids.tolist() for ids in np.split(encoded.ids, encoded.offsets[1:-1])]
+    others = [auto.encode(text, add_special_tokens=False) for text in texts]
+    wrong = [(text, one, other) for text, one, other in zip(texts, own, others, strict=True) if one != other]
+    if wrong:
+        shown = [f"{text[:40]!r} gives {one[:8]}, AutoTokenizer {other[:8]}" for text, one, other in wrong[:SHOWN]]
+        found += [f"{len(wrong)} of {len(texts)} texts get other ids", *shown]
+    return AutoTokenizerCheck(len(texts), found)
 
 
 def telling_texts(vocabulary: Vocabulary, added: Mapping[str, int]) -> list[str]:
@@ -77,14 +83,3 @@ def telling_texts(vocabulary: Vocabulary, added: Mapping[str, int]) -> list[str]
     controls = dict.fromkeys([*(name for name in [*own, *added] if own.get(name) != added.get(name)), *own])
     tried = itertools.islice(controls, CONTROLS_TRIED)
     return [text for text in NASTY if text] + [f"a {control} b{control}" for control in tried]
-
-
-def _differences(auto: Any, vocabulary: Vocabulary, texts: Sequence[str]) -> list[str]:  # noqa: ANN401
-    names = (("EOS", vocabulary.eos, auto.eos_token_id), ("BOS", vocabulary.bos, auto.bos_token_id))
-    found = [f"{name} is {own}, AutoTokenizer's {other}" for name, own, other in names if own != other]
-    encoded = vocabulary.reference(False).encode(pa.array(texts, pa.large_string()))
-    own = [ids.tolist() for ids in np.split(encoded.ids, encoded.offsets[1:-1])]
-    others = [auto.encode(text, add_special_tokens=False) for text in texts]
-    wrong = [(text, one, other) for text, one, other in zip(texts, own, others, strict=True) if one != other]
-    shown = [f"{text[:40]!r} gives {one[:8]}, AutoTokenizer {other[:8]}" for text, one, other in wrong[:SHOWN]]
-    return [*found, *([f"{len(wrong)} of {len(texts)} texts get other ids", *shown] if wrong else [])]

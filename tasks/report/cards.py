@@ -41,22 +41,19 @@ from .registry import DEEPEST, publisher
 from .summary import amount
 
 CARD, CROISSANT, SUMMARY = "README.md", "croissant.json", "training-summary.md"
-
 NOT_STATED = "not stated"
 
+# The hub's classes of size, each with the number of rows below which it applies
 SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"),
          (10**8, "10M<n<100M"), (10**9, "100M<n<1B"), (10**10, "1B<n<10B"), (10**11, "10B<n<100B"), (10**12, "100B<n<1T"))  # fmt: skip
-"""The hub's classes of size, each with the number of rows below which it applies."""
 
 TOKEN_RANGES = ((10**9, "Less than 1 billion tokens"), (10**13, "1 billion to 10 trillion tokens"))
 MORE_TOKENS = "More than 10 trillion tokens"
-
 MEASURED = (("Documents", "documents"), ("Tokens", "tokens"), ("Bytes of source as stored", "source_bytes"))
-
 HUB = "hf://"
 
+# Known licenses, the least strict first; a name belongs to the last one that is a prefix of it
 LICENCES = ("cc0-1.0", "mit", "apache-2.0", "odc-by", "cc-by", "cc-by-sa", "cc-by-nc", "cc-by-nc-sa")
-"""Known licenses, the least strict first; a name belongs to the last one that is a prefix of it."""
 
 FULL_NAMES = {name: f"{name}-4.0" for name in LICENCES[4:]}
 
@@ -65,6 +62,8 @@ CROISSANT_TERMS = (
     "isLiveDataset jsonPath key md5 parentField path recordSet references regex repeated replace samplingRate separator source "
     "subField transform"
 )
+
+JSON_TYPES = {bool: "sc:Boolean", int: "sc:Integer", float: "sc:Float"}
 
 CONTEXT: Mapping[str, Any] = {
     "@language": "en",
@@ -95,7 +94,7 @@ def strictest(licences: Collection[str]) -> str:
     share-alike. `other` if one of several is unknown, or if one is missing.
     """
     spelled = [name.lower().replace("_", "-").replace(" ", "-") for name in licences]
-    known = [[each for each in LICENCES if name.startswith(each)] for name in spelled]
+    known = [[each for each in LICENCES if name.startswith(each)] for name in spelled]  # the longest one is the last
     if known and all(known):
         name = max((fits[-1] for fits in known), key=LICENCES.index)
         return FULL_NAMES.get(name, name)
@@ -123,27 +122,21 @@ def origins(manifest: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     for entry in manifest["shards"]:
         slices = [f"{each['start']}-{each['stop']}:{each['content']}" for each in entry_files(entry)]
         contents.setdefault(dataset_name(entry["split"], entry["dataset"]), []).extend(slices)
-    return [
-        (
-            name,
-            _public_place(source),
-            source.get("license", NOT_STATED),
-            f"xxh3_128:{xxh3_128_hexdigest(orjson.dumps(sorted(contents.get(name, []))))}",
-        )
-        for name, source in sources_of(manifest).items()
-    ]
-
-
-def _public_place(source: Mapping[str, Any]) -> str:
-    """A place as others know it: local ones without their folders, others with their revision."""
-    place = source["path"]
-    if is_local(place):
-        return place.rstrip("/").rpartition("/")[2]
-    return f"{place}@{source['revision']}" if source.get("revision") and "@" not in place else place
+    found: list[tuple[str, str, str, str]] = []
+    for name, source in sources_of(manifest).items():
+        place, revision = source["path"], source.get("revision")
+        if is_local(place):  # others don't know the folders of this machine
+            place = place.rstrip("/").rpartition("/")[2]
+        elif revision and "@" not in place:
+            place = f"{place}@{revision}"
+        content = f"xxh3_128:{xxh3_128_hexdigest(orjson.dumps(sorted(contents.get(name, []))))}"
+        found.append((name, place, source.get("license", NOT_STATED), content))
+    return found
 
 
 def digest(run: Measured) -> str:
     """Return a digest that identifies the published data, independent of their location: of every shard and file without local paths."""
+    # Blends and quarantined rows name places, which differ where the data don't
     keys = [entry["key"] for entry in run.manifest["shards"]]
     named = [(file["path"], file["xxh3_128"]) for file in run.manifest["files"]]
     files = [each for each in named if each[0].partition("/")[0] not in {*BLENDS, QUARANTINE}]
@@ -167,10 +160,8 @@ def card(run: Measured) -> str:
     }
     if spoken := languages(manifest):
         matter["language"] = spoken
-    if files := _folders(run):
-        # The Hub allows letters, digits, dots and underscores in the name of a split
-        named = [{"split": re.sub(r"[^\w.]", "_", split), "path": path} for split, path in files]
-        matter["configs"] = [{"config_name": "default", "data_files": named}, *_derived(run)]
+    if configs := _configs(run):
+        matter["configs"] = configs
     datasets = [
         (
             dataset_name(*name.split("/", 1)), each["rows"], each["documents"], sum(each["dropped"].values()), each["tokens"],
@@ -211,31 +202,41 @@ def _relative(run: Measured, file: Part) -> str | None:
     return file.place.removeprefix(within).rpartition("/")[0] if file.place.startswith(within) else None
 
 
-def _derived(run: Measured) -> Iterator[dict[str, Any]]:
-    """A configuration for each derived folder, such as one of Harmony's pools."""
-    entries = run.manifest.get("derived", {}).get("shards", [])
-    names = (name for entry in entries for each in entry["published"].values() for name in each)
-    for folder in dict.fromkeys(
-        join_published(run.path, name).removeprefix(f"{run.path}/").rpartition("/")[0] for name in names
-    ):
-        yield {"config_name": folder.replace("/", "-"), "data_files": f"{folder}/*.parquet"}
-
-
-def _folders(run: Measured) -> list[tuple[str, list[str]]]:
-    """Return the globs for loading each split as a table; Harmony keeps the splits of its sources."""
+def _configs(run: Measured) -> list[dict[str, Any]]:
+    """How the Hub loads the data as tables: its splits, and each derived folder, such as one of Harmony's pools."""
     found: dict[str, dict[str, None]] = {}
     for file in run.files_of_rows:
         folder = _relative(run, file)
         if folder is not None and (ending := _ending(file)):
-            split = folder.rpartition("/")[2] if run.type == "harmony" else file.split
+            split = (
+                folder.rpartition("/")[2] if run.type == "harmony" else file.split
+            )  # Harmony keeps those of its sources
             found.setdefault(split, {})[f"{folder}/*.{ending}"] = None
-    return [(split, sorted(found[split])) for split in in_order(found)]
+    if not found:
+        return []
+    # The Hub allows letters, digits, dots and underscores in the name of a split
+    files = [{"split": re.sub(r"[^\w.]", "_", split), "path": sorted(found[split])} for split in in_order(found)]
+    derived = run.manifest.get("derived", {}).get("shards", [])
+    names = (join_published(run.path, each) for entry in derived for of in entry["published"].values() for each in of)
+    folders = dict.fromkeys(name.removeprefix(f"{run.path}/").rpartition("/")[0] for name in names)
+    pools = [{"config_name": each.replace("/", "-"), "data_files": f"{each}/*.parquet"} for each in folders]
+    return [{"config_name": "default", "data_files": files}, *pools]
 
 
 def croissant(run: Measured) -> dict[str, Any]:
     """Return the data as Croissant 1.1. Local sources lack an address, so a source's identity is the hash of its content."""
     manifest = run.manifest
     licences = [name for name, _ in licence_rows(manifest)]
+    folders = {folder for file in run.files_of_rows if (folder := _relative(run, file)) is not None}
+    file_sets = [
+        {
+            "@type": "cr:FileSet", "@id": f"{ending}-files", "name": f"{ending}-files",
+            "description": f"The published .{ending} files.",
+            "encodingFormat": FORMATS.get(ending, "application/octet-stream"),
+            "includes": sorted(f"{folder}/*.{ending}" for folder in folders) or [f"*.{ending}"],
+        }
+        for ending in _endings(run)
+    ]  # fmt: skip
     return {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
@@ -252,7 +253,7 @@ def croissant(run: Measured) -> dict[str, Any]:
         "isLiveDataset": False,
         "prov:wasDerivedFrom": _entities(manifest, DEEPEST),
         "prov:wasGeneratedBy": {"@type": "prov:Activity", "@id": f"urn:xxh3_128:{digest(run)}#preparation", "prov:label": f"tokenmill {KINDS[manifest['type']].command}"},
-        "distribution": list(_file_sets(run)),
+        "distribution": file_sets,
         "recordSet": list(_record_sets(run)),
     }  # fmt: skip
 
@@ -276,45 +277,27 @@ def _endings(run: Measured) -> dict[str, Part]:
     """The endings of published files, each with its first file."""
     found: dict[str, Part] = {}
     for file in run.files_of_rows:
-        for ending in [_ending(file)] if _ending(file) else ["bin", "idx"]:
+        for ending in [_ending(file)] if _ending(file) else ["bin", "idx"]:  # a pair is named without an ending
             found.setdefault(ending, file)
     return found
-
-
-def _file_sets(run: Measured) -> Iterator[dict[str, Any]]:
-    folders = {folder for file in run.files_of_rows if (folder := _relative(run, file)) is not None}
-    for ending in _endings(run):
-        yield {
-            "@type": "cr:FileSet",
-            "@id": f"{ending}-files",
-            "name": f"{ending}-files",
-            "description": f"The published .{ending} files.",
-            "encodingFormat": FORMATS.get(ending, "application/octet-stream"),
-            "includes": sorted(f"{folder}/*.{ending}" for folder in folders) or [f"*.{ending}"],
-        }
 
 
 def _record_sets(run: Measured) -> Iterator[dict[str, Any]]:
     """Return the columns of Parquet files and of JSON Lines; a `.bin` doesn't have columns."""
     for ending, file in _endings(run).items():
-        fields = list(_columns(file, ending))
+        fields: list[dict[str, Any]] = []
+        for name, type_, of_list in _columns(file, ending):
+            array = {"isArray": True, "arrayShape": "-1"} if of_list else {}  # -1: of any length
+            extract = {"column": name} if ending == "parquet" else {"jsonPath": f"$.{name}"}
+            fields.append({
+                "@type": "cr:Field", "@id": f"{ending}-rows/{name}", "name": name, "description": f"The column {name}.",
+                "dataType": type_, **array, "source": {"fileSet": {"@id": f"{ending}-files"}, "extract": extract},
+            })  # fmt: skip
         if fields:
             yield {
-                "@type": "cr:RecordSet",
-                "@id": f"{ending}-rows",
-                "name": f"{ending}-rows",
-                "description": f"A row of the .{ending} files.",
-                "field": [_field(name, type_, of_list, ending) for name, type_, of_list in fields],
-            }
-
-
-def _field(name: str, type_: str, of_list: bool, ending: str) -> dict[str, Any]:
-    array = {"isArray": True, "arrayShape": "-1"} if of_list else {}
-    extract = {"column": name} if ending == "parquet" else {"jsonPath": f"$.{name}"}
-    return {
-        "@type": "cr:Field", "@id": f"{ending}-rows/{name}", "name": name, "description": f"The column {name}.",
-        "dataType": type_, **array, "source": {"fileSet": {"@id": f"{ending}-files"}, "extract": extract},
-    }  # fmt: skip
+                "@type": "cr:RecordSet", "@id": f"{ending}-rows", "name": f"{ending}-rows",
+                "description": f"A row of the .{ending} files.", "field": fields,
+            }  # fmt: skip
 
 
 def _columns(file: Part, ending: str) -> Iterator[tuple[str, str, bool]]:
@@ -327,13 +310,10 @@ def _columns(file: Part, ending: str) -> Iterator[tuple[str, str, bool]]:
             kinds = {"Boolean": pa.types.is_boolean, "Integer": pa.types.is_integer, "Float": pa.types.is_floating}
             yield each.name, next((f"sc:{kind}" for kind, fits in kinds.items() if fits(stored)), "sc:Text"), of_list
     elif ending.startswith("jsonl"):
-        row = orjson.loads(next(lines_of(file), b"{}"))
+        row = orjson.loads(next(lines_of(file), b"{}"))  # the columns of the first row: rows of RL have the same ones
         for name, value in row.items():
             if re.fullmatch(r"\w+", name):
                 yield name, JSON_TYPES.get(type(value), "sc:Text"), False
-
-
-JSON_TYPES = {bool: "sc:Boolean", int: "sc:Integer", float: "sc:Float"}
 
 
 def training_summary(run: Measured) -> str:
@@ -407,7 +387,7 @@ def card_problems(output_dir: str) -> list[str]:
 
 
 def _lasting(content: bytes) -> object:
-    """A card without its date and the sources of its sources."""
+    # Dates differ from run to run, and the sources of sources may be gone
     try:
         told = orjson.loads(content)
     except orjson.JSONDecodeError:

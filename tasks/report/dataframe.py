@@ -3,14 +3,14 @@
 All of it is in memory: 8 bytes a token and more. Of large outputs read the files themselves, or look at some rows with `view`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from tokenmill.tasks.dataset.dataset import open_dataset
 from tokenmill.tasks.dataset.parts import ShardPart, parts_of
-from tokenmill.tasks.dataset.stored import PADDING, Row
+from tokenmill.tasks.dataset.stored import PADDING
 from tokenmill.tasks.errors import InputError, nearest, pip_install
 
 if TYPE_CHECKING:
@@ -30,13 +30,17 @@ def dataframe(output_dir: str | PathLike[str], rows: Rows = "documents") -> "Dat
     """
     if rows not in get_args(Rows):
         raise InputError(f"rows: {rows!r} isn't known; {nearest(str(rows), get_args(Rows))}")
-    try:
+    try:  # an extra, which takes half a second to import
         from pandas import DataFrame
     except ImportError as error:
         raise InputError(f"dataframe needs pandas; install it with: {pip_install('pandas')}") from error
     data = open_dataset(output_dir)
     if rows == "shards":
-        return DataFrame([_shard(entry) for entry in data.entries])
+        sums = [
+            {name: sum(entry[name].values()) for name in ("documents", "tokens", "drops")} for entry in data.entries
+        ]
+        facts = [{name: entry.get(name) for name in SHARD_COLUMNS} for entry in data.entries]
+        return DataFrame([own | counts for own, counts in zip(facts, sums, strict=True)])
     if data.kind.tokens is None:
         raise InputError(f"{data.path}: holds {data.type}, which has shards only; pretrain and sft have documents")
     parts = parts_of(data.manifest, None)
@@ -46,12 +50,13 @@ def dataframe(output_dir: str | PathLike[str], rows: Rows = "documents") -> "Dat
         return DataFrame(found)
     if not parts[0].packed:
         raise InputError(f"{data.path}: holds documents, which aren't packed; ask for 'documents'")
-    return DataFrame(_pack(part, row) for part in parts for row in part.all_rows)
-
-
-def _shard(entry: Mapping[str, Any]) -> dict[str, Any]:
-    counts = {name: sum(entry[name].values()) for name in ("documents", "tokens", "drops")}
-    return {name: entry.get(name) for name in SHARD_COLUMNS} | counts
+    return DataFrame(
+        {
+            "dataset": part.dataset, "split": part.split, "input_ids": row.ids, "trained": row.trained,
+            "starts": row.starts, "ids": [part.document(number) for number in row.documents.tolist()],
+        }
+        for part in parts for row in part.all_rows
+    )  # fmt: skip
 
 
 def _documents(parts: list[ShardPart]) -> Iterator[dict[str, Any]]:
@@ -61,16 +66,9 @@ def _documents(parts: list[ShardPart]) -> Iterator[dict[str, Any]]:
             stops = [*row.starts[1:].tolist(), len(row.ids)]
             for number, start, stop in zip(row.documents.tolist(), row.starts.tolist(), stops, strict=True):
                 origin, line = part.source(number)
-                tokens = np.flatnonzero(kept[start:stop]) + start
+                tokens = np.flatnonzero(kept[start:stop]) + start  # padding is part of the sequence before it
                 yield {
                     "dataset": part.dataset, "split": part.split, "id": part.document(number), "file": origin.file,
                     "line": line, "input_ids": row.ids[tokens],
                     **({"trained": row.trained[tokens]} if part.packed else {}),
                 }  # fmt: skip
-
-
-def _pack(part: ShardPart, row: Row) -> dict[str, Any]:
-    return {
-        "dataset": part.dataset, "split": part.split, "input_ids": row.ids, "trained": row.trained,
-        "starts": row.starts, "ids": [part.document(number) for number in row.documents.tolist()],
-    }  # fmt: skip

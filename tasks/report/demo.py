@@ -5,27 +5,41 @@ Its text is the source of the library's modules and their docstrings.
 
 import ast
 import sysconfig
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import orjson
 from rich.console import Console
 from tokenmill.tasks.shards.publish import publish, publish_bytes
 
-MOST_BYTES = 24_000_000
-
+MOST_BYTES = 24_000_000  # of source text
 BLENDS = Path(__file__).parents[2] / "blends"
+# Bundled blends of toy conversations and questions
 CHAT_BLEND, QUESTIONS_BLEND, HARMONY_BLEND = (str(BLENDS / f"tiny-{kind}.json") for kind in ("sft", "rl", "harmony"))
-"""Bundled blends of toy conversations and questions."""
 
 
 def write_demo_blend(folder: str) -> str:
     """Write two JSON Lines files and a blend to `folder`; return the path of the blend."""
     library = Path(sysconfig.get_path("stdlib"))
-    modules = sorted(path for path in library.rglob("*.py") if "site-packages" not in path.parts)
-    sources = list(_sources(modules))
-    _write(f"{folder}/data/python_source.jsonl", sources)
-    _write(f"{folder}/data/python_docstrings.jsonl", [text for source in sources for text in _docstrings(source)])
+    sources: list[str] = []
+    docstrings: list[str] = []
+    total = 0
+    for module in sorted(path for path in library.rglob("*.py") if "site-packages" not in path.parts):
+        try:
+            text = module.read_text("utf-8")
+            tree = ast.parse(text)
+        except (UnicodeDecodeError, SyntaxError, ValueError):  # the library tests Python with such files
+            continue
+        total += len(text)
+        if total > MOST_BYTES:
+            break
+        sources.append(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                docstrings += filter(None, [ast.get_docstring(node)])
+    for name, texts in (("source", sources), ("docstrings", docstrings)):
+        with publish(f"{folder}/data/python_{name}.jsonl") as file:
+            for text in texts:
+                file.write(orjson.dumps({"text": text}, option=orjson.OPT_APPEND_NEWLINE))
     blend = {
         "datasets": [
             {"name": "python-source", "path": "data/python_source.jsonl", "weight": 3.0},
@@ -35,35 +49,6 @@ def write_demo_blend(folder: str) -> str:
     place = f"{folder}/blend.json"
     publish_bytes(place, orjson.dumps(blend, option=orjson.OPT_INDENT_2))
     return place
-
-
-def _sources(modules: Iterable[Path]) -> Iterator[str]:
-    """The source of each module, up to MOST_BYTES in total. Modules that are not UTF-8 are skipped."""
-    total = 0
-    for module in modules:
-        try:
-            text = module.read_text("utf-8")
-            ast.parse(text)
-        except (UnicodeDecodeError, SyntaxError, ValueError):
-            continue
-        total += len(text)
-        if total > MOST_BYTES:
-            return
-        yield text
-
-
-def _docstrings(source: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                yield text
-
-
-def _write(place: str, texts: Iterable[str]) -> None:
-    with publish(place) as file:
-        for text in texts:
-            file.write(orjson.dumps({"text": text}, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def print_next_steps(prepared: str, blend: str, console: Console) -> None:

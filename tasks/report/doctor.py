@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,21 +23,18 @@ from tokenmill.tasks.errors import pip_install
 from tokenmill.tasks.kit.parts import Table
 from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.storage import absolute, is_local
-from tokenmill.tasks.tokenize.load import find_vocabulary
-from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 from .autotokenizer import check_autotokenizer
 
 State = Literal["ok", "optional", "missing", "broken"]
 
+# Free bytes below which a disk is too small for all but small blends: an output has 0.5 to 1 bytes per byte of source.
 LEAST_DISK = 10e9
-"""Free bytes below which a disk is too small for all but small blends: an output has 0.5 to 1 bytes per byte of source."""
 
-WORKER_BYTES = 1e9
-"""Memory that a worker should have."""
-
+WORKER_BYTES = 1e9  # memory that a worker should have
 ANSWER_SECONDS = 3.0
 
+# Optional packages: the commands that need each, and the extra that installs it
 PACKAGES = {
     "s3fs": ("data on S3", "s3"),
     "gcsfs": ("data on Google Cloud Storage", "gcs"),
@@ -47,7 +44,6 @@ PACKAGES = {
     "transformers": ("tokenmill score with a model", "score"),
     "megatron-core": ("tokenmill train with megatron-core", "train"),
 }
-"""Optional packages: the commands that need each, and the extra that installs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +62,31 @@ def examine(place: str, server: str | None, tokenizer: str | None = None) -> lis
 
     Raises InputError for a `tokenizer` that can't be found.
     """
+    needed = "tokenmill push, and private or gated datasets and tokenizers"
+    token = Check("Hub token", "ok", "found; it was not tried", needed)
+    if not get_token():
+        token = Check("Hub token", "optional", "none", needed, "set HF_TOKEN, or run hf auth login")
+    packages: list[Check] = []
+    for name, (of, extra) in PACKAGES.items():
+        try:
+            packages.append(Check(name, "ok", version(name), of))
+        except PackageNotFoundError:
+            packages.append(Check(name, "optional", "not installed", of, pip_install(extra)))
     return [
         Check("Python", "ok", platform.python_version(), "everything"),
         _memory(),
         *([_disk(absolute(place))] if is_local(absolute(place)) else []),
         _prefect(server),
         Check("Dask", "ok", f"distributed {version('distributed')}", "workers on this machine and on clusters"),
-        _hub_token(),
+        token,
         _cuda(),
-        *_packages(),
+        *packages,
         *([_tokenizer(tokenizer)] if tokenizer else []),
     ]
 
 
 def _memory() -> Check:
+    # In a container, fewer cores than the machine has
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     free = psutil.virtual_memory().available
     found = f"{cores} cores, {free / 1e9:,.1f} GB of memory available"
@@ -90,6 +97,7 @@ def _memory() -> Check:
 
 
 def _disk(place: str) -> Check:
+    # The output folder needn't exist yet
     folder = next(each for each in (Path(place), *Path(place).parents) if each.is_dir())
     free = shutil.disk_usage(folder).free
     found = f"{free / 1e9:,.1f} GB free in {folder}"
@@ -114,13 +122,6 @@ def _prefect(server: str | None) -> Check:
         return Check("Prefect server", "broken", f"{server} does not answer: {reason}", needed, remedy)
 
 
-def _hub_token() -> Check:
-    needed = "tokenmill push, and private or gated datasets and tokenizers"
-    if get_token():
-        return Check("Hub token", "ok", "found; it was not tried", needed)
-    return Check("Hub token", "optional", "none", needed, "set HF_TOKEN, or run hf auth login")
-
-
 def _cuda() -> Check:
     needed = "training and scoring at speed; both also run on the CPU"
     program = shutil.which("nvidia-smi")
@@ -136,16 +137,8 @@ def _cuda() -> Check:
     return Check("CUDA", "optional", "nvidia-smi lists no GPU", needed, "use a machine with an NVIDIA GPU")
 
 
-def _packages() -> Iterator[Check]:
-    for name, (needed, extra) in PACKAGES.items():
-        try:
-            yield Check(name, "ok", version(name), needed)
-        except PackageNotFoundError:
-            yield Check(name, "optional", "not installed", needed, pip_install(extra))
-
-
 def _tokenizer(model: str) -> Check:
-    found = check_autotokenizer(model, None, find_vocabulary(TokenizerSource(model=model)))
+    found = check_autotokenizer(model)
     state: State = "missing" if found.not_compared else "broken" if found.differences else "ok"
     remedy = {
         "ok": "",

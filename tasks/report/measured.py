@@ -34,22 +34,22 @@ from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .view import Passage, passages_of
 
-MOST_DOCUMENTS, MOST_PACKS = 1_000_000, 1_000
-"""Documents, and packs, of a dataset and split whose lengths are measured."""
+MOST_DOCUMENTS, MOST_PACKS = 1_000_000, 1_000  # documents, and packs, of a dataset and split whose lengths are measured
 
+# Of a dataset and split, the first tokens that are decoded, and the first bytes of rows that are read as JSON.
 MOST_TOKENS, MOST_BYTES = 20_000, 1_000_000
-"""Of a dataset and split, the first tokens that are decoded, and the first bytes of rows that are read as JSON."""
 
-SAMPLE_TOKENS, SAMPLE_CHARACTERS = 300, 1_500
-"""The size of a sample."""
-
+SAMPLE_TOKENS, SAMPLE_CHARACTERS = 300, 1_500  # the size of a sample
 MOST_SAMPLES = 12
 
+# Fields in which rows state their language, their domain, and the like
 NAMED = ("language", "lang", "domain", "category", "meta_domain", "meta_effort")
-"""Fields in which rows state their language, their domain, and the like."""
 
-ROW = "row"
-"""The role of a row that is shown as JSON."""
+# Columns that count the tokens of a row, in order of preference
+LENGTHS = ("stats_token_len", "scored_tokens", "total_token_count", "token_count", "tokens")
+
+TEXTS = ("text", "embed_text", "messages_json")
+ROW = "row"  # the role of a row that is shown as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,7 @@ class Measured(Dataset):
             for end, count in [*ends.items(), *entry["drops"].items()]:
                 if count:
                     found[name, end] = found.get((name, end), 0) + count
+        # In the order of a chart: by split or reason, and then by dataset
         names, ends = dict.fromkeys(name for name, _ in found), in_order({end for _, end in found})
         return {(name, end): found[name, end] for end in ends for name in names if (name, end) in found}
 
@@ -147,108 +148,133 @@ class Measured(Dataset):
     @cached_property
     def lengths(self) -> list[Lengths]:
         """Lengths by dataset and split: in tokens, and where nothing is tokenized, in bytes of a row."""
-        read = {"documents": _document_lengths, "packs": _packed_lengths, "parquet": _counted, "lines": _line_lengths}[
-            self.format
-        ]
         found: list[Lengths] = []
         for dataset, split, files in self.groups:
-            pieces = list(_up_to(itertools.chain.from_iterable(map(read, files)), MOST_DOCUMENTS))
+            pieces: list[np.ndarray] = []
+            left = MOST_DOCUMENTS
+            for piece in itertools.chain.from_iterable(map(self._lengths_in, files)):
+                pieces.append(piece[:left])
+                left -= len(piece)
+                if left <= 0:  # the other files aren't opened
+                    break
             lengths = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
             found.append(Lengths(dataset, split, sum(file.documents for file in files), lengths))
         return [each for each in found if len(each.lengths)]
 
+    def _lengths_in(self, file: Part) -> Iterator[np.ndarray]:
+        if self.format == "documents":
+            yield StoredDocuments(file.place).leading_lengths(MOST_DOCUMENTS)
+        elif self.format == "packs":  # of the sequences, because packs are all about as long
+            for batch in _first_packs(file, [IDS, STARTS]):
+                yield np.diff(batch.begins, append=len(batch.ids))
+        elif self.format == "lines":
+            yield np.fromiter(map(len, lines_of(file)), np.int64)
+        elif counts := _column(file, LENGTHS):
+            for batch in _batches(file.place, counts, 65_536):
+                yield batch.column(0).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+
     @cached_property
     def densities(self) -> list[Density]:
         """Tokens per byte of each dataset's first documents."""
-        read = {"documents": self._decoded, "packs": self._decoded_packs, "parquet": _texts}[self.format]
         found: list[Density] = []
         for dataset, groups in itertools.groupby(self.groups, lambda group: group[0]):
-            measured = [each for _, _, files in groups for each in read(files[0])]
+            measured = [each for _, _, files in groups for each in self._sizes_in(files[0])]
             if measured:
                 tokens, sizes = zip(*measured, strict=True)
                 found.append(Density(dataset, len(measured), sum(tokens), sum(sizes)))
         return found
 
-    @cached_property
-    def named(self) -> dict[str, Counter[str]]:
-        """Count rows by their values in NAMED, in the first rows of each dataset and split; absent fields are omitted."""
-        found: dict[str, Counter[str]] = {}
-        read = {"parquet": _stated, "lines": _stated_in_lines}.get(self.format)
-        if read is None:
-            return found
-        for _, _, files in self.groups:
-            rows = 0
-            for file in files:
-                if rows >= MOST_DOCUMENTS:
-                    break
-                rows += file.documents
-                for name, counts in read(file).items():
-                    found.setdefault(name, Counter()).update(counts)
-        return found
-
-    def _decoded(self, file: Part) -> Iterator[tuple[int, int]]:
-        """Tokens and bytes of the first documents of a bin/idx pair, without the EOS."""
+    def _sizes_in(self, file: Part) -> Iterator[tuple[int, int]]:
+        """The tokens, and the bytes of text, of the first documents in a file."""
+        if self.format == "parquet":
+            counts, texts = _column(file, LENGTHS), _column(file, TEXTS)
+            batch = next(_batches(file.place, [*counts, *texts], 256), None) if counts and texts else None
+            if batch is not None:
+                sizes = compute.call_function("binary_length", [batch.column(texts[0])]).fill_null(0).to_pylist()
+                pairs = zip(batch.column(counts[0]).to_pylist(), sizes, strict=True)
+                yield from ((tokens, size) for tokens, size in pairs if tokens and size)
+            return
+        decode = self.vocabulary.decode
+        if self.format == "packs":  # of sequences with their template
+            tokens = 0
+            for batch in pack_batches(file.place, [IDS], 8):
+                for ids in np.split(batch.ids, batch.packs[1:-1]):
+                    if tokens >= MOST_TOKENS:
+                        return
+                    tokens += len(ids)
+                    yield len(ids), len(decode(ids[:MOST_TOKENS].tolist()).encode(errors="replace"))
+            return
+        # As many ids as whole documents have among the first MOST_TOKENS, and at least a part of the first document
         pair = StoredDocuments(file.place)
         lengths = pair.leading_lengths(MOST_DOCUMENTS)
         ids = pair.leading_ids(min(int(lengths[:MOST_TOKENS].clip(max=MOST_TOKENS).sum()), MOST_TOKENS))
         ends = np.cumsum(lengths.astype(np.int64))
         whole = max(int(np.searchsorted(ends, MOST_TOKENS, "right")), 1)
         for document in np.split(ids[: min(int(ends[whole - 1]), MOST_TOKENS)], ends[: whole - 1]):
-            yield self._measured(document)
+            # The EOS isn't text
+            text = document[:-1] if len(document) and document[-1] == self.vocabulary.eos else document
+            yield len(text), len(decode(text.tolist()).encode(errors="replace"))
 
-    def _measured(self, ids: np.ndarray) -> tuple[int, int]:
-        text = ids[:-1] if len(ids) and ids[-1] == self.vocabulary.eos else ids
-        return len(text), len(self.vocabulary.decode(text.tolist()).encode(errors="replace"))
-
-    def _decoded_packs(self, file: Part) -> Iterator[tuple[int, int]]:
-        """The same for the first packs, of sequences with their template."""
-        tokens = 0
-        for batch in pack_batches(file.place, [IDS], 8):
-            for ids in np.split(batch.ids, batch.packs[1:-1]):
-                if tokens >= MOST_TOKENS:
-                    return
-                tokens += len(ids)
-                yield len(ids), len(self.vocabulary.decode(ids[:MOST_TOKENS].tolist()).encode(errors="replace"))
+    @cached_property
+    def named(self) -> dict[str, Counter[str]]:
+        """Count rows by their values in NAMED, in the first rows of each dataset and split; absent fields are omitted."""
+        found: dict[str, Counter[str]] = {}
+        for _, _, files in self.groups if self.format in {"parquet", "lines"} else ():
+            rows = 0
+            for file in files:
+                if rows >= MOST_DOCUMENTS:
+                    break
+                rows += file.documents
+                for name, counts in (_stated_in_lines if self.format == "lines" else _stated)(file):
+                    found.setdefault(name, Counter()).update(counts)
+        return found
 
     @cached_property
     def packed(self) -> list[Packed]:
-        return [_packed(split, self.parts(split)) for split in self.splits]
+        found: list[Packed] = []
+        for split in self.splits:
+            lengths: list[np.ndarray] = []
+            stored, trained = np.zeros(len(ROLES), np.int64), np.zeros(len(ROLES), np.int64)
+            for batch in itertools.chain.from_iterable(_first_packs(file, TOKENS) for file in self.parts(split)):
+                starts = batch.role_begins
+                targets = np.add.reduceat(batch.trained.astype(np.int64), starts)  # by run of a role
+                stored += np.bincount(batch.roles, np.diff(starts, append=len(batch.ids)), len(ROLES)).astype(np.int64)
+                trained += np.bincount(batch.roles, targets, len(ROLES)).astype(np.int64)
+                lengths.append(np.diff(batch.packs))
+            by_role = {role: (int(stored[at]), int(trained[at])) for at, role in enumerate(ROLES) if stored[at]}
+            measured = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
+            found.append(Packed(split, len(measured), measured, by_role))
+        return found
 
     @cached_property
     def samples(self) -> list[Sample]:
         """The beginning of the first document of each dataset and split."""
-        rows = {"parquet": _sampled_row, "lines": _sampled_line}
-        read = {"documents": self._sampled, "packs": self._sampled_pack, **rows}
         groups = itertools.islice(self.groups, MOST_SAMPLES)
-        return [Sample(dataset, split, read[self.format](files[0])) for dataset, split, files in groups]
+        return [Sample(dataset, split, self._beginning(files[0])) for dataset, split, files in groups]
 
-    def _sampled(self, file: Part) -> list[Passage]:
-        pair = StoredDocuments(file.place)
-        ids = pair.leading_ids(min(int(pair.leading_lengths(1)[0]), SAMPLE_TOKENS))
-        return [Passage("text", True, len(ids), self.vocabulary.decode(ids.tolist()))]
-
-    def _sampled_pack(self, file: Part) -> list[Passage]:
-        row = next(next(pack_batches(file.place, rows=1)).rows)
-        stop = min(int(row.starts[1]) if len(row.starts) > 1 else len(row.ids), SAMPLE_TOKENS)
-        return list(passages_of(row, 0, stop, self.vocabulary.decode))
+    def _beginning(self, file: Part) -> list[Passage]:
+        if self.format == "documents":
+            pair = StoredDocuments(file.place)
+            ids = pair.leading_ids(min(int(pair.leading_lengths(1)[0]), SAMPLE_TOKENS))
+            return [Passage("text", True, len(ids), self.vocabulary.decode(ids.tolist()))]
+        if self.format == "packs":
+            row = next(next(pack_batches(file.place, rows=1)).rows)
+            stop = min(int(row.starts[1]) if len(row.starts) > 1 else len(row.ids), SAMPLE_TOKENS)
+            return list(passages_of(row, 0, stop, self.vocabulary.decode))
+        if self.format == "lines":
+            return [_as_json(orjson.loads(text)) for text in itertools.islice(lines_of(file), 1)]
+        for name in _column(file, TEXTS):
+            for batch in _batches(file.place, [name], 1):
+                return [Passage("text", False, 0, str(batch.column(0)[0].as_py())[:SAMPLE_CHARACTERS])]
+        names = [field.name for field in _schema(file) if not pa.types.is_nested(field.type)]
+        first = next(_batches(file.place, names, 1), None)
+        return [] if first is None else [_as_json(first.to_pylist()[0])]
 
 
 def measured(output_dir: str, known: Mapping[str, Receipt] = MappingProxyType({})) -> Measured:
     """Return the published preparation in a folder, of which some receipts are known; errors as in `open_dataset`."""
     data = open_dataset(output_dir)
     return Measured(data.path, data.manifest, known)
-
-
-def _up_to(pieces: Iterator[np.ndarray], most: int) -> Iterator[np.ndarray]:
-    for piece in pieces:
-        yield piece[:most]
-        most -= len(piece)
-        if most <= 0:
-            return
-
-
-def _document_lengths(file: Part) -> Iterator[np.ndarray]:
-    yield StoredDocuments(file.place).leading_lengths(MOST_DOCUMENTS)
 
 
 def _batches(place: str, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
@@ -265,32 +291,6 @@ def _first_packs(file: Part, columns: Sequence[str]) -> Iterator[PackBatch]:
             return
 
 
-def _packed_lengths(file: Part) -> Iterator[np.ndarray]:
-    """The lengths of sequences in the first packs."""
-    for batch in _first_packs(file, [IDS, STARTS]):
-        yield np.diff(batch.begins, append=len(batch.ids))
-
-
-def _packed(split: str, files: Sequence[Part]) -> Packed:
-    lengths: list[np.ndarray] = []
-    stored, trained = np.zeros(len(ROLES), np.int64), np.zeros(len(ROLES), np.int64)
-    for batch in itertools.chain.from_iterable(_first_packs(file, TOKENS) for file in files):
-        starts = batch.role_begins
-        targets = np.add.reduceat(batch.trained.astype(np.int64), starts)
-        stored += np.bincount(batch.roles, np.diff(starts, append=len(batch.ids)), len(ROLES)).astype(np.int64)
-        trained += np.bincount(batch.roles, targets, len(ROLES)).astype(np.int64)
-        lengths.append(np.diff(batch.packs))
-    by_role = {role: (int(stored[at]), int(trained[at])) for at, role in enumerate(ROLES) if stored[at]}
-    measured = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
-    return Packed(split, len(measured), measured, by_role)
-
-
-LENGTHS = ("stats_token_len", "scored_tokens", "total_token_count", "token_count", "tokens")
-"""Columns that count the tokens of a row, in order of preference."""
-
-TEXTS = ("text", "embed_text", "messages_json")
-
-
 def _column(file: Part, names: Sequence[str]) -> list[str]:
     """The first of these columns that a Parquet file has."""
     known = _schema(file).names
@@ -300,27 +300,6 @@ def _column(file: Part, names: Sequence[str]) -> list[str]:
 def _schema(file: Part) -> pa.Schema:
     with open_binary(file.place) as stream:
         return pq.read_schema(stream)
-
-
-def _counted(file: Part) -> Iterator[np.ndarray]:
-    for name in _column(file, LENGTHS):
-        for batch in _batches(file.place, [name], 65_536):
-            yield batch.column(0).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _texts(file: Part) -> Iterator[tuple[int, int]]:
-    """Tokens and bytes of the first rows with both."""
-    counts, texts = _column(file, LENGTHS), _column(file, TEXTS)
-    if not counts or not texts:
-        return
-    batch = next(_batches(file.place, [*counts, *texts], 256), None)
-    if batch is not None:
-        sizes = compute.call_function("binary_length", [batch.column(texts[0])]).fill_null(0).to_pylist()
-        yield from (
-            (tokens, size)
-            for tokens, size in zip(batch.column(counts[0]).to_pylist(), sizes, strict=True)
-            if tokens and size
-        )
 
 
 def lines_of(file: Part) -> Iterator[bytes]:
@@ -333,51 +312,23 @@ def lines_of(file: Part) -> Iterator[bytes]:
             content += block
             if len(content) > MOST_BYTES:
                 break
-    *whole, _ = content.split(b"\n")
+    *whole, _ = content.split(b"\n")  # the last line may be cut
     yield from whole or [content]
 
 
-def _line_lengths(file: Part) -> Iterator[np.ndarray]:
-    yield np.fromiter(map(len, lines_of(file)), np.int64)
-
-
-def _stated(file: Part) -> dict[str, Counter[str]]:
-    """Return the values of a Parquet file's text columns that NAMED lists, without empty ones."""
+def _stated(file: Part) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """The values of a Parquet file's text columns that NAMED lists."""
     names = [field.name for field in _schema(file) if field.name in NAMED and pa.types.is_string(field.type)]
-    found = {name: Counter[str | None]() for name in names}
     for batch in _batches(file.place, names, 65_536) if names else ():
         for name, column in zip(names, batch.columns, strict=True):
-            counts = column.value_counts()
-            found[name].update(dict(zip(*(counts.field(at).to_pylist() for at in (0, 1)), strict=True)))
-    return {name: kept for name, counts in found.items() if (kept := _without_none(counts))}
+            counts = column.drop_null().value_counts()
+            if len(counts):
+                yield name, dict(zip(*(counts.field(at).to_pylist() for at in (0, 1)), strict=True))
 
 
-def _without_none(counts: Mapping[str | None, int]) -> Counter[str]:
-    return Counter({value: count for value, count in counts.items() if value is not None})
-
-
-def _stated_in_lines(file: Part) -> dict[str, Counter[str]]:
-    """Return the same for the first JSON Lines rows."""
-    found: dict[str, Counter[str]] = {}
+def _stated_in_lines(file: Part) -> Iterator[tuple[str, Mapping[str, int]]]:
     for row in map(orjson.loads, lines_of(file)):
-        for name in NAMED:
-            if isinstance(row.get(name), str):
-                found.setdefault(name, Counter())[row[name]] += 1
-    return found
-
-
-def _sampled_row(file: Part) -> list[Passage]:
-    for name in _column(file, TEXTS):
-        for batch in _batches(file.place, [name], 1):
-            return [Passage("text", False, 0, str(batch.column(0)[0].as_py())[:SAMPLE_CHARACTERS])]
-    names = [field.name for field in _schema(file) if not pa.types.is_nested(field.type)]
-    for batch in _batches(file.place, names, 1):
-        return [_as_json(batch.to_pylist()[0])]
-    return []
-
-
-def _sampled_line(file: Part) -> list[Passage]:
-    return [_as_json(orjson.loads(text)) for text in itertools.islice(lines_of(file), 1)]
+        yield from ((name, {row[name]: 1}) for name in NAMED if isinstance(row.get(name), str))
 
 
 def _as_json(row: Mapping[str, Any]) -> Passage:

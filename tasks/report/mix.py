@@ -30,21 +30,13 @@ def mix_record(mix: Mix, estimated: Collection[str], steps: Sequence[int]) -> di
     }  # fmt: skip
     phases = [
         {
-            "name": phase.name,
-            "tokens": round(phase.tokens),
+            "name": phase.name, "tokens": round(phase.tokens),
             "drawn": {name: round(each) for name, each in phase.drawn.items()},
         }
         for phase in mix.phases
-    ]
-    return {
-        "mix": {
-            "type": "mix",
-            "tokens": round(mix.tokens),
-            "datasets": datasets,
-            "phases": phases,
-            "steps": list(steps),
-        }
-    }
+    ]  # fmt: skip
+    whole = {"type": "mix", "tokens": round(mix.tokens), "datasets": datasets, "phases": phases, "steps": list(steps)}
+    return {"mix": whole}
 
 
 def last_steps(mix: Mix, step_tokens: int) -> list[int]:
@@ -55,10 +47,11 @@ def last_steps(mix: Mix, step_tokens: int) -> list[int]:
 def megatron_flags(steps: Sequence[int]) -> str:
     """Megatron-LM's flags for phases that end at these steps.
 
-    With transitions, Megatron-LM needs its length in samples, and so the size of a global batch, which a mix doesn't know.
+    The size of a global batch, which a mix doesn't know, is for the user to fill in.
     """
     if len(steps) == 1:
         return f"--train-iters {steps[0]}"
+    # With transitions, Megatron-LM takes its length in samples instead of steps
     transitions = ",".join(map(str, steps[:-1]))
     return f"--train-samples $(({steps[-1]} * GLOBAL_BATCH)) --phase-transition-iterations {transitions}"
 
@@ -73,6 +66,7 @@ def write_mix(planned: Planned[Any, Any], kind: Kind[Any, Any], folder: str) -> 
             "--write: needs a blend that `tokenmill pretrain` has prepared; name its folder with --output-dir"
         )
     place = absolute(folder)
+    # Every shard is there, so nothing has to run
     built = kind.build(planned, lambda *_, **__: ())
     finished = built.plan.finished
     published = kind.release(built, finished).layout.lay_out(place, built.plan.store, finished)
@@ -81,14 +75,6 @@ def write_mix(planned: Planned[Any, Any], kind: Kind[Any, Any], folder: str) -> 
 
 def print_mix(mix: Mix, estimated: Collection[str], console: Console, *, tables: bool) -> None:
     """Print the mix as tables, or a line per dataset and phase with the name of each figure."""
-    print_table(console, Table("mix", COLUMNS, _rows(mix, estimated)), tables=tables)
-    if len(mix.phases) > 1:
-        print_table(console, Table("phases", PHASE_COLUMNS, _phase_rows(mix)), tables=tables)
-    if estimated:
-        console.print("~: estimated from bytes; exact once the preparation in --output-dir is built", highlight=False)
-
-
-def _rows(mix: Mix, estimated: Collection[str]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, held in mix.held.items():
         drawn = mix.drawn(name)
@@ -97,12 +83,13 @@ def _rows(mix: Mix, estimated: Collection[str]) -> list[tuple[str, ...]]:
             f"{drawn / held:.2f}" if held else "-", f"{max(0, held - round(drawn)):,}",
             ", ".join(mix.binding.get(name, [])),
         ))  # fmt: skip
-    return rows
-
-
-def _phase_rows(mix: Mix) -> list[tuple[str, ...]]:
-    return [
-        (phase.name, name, f"{drawn:,.0f}", f"{drawn / phase.tokens:.2%}", f"{drawn / mix.held[name]:.2f}")
-        for phase in mix.phases
-        for name, drawn in phase.drawn.items()
-    ]
+    print_table(console, Table("mix", COLUMNS, rows), tables=tables)
+    if len(mix.phases) > 1:
+        phases = [
+            (phase.name, name, f"{drawn:,.0f}", f"{drawn / phase.tokens:.2%}", f"{drawn / mix.held[name]:.2f}")
+            for phase in mix.phases
+            for name, drawn in phase.drawn.items()
+        ]
+        print_table(console, Table("phases", PHASE_COLUMNS, phases), tables=tables)
+    if estimated:
+        console.print("~: estimated from bytes; exact once the preparation in --output-dir is built", highlight=False)

@@ -54,6 +54,7 @@ def events(manifest: Mapping[str, Any], output_dir: str) -> list[Any]:
     from openlineage.client.generated.processing_engine_run import ProcessingEngineRunFacet
     from openlineage.client.uuid import generate_new_uuid
 
+    # The client isn't imported above: few runs report, and it takes 0.3 s
     set_producer(PRODUCER)
     totals, end = manifest["totals"], manifest["volatile"]["created_at"]
     inputs: list[InputDataset] = []
@@ -69,6 +70,7 @@ def events(manifest: Mapping[str, Any], output_dir: str) -> list[Any]:
         "inputs": inputs,
         "outputs": [OutputDataset(*named(output_dir), {"outputStatistics": written})],
     }  # fmt: skip
+    # Both are sent at the end, when the sizes are known
     times = {RunState.START: end - manifest["volatile"]["seconds"], RunState.COMPLETE: end}
     return [
         RunEvent(eventType=state, eventTime=datetime.fromtimestamp(when, UTC).isoformat(), **shared)

@@ -8,7 +8,7 @@ last one, `This run`, has times. The tiny blend's page takes 0.3 s and 25 kB.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -32,11 +32,8 @@ from .cards import NOT_STATED, card_problems, digest, licence_rows, publish_card
 from .measured import ROW, Measured, drops_by_file, measured, sources_of
 from .summary import PAGE, amount, follows_weights, not_read, warnings
 
-MOST_FILES = 10
-"""Files and shards in the tables of the worst."""
-
-MOST_CODE = 20_000
-"""Characters of settings and blend that a page quotes."""
+MOST_FILES = 10  # files and shards in the tables of the worst
+MOST_CODE = 20_000  # characters of settings and blend that a page quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +45,7 @@ class Section:
     parts: Callable[[Measured], Sequence[Block]]
 
 
-NOT_SHOWN = "Not shown: "
-"""How a section begins whose figures can't be computed here."""
+NOT_SHOWN = "Not shown: "  # how a section begins whose figures can't be computed here
 
 
 def to_act_on(run: Measured) -> list[Block]:
@@ -93,23 +89,33 @@ def overview(run: Measured) -> list[Block]:
 def planned_and_realised(run: Measured) -> list[Block]:
     """Show the weights of the blend, and the published share of each dataset, by split."""
     unit, applied = "tokens" if run.manifest["totals"]["tokens"] else "documents", follows_weights(run.manifest)
+    sampled, sources = run.manifest.get("sampling", {}).get("splits", {}), sources_of(run.manifest)
     found: list[Block] = []
     for split in in_order({end for _, end in run.tokens}):
         counts = {name: count for (name, end), count in run.tokens.items() if end == split}
-        counts |= {name: count for name, count in _repeated(run, split).items() if name in counts}
+        # If sampling or batches omit or repeat data, what is read counts
+        read = {name: each["tokens"] for name, each in sampled.get(split, {}).items()}
+        if split == "train" and "batches" in run.manifest:
+            read = {name: each["read"] for name, each in run.manifest["batches"]["datasets"].items()}
+        counts |= {name: count for name, count in read.items() if name in counts}
         if len(counts) < 2:  # noqa: PLR2004 - one dataset is all of it, whatever its weight
             continue
-        weights = _weights(run, split, counts)
+        # With a budget, training reads of a dataset as much as its phases draw, not as the weights ask for
+        phases = run.manifest.get("phases", []) if split == "train" else []
+        weights = {
+            name: sum(phase["drawn"].get(name, 0.0) for phase in phases) if phases else sources[name]["weight"]
+            for name in counts
+        }
         wanted, stored = sum(weights.values()), sum(counts.values())
         names = sorted(counts, key=lambda name: (-weights[name], name))
         caption = f"Shares of {split}"
         if wanted:
             pairs = {name: (weights[name] / wanted, counts[name] / stored) for name in names}
             found.append(bars(caption, pairs, ("target share", f"share of {unit}"), lambda each: f"{each:.1%}"))
-        rows = [
-            (name, share(weight, wanted), share(count, stored), round(count), _epochs(weight, wanted, count, stored))
-            for name, weight, count in ((name, weights[name], counts[name]) for name in names)
-        ]
+        rows: list[tuple[Cell, ...]] = []
+        for name, weight, count in ((name, weights[name], counts[name]) for name in names):
+            epochs = f"{(weight / wanted) / (count / stored):.2f}" if wanted and count else "-"
+            rows.append((name, share(weight, wanted), share(count, stored), round(count), epochs))
         heads = ("dataset", "target share", f"share of {unit}", unit, "epochs")[: 5 if applied else 4]
         found.append(Table(caption, heads, [row[: len(heads)] for row in rows]))
     about = (
@@ -118,22 +124,6 @@ def planned_and_realised(run: Measured) -> list[Block]:
         else "The weights don't change this output: all of it is published once."
     )
     return [*found, Text(about)] if found else []
-
-
-def _repeated(run: Measured, split: str) -> dict[str, int]:
-    """Return the published amount of each dataset (tokens, or rows without tokens) if data are omitted or repeated."""
-    if split == "train" and "batches" in run.manifest:
-        return {name: each["read"] for name, each in run.manifest["batches"]["datasets"].items()}
-    sampled = run.manifest.get("sampling", {}).get("splits", {})
-    return {name: each["tokens"] for name, each in sampled.get(split, {}).items()}
-
-
-def _weights(run: Measured, split: str, names: Iterable[str]) -> dict[str, float]:
-    """The weight of each dataset; in training, the tokens that a budget reads of it."""
-    phases = run.manifest.get("phases", []) if split == "train" else []
-    if not phases:
-        return {name: sources_of(run.manifest)[name]["weight"] for name in names}
-    return {name: sum(phase["drawn"].get(name, 0.0) for phase in phases) for name in names}
 
 
 def phases_of_training(run: Measured) -> list[Block]:
@@ -148,6 +138,7 @@ def phases_of_training(run: Measured) -> list[Block]:
         given: Counter[str] = Counter()
         for pair in phase["pairs"]:
             given[pair["dataset"]] += pair["drawn"]
+        # Files hold whole documents, so a phase has a bit more or less of a dataset than its budget
         planned, there = sum(phase["drawn"].values()), sum(given.values())
         pairs = {name: (tokens / planned, given[name] / there) for name, tokens in phase["drawn"].items()}
         if len(pairs) > 1:
@@ -158,10 +149,6 @@ def phases_of_training(run: Measured) -> list[Block]:
     if rows:
         found.append(Table("Phases", ("phase", "dataset", "planned", "published", "tokens", "epochs"), rows))
     return found
-
-
-def _epochs(weight: float, wanted: float, count: float, stored: float) -> str:
-    return f"{(weight / wanted) / (count / stored):.2f}" if wanted and count else "-"
 
 
 QUANTILES = (0, 0.5, 0.99, 1)
@@ -176,10 +163,13 @@ def document_lengths(run: Measured) -> list[Block]:
     measured, all_documents = len(everything), sum(each.documents for each in run.lengths)
     note = "" if measured >= all_documents else f"; the first {measured:,} of {all_documents:,} were measured"
     what = "Sequences" if run.format == "packs" else "Documents"
-    powers = np.frexp(everything.astype(np.float64))[1] - 1
+    powers = np.frexp(everything.astype(np.float64))[1] - 1  # -1 of an empty document
     first = int(powers.min())
     counts = np.bincount(powers - first).tolist()
-    labels = ["0" if power < 0 else _short(2**power) for power in range(first, first + len(counts))]
+    units = ("", "Ki", "Mi", "Gi")
+    labels = [
+        "0" if power < 0 else f"{1 << power % 10}{units[power // 10]}" for power in range(first, first + len(counts))
+    ]
     rows = [
         (
             f"{each.dataset}, {each.split}", len(each.lengths),
@@ -192,11 +182,6 @@ def document_lengths(run: Measured) -> list[Block]:
         columns(f"{what} by length in {unit}", counts, labels, what.lower()),
         Table(f"Lengths in {unit}{note}", heads, rows),
     ]
-
-
-def _short(count: int) -> str:
-    sizes = ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki"))
-    return next((f"{count // size}{letter}" for size, letter in sizes if count >= size), str(count))
 
 
 def density(run: Measured) -> list[Block]:
@@ -271,6 +256,7 @@ def worst_files(run: Measured) -> list[Block]:
         listed = ", ".join(f"{reason} {count:,}" for reason, count in reasons)
         if drops:
             rows.append((_short_place(name), counts["rows"], counts["quarantined"], sum(drops.values()), listed))
+    # Bad rows can be repaired in the source, so they come first
     rows.sort(key=lambda row: (-int(row[2]), -int(row[3]), str(row[0])))
     heads = ("file", "rows", "bad", "dropped", "reasons")
     return [Table("Files with the most bad and dropped rows", heads, rows[:MOST_FILES])] if rows else []
@@ -342,6 +328,7 @@ def _flat(settings: Mapping[str, Any], within: str = "") -> dict[str, Any]:
     return found
 
 
+# Sections that are the same for the same data
 SECTIONS = (
     Section("To act on", frozenset(), to_act_on),
     Section("Samples", frozenset({"documents", "packs", "parquet", "lines"}), samples),
@@ -356,7 +343,6 @@ SECTIONS = (
     Section("Licenses, languages and domains", frozenset(), contents),
     Section("Make it again", frozenset(), identity),
 )
-"""Sections that are the same for the same data."""
 
 THIS_RUN = "This run"
 
@@ -380,10 +366,20 @@ def this_run(run: Measured) -> list[Block]:
     ]
     found: list[Block] = [Table("Run", ("what", "value"), rows)]
     keys = list(dict.fromkeys(entry["key"] for entry in run.entries))
+    # A run knows the receipts of the shards that it built
     read = iter(in_threads(run.store.read_receipt, [key for key in keys if key not in run.known], THREADS))
     receipts = {key: run.known.get(key) or next(read) for key in keys}
     timed = {key: receipt for key, receipt in receipts.items() if receipt and "seconds" in receipt.volatile}
-    return [*found, *_throughput(list(timed.values())), *_slowest(timed, run.manifest)] if timed else found
+    if not timed:
+        return found
+    files = {entry["key"]: entry["file"] for entry in run.entries}
+    slowest: list[tuple[Cell, ...]] = []
+    for key, receipt in sorted(timed.items(), key=lambda each: -each[1].volatile["seconds"])[:MOST_FILES]:
+        seconds, size = receipt.volatile["seconds"], receipt.volatile.get("source_bytes", 0) / 1e6
+        speed = f"{size / max(seconds, 1e-6):,.1f}"
+        slowest.append((_short_place(files[key]), key[:8], f"{seconds:.2f}", f"{size:,.2f}", speed))
+    heads = ("file", "shard", "seconds", "MB", "MB/s")
+    return [*found, *_throughput(list(timed.values())), Table("Slowest shards", heads, slowest)]
 
 
 def _writer() -> str:
@@ -402,6 +398,7 @@ def _throughput(receipts: Sequence[Receipt]) -> list[Block]:
     sizes = np.array([receipt.volatile.get("source_bytes", 0) for receipt in receipts])
     start = float((ends - [receipt.volatile["seconds"] for receipt in receipts]).min())
     span = max(float(ends.max()) - start, 1e-3)
+    # A shard counts when it is finished
     bins = min(MOST_TIMES, len(receipts))
     if bins < 2:  # noqa: PLR2004 - one bin shows no course
         return []
@@ -411,33 +408,20 @@ def _throughput(receipts: Sequence[Receipt]) -> list[Block]:
     return [columns("Throughput: when shards were finished", rates, labels, "MB of source per second")]
 
 
-def _slowest(receipts: Mapping[str, Receipt], manifest: Mapping[str, Any]) -> list[Block]:
-    files = {entry["key"]: entry["file"] for entry in manifest["shards"]}
-    slowest = sorted(receipts.items(), key=lambda each: -each[1].volatile["seconds"])[:MOST_FILES]
-    rows: list[tuple[Cell, ...]] = []
-    for key, receipt in slowest:
-        seconds, size = receipt.volatile["seconds"], receipt.volatile.get("source_bytes", 0) / 1e6
-        speed = f"{size / max(seconds, 1e-6):,.1f}"
-        rows.append((_short_place(files[key]), key[:8], f"{seconds:.2f}", f"{size:,.2f}", speed))
-    return [Table("Slowest shards", ("file", "shard", "seconds", "MB", "MB/s"), rows)]
-
-
 def sections(run: Measured) -> dict[str, html.Rendered]:
     """Return the sections that are the same for the same data, by title: tables and charts, which a notebook shows."""
-    found = {
-        each.title: html.Rendered(_parts(each, run)) for each in SECTIONS if not each.needs or run.format in each.needs
-    }
-    return {title: parts for title, parts in found.items() if parts}
+    found: dict[str, html.Rendered] = {}
+    for section in (each for each in SECTIONS if not each.needs or run.format in each.needs):
+        try:
+            parts = section.parts(run)
+        except (InputError, RunError, FileNotFoundError) as error:  # a tokenizer or a shard isn't here
+            parts = [Text(f"{NOT_SHOWN}{error}")]
+        if parts:
+            found[section.title] = html.Rendered(parts)
+    return found
 
 
-def _parts(section: Section, run: Measured) -> Sequence[Block]:
-    """Return a section's parts; the reason instead, if its requirements cannot be read here."""
-    try:
-        return section.parts(run)
-    except (InputError, RunError, FileNotFoundError) as error:
-        return [Text(f"{NOT_SHOWN}{error}")]
-
-
+# Words of a page that this project coined, explained at its end where it has them
 GLOSSARY = {
     "target share": "the share that the blend's weights ask for",
     "epochs": "how often a dataset is read in a training run",
@@ -446,7 +430,6 @@ GLOSSARY = {
     "shard": "what one slice of a file became, in a folder with a receipt of its counts and hashes",
     "trained on": "tokens that the loss is computed on",
 }
-"""Words of a page that this project coined, explained at its end where it has them."""
 
 
 def page(run: Measured) -> str:
@@ -454,7 +437,7 @@ def page(run: Measured) -> str:
     found = {**sections(run), THIS_RUN: this_run(run)}
     name = KINDS[run.manifest["type"]].command
     title = f"tokenmill {name}: {counted(run.manifest['totals']['documents'], 'document')}"
-    text = html.page(title, found)
+    text = html.page(title, found)  # once without the glossary, which would have all of its words
     words = [f"{word}: {meaning}" for word, meaning in GLOSSARY.items() if word in text]
     return html.page(title, found, [Items(words), Text("More: docs/report.md and docs/concepts.md of tokenmill.")])
 
@@ -495,6 +478,7 @@ def report_problems(output_dir: str) -> tuple[list[str], list[str]]:
     text, problems, unchecked = content.decode(errors="replace"), list[str](), list[str]()
     again = f"write it again: tokenmill report {output_dir}"
     for title, parts in sections(measured(output_dir)).items():
+        # A section is found as it is, or with the reason why it was omitted, which may name a place
         here = html.section(title, parts)
         left_out = "".join(html.section(title, [Text(NOT_SHOWN)]).partition(NOT_SHOWN.strip())[:2])
         absent = next((part.text for part in parts if isinstance(part, Text) and part.text.startswith(NOT_SHOWN)), None)

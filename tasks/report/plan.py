@@ -20,24 +20,19 @@ from tokenmill.tasks.shards.planning import held_out
 
 from .summary import epochs_of, input_lines, unread_fields
 
+# Bytes per token of English web text with a large vocabulary (code, other languages: 2.5 to 4); used if nothing is
+# built.
 BYTES_PER_TOKEN = 4.0
-"""Bytes per token of English web text with a large vocabulary (code, other languages: 2.5 to 4); used if nothing is built."""
 
-EXPANSION = 3
-"""Bytes of text in a byte of gzip or zstd: 2.6 in C4 (Raffel et al. 2020), more in code and markup."""
-
-BYTES_PER_SECOND = 80e6
-"""Bytes per second that one core tokenizes, from JSON Lines to disk."""
-
+EXPANSION = 3  # bytes of text in a byte of gzip or zstd: 2.6 in C4 (Raffel et al. 2020), more in code and markup.
+BYTES_PER_SECOND = 80e6  # bytes per second that one core tokenizes, from JSON Lines to disk
 HELD_OUT = ("valid", "test")
-
 MOST_REASONS = 8
-
 COLUMNS = ("dataset", "target share", "files", "shards", "cached", "size", "kept", "tokens", "epochs")
 
 
+# The reason for a shard with fingerprints of tokenizers, which people can't read
 TOKENIZER_CHANGE = re.compile(r"recipe\.tokenizer changed: '[^']*' -> '[^']*'")
-"""The reason for a shard with fingerprints of tokenizers, which people can't read."""
 
 
 def pending_reasons(planned: Planned[Any, Any]) -> Counter[str]:
@@ -46,35 +41,28 @@ def pending_reasons(planned: Planned[Any, Any]) -> Counter[str]:
     chosen = [manifest.get("settings", {}).get("tokenizer"), planned.settings.model_dump().get("tokenizer")]
     models = [each["model"] for each in chosen if each]
     found = reasons(planned.plan, identities(manifest or None))
-    if len({*models}) < len(chosen):
+    if len({*models}) < len(chosen):  # one tokenizer, whose files may have changed, or none before
         return found
     name = f"recipe.tokenizer changed: {models[0]} -> {models[1]}"
     return Counter({TOKENIZER_CHANGE.sub(lambda _: name, reason): count for reason, count in found.items()})
 
 
 def plan_record(
-    planned: Planned[Any, Any],
-    outlook: Sequence[str] = (),
-    first_rows: Mapping[str, FirstRows] = MappingProxyType({}),
+    planned: Planned[Any, Any], outlook: Sequence[str] = (), first_rows: Mapping[str, FirstRows] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Return the plan as a JSON line for the next command; `outlook` describes later builds."""
     plan = planned.plan
-    return {
-        "plan": {
-            "path": planned.output_dir,
-            "type": "plan",
-            "files": len(_files(plan.shards)),
-            "shards": {"total": len(set(plan.keys)), "pending": len(plan.pending), "cached": len(plan.proven)},
-            "bytes": {"total": sum(shard.part.size for shard in plan.shards), "pending": plan.pending_bytes},
-            "estimated_tokens": sum(estimated_tokens(planned).values()),
-            "estimated_kept": {name: asdict(sample) for name, sample in plan.samples.items()},
-            "reasons": dict(pending_reasons(planned)),
-            "skipped_files": plan.skipped,
-            "warnings": [asdict(warning) for warning in plan.warnings],
-            "outlook": outlook,
-            "first_rows": {name: asdict(seen) for name, seen in first_rows.items()},
-        }
-    }
+    record = {
+        "path": planned.output_dir, "type": "plan", "files": len(_files(plan.shards)),
+        "shards": {"total": len(set(plan.keys)), "pending": len(plan.pending), "cached": len(plan.proven)},
+        "bytes": {"total": sum(shard.part.size for shard in plan.shards), "pending": plan.pending_bytes},
+        "estimated_tokens": sum(estimated_tokens(planned).values()),
+        "estimated_kept": {name: asdict(sample) for name, sample in plan.samples.items()},
+        "reasons": dict(pending_reasons(planned)), "skipped_files": plan.skipped,
+        "warnings": [asdict(warning) for warning in plan.warnings], "outlook": outlook,
+        "first_rows": {name: asdict(seen) for name, seen in first_rows.items()},
+    }  # fmt: skip
+    return {"plan": record}
 
 
 def estimated_tokens(planned: Planned[Any, Any]) -> dict[str, int]:
@@ -96,11 +84,8 @@ def training_tokens(planned: Planned[Any, Any]) -> tuple[dict[str, int], set[str
             continue
         receipt = planned.plan.proven.get(key)
         if receipt is not None:
-            own = [
-                count
-                for part, count in receipt.parts.items()
-                if Finished(shard, key, receipt).split_of(part) == "train"
-            ]
+            finished = Finished(shard, key, receipt)
+            own = [count for part, count in receipt.parts.items() if finished.split_of(part) == "train"]
             found[shard.dataset] += sum(count.tokens or count.documents for count in own)
         else:
             holdout = held_out(planned.settings, shard.split)
@@ -156,21 +141,20 @@ def print_plan(
     for name, note in planned.notes.items():
         console.print(f"  {name}: {note}", markup=False)
     for name, seen in first_rows.items():
-        console.print(f"  {name.removeprefix('datasets/')}: {_fate(seen)}", markup=False)
+        # `first 100 rows: 98 documents, 2 dropped (null_text 2)`
+        parts = [
+            f"{'all' if seen.every else 'first'} {counted(seen.rows, 'row')}: {counted(seen.documents, 'document')}"
+        ]
+        parts += [f"reads as: {seen.shape}"] if seen.shape else []
+        dropped = ", ".join(f"{reason} {count:,}" for reason, count in seen.dropped.items())
+        parts += [f"{sum(seen.dropped.values()):,} dropped ({dropped})"] if seen.dropped else []
+        parts += [unread_fields(seen.not_read)] if seen.not_read else []
+        console.print(f"  {name.removeprefix('datasets/')}: {', '.join(parts)}", markup=False)
     for name, seen in first_rows.items():
         if seen.bad:
             console.print(f"[yellow]warning:[/] {escape(name.removeprefix('datasets/'))}: {escape(seen.bad)}")
     for line in input_lines(map(asdict, plan.warnings), _epochs(planned)):
         console.print(f"[yellow]warning:[/] {escape(line)}")
-
-
-def _fate(seen: FirstRows) -> str:
-    """`first 100 rows: 98 documents, 2 dropped (null_text 2)`."""
-    dropped = ", ".join(f"{reason} {count:,}" for reason, count in seen.dropped.items())
-    parts = [f"{'all' if seen.every else 'first'} {counted(seen.rows, 'row')}: {counted(seen.documents, 'document')}"]
-    parts += [f"reads as: {seen.shape}"] if seen.shape else []
-    parts += [f"{sum(seen.dropped.values()):,} dropped ({dropped})"] if seen.dropped else []
-    return ", ".join([*parts, unread_fields(seen.not_read)] if seen.not_read else parts)
 
 
 def skipped_files(kinds: Mapping[str, int]) -> str:
@@ -191,28 +175,22 @@ def _epochs(planned: Planned[Any, Any]) -> dict[str, float]:
 
 
 def _rows(planned: Planned[Any, Any]) -> list[tuple[Cell, ...]]:
-    tokens, epochs = estimated_tokens(planned), _epochs(planned)
+    plan, tokens, epochs = planned.plan, estimated_tokens(planned), _epochs(planned)
     rows: list[tuple[Cell, ...]] = []
     for split, sources in planned.blend.parts().items():
         weights = sum(source.weight for source in sources)
         for source in sources:
             name, share = f"{split}/{source.name}", source.weight / weights
-            files, shards, cached, size = _books(planned, name)
-            count, sample = tokens.get(name, 0), planned.plan.samples.get(name)
+            pairs = [(shard, key) for shard, key in zip(plan.shards, plan.keys, strict=True) if _name(shard) == name]
+            files, size = _files(shard for shard, _ in pairs), sum(shard.part.size for shard, _ in pairs)
+            count, sample = tokens.get(name, 0), plan.samples.get(name)
             rows.append((
-                name.removeprefix("datasets/"), f"{share:.1%}", files, shards, cached, decimal(size),
+                name.removeprefix("datasets/"), f"{share:.1%}", len(files), len(pairs),
+                sum(key in plan.proven for _, key in pairs), decimal(size),
                 f"{sample.kept_rows:.1%}" if sample else "all", count,
                 f"{epochs[name]:,.2f}" if name in epochs else "-",
             ))  # fmt: skip
     return rows
-
-
-def _books(planned: Planned[Any, Any], name: str) -> tuple[int, int, int, int]:
-    """Files, shards, cached shards and source bytes of a dataset."""
-    plan = planned.plan
-    pairs = [(shard, key) for shard, key in zip(plan.shards, plan.keys, strict=True) if _name(shard) == name]
-    cached, size = sum(key in plan.proven for _, key in pairs), sum(shard.part.size for shard, _ in pairs)
-    return len(_files(shard for shard, _ in pairs)), len(pairs), cached, size
 
 
 def _files(shards: Iterable[PlannedShard]) -> set[str]:

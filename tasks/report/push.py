@@ -25,21 +25,15 @@ bytes, but for the day in croissant.json.
 
 import os
 import re
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import orjson
 from httpx2 import TransportError
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.hf_api import DatasetInfo
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
@@ -68,34 +62,28 @@ from .measured import Measured, measured
 
 MOST_FILES = 1_000
 MOST_BYTES = 100_000_000
-LARGE = 10_000_000
-"""Files of at least this size are never kept in git, so their content isn't part of a commit."""
-
-LAST = (CARD,)
-"""Files that describe the others; they go in the last commit, with the documents of the parcel."""
-
-READ_BY = (BLEND, *LAST)
-"""Files that name the row folders."""
-
+LARGE = 10_000_000  # files of at least this size are never kept in git, so their content isn't part of a commit
+LAST = (CARD,)  # files that describe the others; they go in the last commit, with the documents of the parcel
+READ_BY = (BLEND, *LAST)  # files that name the row folders
 NOT_FOUND, SERVER_ERRORS = 404, 500
 
+# Statuses that the user must fix, with the remedy
 MISTAKES = {
     401: "the Hub rejected HF_TOKEN (or the saved login); renew it",
     403: "the token may not write there; use one that may, or push to a different name",
     NOT_FOUND: "the Hub doesn't have this name, or the token may not see it; check the organization and the token",
 }
-"""Statuses that the user must fix, with the remedy."""
 
+# Transient statuses
 PASSING = {
     409: "it changed while this push went on; push again",
     412: "it changed while this push went on; push again",
     429: "too many requests; wait, then push again to continue",
 }
-"""Transient statuses."""
 
 
+# Text that can only be a path: relative to here, or with several slashes
 RELATIVE = re.compile(r"\.{1,2}/.+|(?:[\w.-]+/){2,}[\w.-]*")
-"""Text that can only be a path: relative to here, or with several slashes."""
 
 AGAIN = "run the preparation again to repair it, then push"
 
@@ -130,7 +118,7 @@ def parcel_of(output_dir: str) -> Parcel:
         raise InputError(f"{output_dir}: {len(manifest['missing'])} planned shards are missing from it; {AGAIN}")
     files = _recorded(data)
     _require(output_dir, files, size_problem)
-    _require(output_dir, [file for file in files if file.recorded.path == BLEND], content_problem)
+    _require(output_dir, [file for file in files if file.recorded.path == BLEND], content_problem)  # it is read below
     pushed = [file for file in files if file.recorded.path.partition("/")[0] not in {*BLENDS, QUARANTINE}]
     documents = {**cards(data), BLEND: _relative_blend(output_dir)}
     made = [described(name, content) for name, content in documents.items()]
@@ -138,12 +126,19 @@ def parcel_of(output_dir: str) -> Parcel:
     sources = {os.path.dirname(file) for file in data.source_files if is_local(file)}  # noqa: PTH120 - a string
     known = {data.path, data.store.place, *sources} - {"", "/"}
     folders = sorted(known, key=len, reverse=True)
-    public = _changed(
-        manifest,
-        partial(_without_folders, folders=re.compile(rf"(?<![\w.-])(?<!:/)(?:{'|'.join(map(re.escape, folders))})/")),
-    )
+    pattern = re.compile(rf"(?<![\w.-])(?<!:/)(?:{'|'.join(map(re.escape, folders))})/")
+
+    def without_folders(text: str) -> str:
+        text = pattern.sub("", text)
+        return _name(text) if text.startswith(("/", "~/", "file://")) else text
+
+    def without_path(text: str) -> str:
+        # A relative path; a Hub id has one slash and doesn't exist here. A text may be too long for pathlib
+        return _name(text) if RELATIVE.fullmatch(text) or os.path.exists(text) else text  # noqa: PTH110
+
+    public = _changed(manifest, without_folders)
     public |= {
-        "settings": _changed(public["settings"], _without_path),
+        "settings": _changed(public["settings"], without_path),
         "files": [asdict(file) for file in [*(file.recorded for file in pushed), *made]],
         "volatile": {},
     }
@@ -161,17 +156,13 @@ def _recorded(data: Measured) -> list[PublishedFile]:
             raise RunError(
                 f"{data.path}: the shard of {entry['place']} doesn't have a valid receipt in {store.place}; {AGAIN}"
             )
-    published = published_files(data.path, data.manifest, outputs)
-    files = {file.place: _inside(data.path, file) for file in published}
+    files: dict[str, PublishedFile] = {}
+    for file in published_files(data.path, data.manifest, outputs):
+        path = file.place.removeprefix(f"{data.path}/")
+        if path == file.place:
+            raise InputError(f"{file.place}: is outside {data.path}; prepare the data with a local store")
+        files[file.place] = replace(file, recorded=replace(file.recorded, path=path))
     return list(files.values())
-
-
-def _inside(output_dir: str, file: PublishedFile) -> PublishedFile:
-    """A file recorded with its path in the output folder. Raises InputError for a file outside it."""
-    path = file.place.removeprefix(f"{output_dir}/")
-    if path == file.place:
-        raise InputError(f"{file.place}: is outside {output_dir}; prepare the data with a local store")
-    return replace(file, recorded=replace(file.recorded, path=path))
 
 
 def _require(output_dir: str, files: Iterable[PublishedFile], check: Callable[[str, Output, str], str | None]) -> None:
@@ -182,39 +173,26 @@ def _require(output_dir: str, files: Iterable[PublishedFile], check: Callable[[s
 
 
 def _relative_blend(output_dir: str) -> bytes:
-    def relative(value: object) -> object:
-        if isinstance(value, Mapping):
-            return {name: relative(each) for name, each in cast("Mapping[str, object]", value).items()}
-        if isinstance(value, list):
-            return [relative(each) for each in cast("list[object]", value)]
-        if isinstance(value, str) and value.startswith("/"):
-            if not value.startswith(f"{output_dir}/"):
-                raise InputError(f"{place}: {value} is outside this folder, which may have been moved; {AGAIN}")
-            return value.removeprefix(f"{output_dir}/")
-        return value
-
     place = join(output_dir, BLEND)
-    return orjson.dumps(relative(orjson.loads(read_bytes(place) or b"")), option=orjson.OPT_INDENT_2)
+
+    def relative(text: str) -> str:
+        if not text.startswith("/"):
+            return text
+        if not text.startswith(f"{output_dir}/"):
+            raise InputError(f"{place}: {text} is outside this folder, which may have been moved; {AGAIN}")
+        return text.removeprefix(f"{output_dir}/")
+
+    return orjson.dumps(_changed(orjson.loads(read_bytes(place) or b""), relative), option=orjson.OPT_INDENT_2)
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - any JSON
+    """JSON with every text in it changed."""
     if isinstance(value, Mapping):
         named = cast("Mapping[str, Any]", value)
         return {name: _changed(each, change) for name, each in named.items()}
     if isinstance(value, list):
         return [_changed(each, change) for each in cast("list[Any]", value)]
     return change(value) if isinstance(value, str) else value
-
-
-def _without_folders(text: str, folders: re.Pattern[str]) -> str:
-    """Strip the folders from local files in a text."""
-    text = folders.sub("", text)
-    return _name(text) if text.startswith(("/", "~/", "file://")) else text
-
-
-def _without_path(text: str) -> str:
-    """Return the name of a file or folder instead of its relative path; a Hub id has one slash and doesn't exist here."""
-    return _name(text) if RELATIVE.fullmatch(text) or os.path.exists(text) else text  # noqa: PTH110 - often too long for a path
 
 
 def _name(path: str) -> str:
@@ -248,20 +226,13 @@ def target_of(repository: str, *, public: bool) -> Target:
     with _hub_errors(repository):
         if get_token() is None:
             raise InputError(f"hf://{repository}: pushing needs a token; set HF_TOKEN, or log in with: hf auth login")
-        info = _found(api, repository)
-    if info is None:
-        return Target(api, repository, not public, None, frozenset())
+        try:
+            info = api.dataset_info(repository)
+        except RepositoryNotFoundError as error:
+            if error.response.status_code != NOT_FOUND:  # the library raises this for a rejected token, too
+                raise
+            return Target(api, repository, not public, None, frozenset())
     return _checked(api, repository, info, public=public)
-
-
-def _found(api: HfApi, repository: str) -> DatasetInfo | None:
-    """The hub's description of the repository, or None."""
-    try:
-        return api.dataset_info(repository)
-    except RepositoryNotFoundError as error:
-        if error.response.status_code == NOT_FOUND:
-            return None
-        raise
 
 
 def _checked(api: HfApi, repository: str, info: DatasetInfo, *, public: bool) -> Target:
@@ -327,28 +298,29 @@ def push(parcel: Parcel, target: Target) -> str:
             info = target.api.dataset_info(target.repository)
             target = _checked(target.api, target.repository, info, public=not target.private)
         *first, last = _batches(parcel)
-        hidden = _hidden(target, first, parcel.sizes.keys() | stale)
+        # New files before the last commit would be read with the old blend and card, so these go first; but not a card that
+        # no push brought
+        early = any(name not in target.names for names in first for name in names)
+        ours = target.names & (parcel.sizes.keys() | stale)
+        hidden = [name for name in READ_BY if early and name in ours]
         head = target.head
         for number, names in enumerate(first):
             head = _commit(target, parcel, head, names, () if number else hidden)
         head = _commit(target, parcel, head, last, [name for name in stale if name not in hidden])
-        _require_complete(target, parcel, head)
+        # The Hub skips files that a .gitignore there lists, without an error
+        info = target.api.dataset_info(target.repository, revision=head, files_metadata=True)
+    found = {each.rfilename: each.size for each in info.siblings or []}
+    if lost := [name for name, size in parcel.sizes.items() if found.get(name) != size]:
+        raise RunError(
+            f"{target.uri}@{head}: the Hub skipped {len(lost)} files, {lost[0]} among them; remove .gitignore "
+            "from the repository, then push again"
+        )
     return head
-
-
-def _hidden(target: Target, first: Sequence[Sequence[str]], ours: Collection[str]) -> list[str]:
-    """Return files of the previous push to remove in the first commit, if new files precede the last commit.
-
-    Only files in `ours` are removed: a README.md that wasn't pushed remains.
-    """
-    if not any(name not in target.names for names in first for name in names):
-        return []
-    return [name for name in READ_BY if name in target.names and name in ours]
 
 
 def _commit(target: Target, parcel: Parcel, head: str | None, names: Sequence[str], stale: Sequence[str]) -> str:
     """Add and remove files in one commit, and return it; its parent must be `head`."""
-    additions = [CommitOperationAdd(name, _content(parcel, name)) for name in names]
+    additions = [CommitOperationAdd(name, parcel.documents.get(name, join(parcel.output_dir, name))) for name in names]
     commit = target.api.create_commit(
         target.repository,
         [*additions, *map(CommitOperationDelete, stale)],
@@ -359,21 +331,6 @@ def _commit(target: Target, parcel: Parcel, head: str | None, names: Sequence[st
     return commit.oid
 
 
-def _require_complete(target: Target, parcel: Parcel, commit: str) -> None:
-    """Raises RunError unless the commit has every file at its size: the hub skips files that a .gitignore there lists."""
-    info = target.api.dataset_info(target.repository, revision=commit, files_metadata=True)
-    found = {each.rfilename: each.size for each in info.siblings or []}
-    if lost := [name for name, size in parcel.sizes.items() if found.get(name) != size]:
-        raise RunError(
-            f"{target.uri}@{commit}: the Hub skipped {len(lost)} files, {lost[0]} among them; remove .gitignore "
-            "from the repository, then push again"
-        )
-
-
-def _content(parcel: Parcel, name: str) -> bytes | str:
-    return parcel.documents[name] if name in parcel.documents else join(parcel.output_dir, name)
-
-
 def _batches(parcel: Parcel) -> list[list[str]]:
     """The files of each commit: as few commits as the hub's limits allow, describing files last."""
     last = [*(file.recorded.path for file in parcel.files if file.recorded.path in LAST), *parcel.documents]
@@ -382,7 +339,7 @@ def _batches(parcel: Parcel) -> list[list[str]]:
     for name, size in parcel.sizes.items():
         if name in last:
             continue
-        in_git = size if size < LARGE else 0
+        in_git = size if size < LARGE else 0  # large files are uploaded before the commit, which only names them
         if len(batches[-1]) == MOST_FILES or weight + in_git > MOST_BYTES:
             batches.append([])
             weight = 0
@@ -417,18 +374,13 @@ def _as_ours(
         return RunError(
             f"{where}: the Hub cannot be reached ({error}); check the network and HF_ENDPOINT, then push again to continue"
         )
-    return _refusal(where, error.response.status_code, " ".join((error.server_message or str(error)).split()))
-
-
-def _refusal(where: str, status: int, message: str) -> InputError | RunError:
-    """The error for a status of the hub; `message` is the hub's message."""
+    status, message = error.response.status_code, " ".join((error.server_message or str(error)).split())
     if status in MISTAKES:
         return InputError(f"{where}: {MISTAKES[status]}: {message}")
-    if status in PASSING:
-        return RunError(f"{where}: {PASSING[status]}: {message}")
+    problem = f"the Hub rejected the push ({status}); fix the cause, then push again"
     if status >= SERVER_ERRORS:
-        return RunError(f"{where}: the Hub failed with {status}; push again to continue: {message}")
-    return RunError(f"{where}: the Hub rejected the push ({status}); fix the cause, then push again: {message}")
+        problem = f"the Hub failed with {status}; push again to continue"
+    return RunError(f"{where}: {PASSING.get(status, problem)}: {message}")
 
 
 def push_record(parcel: Parcel, target: Target, commit: str | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ through other names, from a model back to its datasets, and through preparations
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,12 +34,10 @@ from xxhash import xxh3_128_hexdigest
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
+# Files that describe a folder without a manifest. They are sealed, unlike data files of the same name.
 RECORDS = ("training.json", "results.json")
-"""Files that describe a folder without a manifest. They are sealed, unlike data files of the same name."""
 
-MOST_BYTES = 64_000_000
-"""Larger files with such a name are data."""
-
+MOST_BYTES = 64_000_000  # larger files with such a name are data
 DEEPEST = 20
 
 
@@ -72,7 +70,8 @@ def register(name: str, artifact: Artifact) -> Registered:
 
 def _registered(name: str, folder: str, artifact: Artifact) -> Registered:
     newest = max(versions(name), default=0)
-    if newest and _read(folder, newest) == artifact.model_dump():
+    record = (_record_at(join(folder, f"v{newest}.json")) if newest else None) or {}
+    if {field: value for field, value in record.items() if field != "volatile"} == artifact.model_dump():
         return Registered(name, f"v{newest}", artifact)
     version = f"v{newest + 1}"
     registered_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -84,47 +83,38 @@ def _registered(name: str, folder: str, artifact: Artifact) -> Registered:
     return Registered(name, version, artifact)
 
 
-def _read(folder: str, number: int) -> Mapping[str, Any]:
-    record = _record_at(join(folder, f"v{number}.json")) or {}
-    return {name: value for name, value in record.items() if name != "volatile"}
-
-
 def artifact_in(place: str) -> Artifact:
     """Return the artifact in a folder: a preparation, a training run, or results. Raises InputError for anything else."""
     folder = absolute(place)
     for name in RECORDS:
         record = _record_at(join(folder, name))
-        if record is not None:
-            return Artifact(path=folder, type=record["type"], made_from=_sources(record), digest=_digest(record))
+        if record is None:
+            continue
+        used = record["made_from"]
+        if record["type"] == "results":  # a model and data, which the record names, and their digests
+            model = MadeFrom(type="model", path=record["model"].removesuffix("/model"), digest=used["model"])
+            sources = [model, MadeFrom(type="data", path=record["data"], digest=used["data"])]
+        else:
+            sources = [MadeFrom(**source) for source in used]
+        return Artifact(path=folder, type=record["type"], made_from=sources, digest=_digest(record))
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(
             f"{place}: not a tokenmill output folder: no prepared data, training run or results here; point at the output folder of a command"
         )
-    sources = dict.fromkeys(source["path"] for split in listed_sources(manifest["blend"]).values() for source in split)
-    made_from = [MadeFrom(type="data", path=path) for path in sources]
+    paths = dict.fromkeys(source["path"] for split in listed_sources(manifest["blend"]).values() for source in split)
+    made_from = [MadeFrom(type="data", path=path) for path in paths]
     return Artifact(path=folder, type=manifest["type"], made_from=made_from, digest=_digest(manifest))
 
 
 def _record_at(place: str) -> Mapping[str, Any] | None:
-    size = size_of(place)
+    size = size_of(place)  # a data file of this name may be too large to read
     if size is None or size > MOST_BYTES:
         return None
     try:
         return unsealed(read_bytes(place) or b"")
     except ValueError:
         return None
-
-
-def _sources(record: Mapping[str, Any]) -> list[MadeFrom]:
-    """The inputs of a training run or of results."""
-    if record["type"] != "results":
-        return [MadeFrom(**source) for source in record["made_from"]]
-    digests = record["made_from"]
-    return [
-        MadeFrom(type="model", path=record["model"].removesuffix("/model"), digest=digests["model"]),
-        MadeFrom(type="data", path=record["data"], digest=digests["data"]),
-    ]
 
 
 def _digest(record: Mapping[str, Any]) -> str:
@@ -147,7 +137,7 @@ def lineage(place: str) -> dict[str, Any]:
 def _traced(artifact: Artifact, deeper: int, *, changed: bool) -> dict[str, Any]:
     sources: list[dict[str, Any]] = []
     for source in artifact.made_from:
-        found = _known(source) if deeper else None
+        found = _known(source) if deeper else None  # records may name each other in a circle
         if found:
             sources.append(_traced(found, deeper - 1, changed=_has_changed(source)))
         else:
@@ -169,6 +159,7 @@ def _has_changed(source: MadeFrom) -> bool:
 
 def _known(source: MadeFrom) -> Artifact | None:
     """The inputs of a source, if it records them."""
+    # A glob may match the files of many preparations
     if source.type == "data" and any(character in source.path for character in "*?["):
         return None
     path = located(source.path) if source.path.startswith(ART) else source.path
@@ -184,20 +175,19 @@ def publisher(place: str) -> str | None:
         return None
     path = Path(absolute(place))
     for folder in path.parents:
+        try:
+            manifest = read_manifest(str(folder))
+        except (InputError, RunError, OSError):  # another program's manifest.json, or a folder that may not be read
+            continue
         inside = path.relative_to(folder).as_posix()
-        if any(name == inside or name.startswith(f"{inside}/") for name in _published(str(folder))):
+        listed = (
+            names
+            for _, entry in (stored_entries(manifest) if manifest else ())
+            for names in entry["published"].values()
+        )
+        if any(name == inside or name.startswith(f"{inside}/") for name in chain.from_iterable(listed)):
             return str(folder)
     return None
-
-
-def _published(folder: str) -> Iterator[str]:
-    """Return the names of the files that a preparation published in a folder; none without a preparation."""
-    try:
-        manifest = read_manifest(folder)
-    except (InputError, RunError, OSError):
-        return
-    for _, entry in stored_entries(manifest) if manifest else ():
-        yield from chain.from_iterable(entry["published"].values())
 
 
 def print_lineage(found: Mapping[str, Any], console: Console) -> None:

@@ -5,7 +5,7 @@ of solved tries. Embeddings: a map, with rows colored by pool, otherwise by data
 has the color of the first. Above 20,000 points, cells with counts replace points.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyarrow import compute
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit import html
 from tokenmill.tasks.kit.charts import bars, cloud, columns
-from tokenmill.tasks.kit.parts import Block, Chart, Table, Text, counted
+from tokenmill.tasks.kit.parts import Block, Table, Text, counted
 from tokenmill.tasks.score.embed import read_embeddings
 from tokenmill.tasks.select.scores import ROW_ID, ScoreFolder, score_folder, with_scores
 from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
@@ -24,22 +24,16 @@ from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.storage import absolute, join, open_binary
 
 PAGE = "scores.html"
-
 CORRECTNESS = "meta_correctness_own"
 NLL = "nll_mean"
+ROWS, DRAWN = "harmony", ("nll", "embeddings")  # the types of a row folder and of score folders
 
-ROWS, DRAWN = "harmony", ("nll", "embeddings")
-"""The types of a row folder and of score folders."""
-
+# The most histograms, one for each dataset and split, and the most colors; the largest groups have them.
 MAX_HISTOGRAMS, MAX_GROUPS = 24, 5
-"""The most histograms, one for each dataset and split, and the most colors; the largest groups have them."""
 
 BINS = 40
-STEPS = 9
-"""Medians of the NLL, from correctness 0 to correctness 1."""
-
-PROJECTED = 1 << 14
-"""Vectors projected at a time."""
+STEPS = 9  # medians of the NLL, from correctness 0 to correctness 1
+PROJECTED = 1 << 14  # vectors projected at a time
 
 Sections = dict[str, Sequence[Block]]
 
@@ -59,7 +53,11 @@ def report_page(places: Sequence[str]) -> Sections:
     Raises InputError for other folders, and for more than one row folder.
     """
     rows, scores = _folders(places)
-    found = _pools(rows) if rows is not None and rows.pools else {}
+    found: Sections = {}
+    if rows is not None and rows.pools:
+        counts = {name: (_read(places, [ROW_ID]).num_rows,) for name, places in rows.pools.items()}
+        note = Text("In the order of their definitions; a row may be in several.")
+        found[f"Pools of {rows.place}"] = [note, bars("Rows", counts, ("rows",), lambda each: f"{each:,.0f}")]
     for folder in scores:
         found |= _nll(folder, rows) if folder.type == "nll" else _map(folder, rows)
     if not found:
@@ -104,12 +102,6 @@ def _rows_folder(place: str, manifest: Mapping[str, Any]) -> RowsFolder:
     return RowsFolder(place, names, pools)
 
 
-def _pools(rows: RowsFolder) -> Sections:
-    counts = {name: (sum(_metadata(place).num_rows for place in places),) for name, places in rows.pools.items()}
-    note = Text("In the order of their definitions; a row may be in several.")
-    return {f"Pools of {rows.place}": [note, bars("Rows", counts, ("rows",), lambda each: f"{each:,.0f}")]}
-
-
 def _nll(folder: ScoreFolder, rows: RowsFolder | None) -> Sections:
     """Histograms of NLL, and NLL against correctness for rows with both."""
     if not folder.files:
@@ -119,11 +111,16 @@ def _nll(folder: ScoreFolder, rows: RowsFolder | None) -> Sections:
     scored = table.filter(compute.field(NLL).is_valid())
     if scored.num_rows:
         groups, owners = _grouped(scored)
+        values = scored[NLL].to_numpy()
+        edges = np.histogram_bin_edges(values, BINS)  # one scale, so that histograms compare
+        labels = [f"{edge:.3g}" for edge in edges[:-1]]
         note = Text(f"{scored.num_rows:,} rows of {table.num_rows:,} have a mean NLL, in nats per token.")
-        found[f"NLL, by dataset and split: {folder.place}"] = [
-            note,
-            *_histograms(groups, scored[NLL].to_numpy(), owners),
-        ]
+        parts: list[Block] = [note]
+        for group in _largest(owners, MAX_HISTOGRAMS):
+            own = values[owners == group]
+            title = f"{groups[group]}: {counted(len(own), 'row')}, median {np.median(own):.3f}"
+            parts.append(columns(title, np.histogram(own, edges)[0].tolist(), labels, "rows"))
+        found[f"NLL, by dataset and split: {folder.place}"] = parts
     if rows is None or not rows.files:
         return found
     known = _read(rows.files, [ROW_ID, CORRECTNESS])
@@ -134,16 +131,6 @@ def _nll(folder: ScoreFolder, rows: RowsFolder | None) -> Sections:
         shown = _by_correctness(both[CORRECTNESS].to_numpy(), both[NLL].to_numpy())
         found[f"NLL against correctness: {folder.place}"] = [note, *shown]
     return found
-
-
-def _histograms(groups: Sequence[str], values: np.ndarray, owners: np.ndarray) -> Iterator[Chart]:
-    """A histogram of the values (float64 [rows]) of each of the largest groups, on a shared scale."""
-    edges = np.histogram_bin_edges(values, BINS)
-    labels = [f"{edge:.3g}" for edge in edges[:-1]]
-    for group in _largest(owners, MAX_HISTOGRAMS):
-        own = values[owners == group]
-        title = f"{groups[group]}: {counted(len(own), 'row')}, median {np.median(own):.3f}"
-        yield columns(title, np.histogram(own, edges)[0].tolist(), labels, "rows")
 
 
 def _by_correctness(correctness: np.ndarray, nll: np.ndarray) -> list[Block]:
@@ -162,7 +149,11 @@ def _map(folder: ScoreFolder, rows: RowsFolder | None) -> Sections:
     """The map of embeddings; its vectors are held in memory, see `embed`."""
     found = read_embeddings(folder)
     if rows is not None and rows.pools:
-        groups, owners, by = list(rows.pools), _pool_of(found.names, rows), "first pool"
+        groups, owners, by = list(rows.pools), np.full(found.names.num_rows, -1), "first pool"
+        # The last pool first, so that the first one has the last word
+        for number, places in reversed(list(enumerate(rows.pools.values()))):
+            ids = compute.SetLookupOptions(_read(places, [ROW_ID])[ROW_ID])
+            owners[compute.call_function("is_in", [found.names[ROW_ID]], ids).to_numpy()] = number
     else:
         (groups, owners), by = _grouped(found.names), "dataset and split"
     points, share = principal_plane(found.vectors)
@@ -191,7 +182,7 @@ def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, float]:
         part = vectors[start : start + PROJECTED] - mean
         products += part.T @ part
     variances, directions = np.linalg.eigh(products)
-    plane = np.zeros((dimensions, 2))
+    plane = np.zeros((dimensions, 2))  # also of vectors of one dimension
     found = directions[:, ::-1][:, :2]
     plane[:, : found.shape[1]] = found * np.where(found[np.abs(found).argmax(axis=0), range(found.shape[1])] < 0, -1, 1)
     points = np.empty((len(vectors), 2))
@@ -207,15 +198,6 @@ def _largest(owners: np.ndarray, limit: int) -> list[int]:
     return [int(number) for number in np.argsort(-counts, kind="stable")[:limit] if counts[number]]
 
 
-def _pool_of(names: pa.Table, rows: RowsFolder) -> np.ndarray:
-    """The index of each row's first pool, int64 [rows], or -1."""
-    owners = np.full(names.num_rows, -1)
-    for number, places in reversed(list(enumerate(rows.pools.values()))):
-        ids = _read(places, [ROW_ID])[ROW_ID]
-        owners[compute.call_function("is_in", [names[ROW_ID]], compute.SetLookupOptions(ids)).to_numpy()] = number
-    return owners
-
-
 def _grouped(table: pa.Table) -> tuple[list[str], np.ndarray]:
     """Datasets and splits by name, and their index for each row, int64 [rows]."""
     columns = [table[name].fill_null("") for name in ("dataset", "split")]
@@ -227,14 +209,8 @@ def _grouped(table: pa.Table) -> tuple[list[str], np.ndarray]:
 
 
 def _read(places: Sequence[str], columns: Sequence[str]) -> pa.Table:
-    return pa.concat_tables([_table(place, columns) for place in places])
-
-
-def _table(place: str, columns: Sequence[str]) -> pa.Table:
-    with open_binary(place) as stream:
-        return pq.read_table(stream, columns=list(columns), use_threads=False)
-
-
-def _metadata(place: str) -> pq.FileMetaData:
-    with open_binary(place) as stream:
-        return pq.read_metadata(stream)
+    tables: list[pa.Table] = []
+    for place in places:
+        with open_binary(place) as stream:
+            tables.append(pq.read_table(stream, columns=list(columns), use_threads=False))
+    return pa.concat_tables(tables)

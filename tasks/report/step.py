@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -28,19 +28,15 @@ from tokenmill.tasks.train.order import INDICES, ORDER, read_order, with_quotas
 from tokenmill.tasks.train.prepared import prepared_data, vocabulary_of
 from tokenmill.tasks.train.proof import DocumentReads, Opened, PackReads, opened
 from tokenmill.tasks.train.rows import FlatPacks
-from tokenmill.tasks.train.samples import DocumentPiece, parts_of, pieces_of, samples_with
+from tokenmill.tasks.train.samples import parts_of, pieces_of, samples_with
 
+from .rendered_view import print_view
 from .view import Decode, Pack, Passage, SubSequence, View, decoded, sub_sequence, view_record
-from .view_terminal import print_view
 from .why import Follower, Story, UnknownFileError, describe_steps, why_row
 
 TEXT = "text"
-
 ROW = re.compile(r".+:[1-9][0-9]*")
-
-AT_ONCE = 1_000
-"""Documents searched at a time."""
-
+AT_ONCE = 1_000  # documents searched at a time
 MOST_FOUND = 100
 
 
@@ -127,59 +123,53 @@ class Reading:
             raise InputError(f"--step: {step} isn't a step of {self.path}, which has steps 1 to {self.steps:,}")
         begin = (step - 1) * self._batch
         numbers = range(begin, begin + (self._batch if rows is None else min(rows, self._batch)))
-        samples = self._packs(self._opened, numbers) if isinstance(self._opened, PackReads) else self._samples(numbers)
-        packs = [self._with_origins(pack, sample) for sample, pack in enumerate(samples)]
+        read = self._opened
+        samples = self._packs(read, numbers) if isinstance(read, PackReads) else self._samples(read, numbers)
+        packs: list[Pack] = []
+        for sample, pack in enumerate(samples):
+            # If an earlier preparation published the file, the original file and line
+            lines = [self._follower.origin(each.file, each.line) if each.line else None for each in pack.sequences]
+            sequences = [
+                replace(each, origin=f"{found[0]}:{found[1]}" if found and found[0] != each.file else None)
+                for each, found in zip(pack.sequences, lines, strict=True)
+            ]
+            packs.append(replace(pack, sample=sample, sequences=sequences))
         metrics = history_of(self.path).steps.get(step) if is_training(self.path) else None
         view = View(self.path, self.data.kind, str(self.data.tokenizer["model"]), packs)
         return ShownStep(step, self._batch, metrics, view)
 
-    def _with_origins(self, pack: Pack, sample: int) -> Pack:
-        sequences = [replace(each, origin=self._origin(each)) for each in pack.sequences]
-        return replace(pack, sample=sample, sequences=sequences)
-
-    def _origin(self, sequence: SubSequence) -> str | None:
-        """Return the original file and line of a document, if an earlier preparation published the file."""
-        if sequence.line is None:
-            return None
-        file, line = self._follower.origin(sequence.file, sequence.line)
-        return None if file == sequence.file else f"{file}:{line}"
-
     def _packs(self, read: PackReads, numbers: Sequence[int]) -> list[Pack]:
-        packs = [read.rows.pack(number) for number in numbers]
-        parts = [self.prepared.names.document(*self._in_file(pack)) for pack in packs]
-        return [
-            decoded(*part, self.decode, tokens=_tokens(read.rows.packs, pack))
-            for part, pack in zip(parts, packs, strict=True)
-        ]
+        found: list[Pack] = []
+        for pack in map(read.rows.pack, numbers):
+            file = int(np.searchsorted(self._ends, pack, side="right"))
+            part, row = self.prepared.names.document(self._files[file], pack - self._first(file))
+            # Ids and mask are those that the trainer reads; only roles and sources are from the file
+            found.append(decoded(part, row, self.decode, tokens=_tokens(read.rows.packs, pack)))
+        return found
 
-    def _in_file(self, pack: int) -> tuple[str, int]:
-        """The file of a pack in the split, and its number there."""
-        file = int(np.searchsorted(self._ends, pack, side="right"))
-        return self._files[file], pack - (int(self._ends[file - 1]) if file else 0)
-
-    def _samples(self, numbers: Sequence[int]) -> list[Pack]:
-        samples = cast("DocumentReads", self._opened).samples
-        prefixes = [part.dataset for part in parts_of(samples)]
-        pieces = pieces_of(samples, [number % len(samples) for number in numbers])
-        return [self._sample(prefixes, pieces.of(each)) for each in range(len(numbers))]
-
-    def _sample(self, prefixes: Sequence[Any], pieces: Sequence[DocumentPiece]) -> Pack:
-        """A sample of documents. The tokens are read as the trainer reads them, by megatron-core's IndexedDataset."""
-        sequences: list[SubSequence] = []
-        for number, piece in enumerate(pieces):
-            part, document = self.prepared.names.document(self._files[piece.source], piece.document)
-            ids = prefixes[piece.source].get(piece.document, piece.offset, piece.length).tolist()
-            passages = [Passage(TEXT, trained=True, tokens=len(ids), text=self.decode(ids))]
-            sequences.append(sub_sequence(part, document, number, passages, piece.offset))
-        first, size = pieces[0], sum(piece.length for piece in pieces)
-        part, _ = self.prepared.names.document(self._files[first.source], first.document)
-        return Pack(part.dataset, self._files[first.source], first.document, size, 0, None, len(pieces), sequences)
+    def _samples(self, read: DocumentReads, numbers: Sequence[int]) -> list[Pack]:
+        """Samples of documents. The tokens are read as the trainer reads them, by megatron-core's IndexedDataset."""
+        prefixes = [part.dataset for part in parts_of(read.samples)]
+        pieces = pieces_of(read.samples, [number % len(read.samples) for number in numbers])
+        found: list[Pack] = []
+        for own in map(pieces.of, range(len(numbers))):
+            sequences: list[SubSequence] = []
+            for number, piece in enumerate(own):
+                part, document = self.prepared.names.document(self._files[piece.source], piece.document)
+                ids = prefixes[piece.source].get(piece.document, piece.offset, piece.length).tolist()
+                passages = [Passage(TEXT, trained=True, tokens=len(ids), text=self.decode(ids))]
+                sequences.append(sub_sequence(part, document, number, passages, piece.offset))
+            first, size = own[0], sum(piece.length for piece in own)
+            part, _ = self.prepared.names.document(self._files[first.source], first.document)
+            place = part.dataset, self._files[first.source], first.document
+            found.append(Pack(*place, size, 0, None, len(own), sequences))
+        return found
 
     def steps_of(self, name: str, number: int) -> list[Read]:
         """Return the steps that read a document, or pack, of a published file, each with the number of the sample."""
         if name not in self._files:
             return []
-        file, size = self._files.index(name), self.steps * self._batch
+        file, size = self._files.index(name), self.steps * self._batch  # steps may read only some of the order
         if isinstance(self._opened, PackReads):
             numbers = self._opened.rows.numbers_of(self._first(file) + number, size)
         else:
@@ -198,6 +188,7 @@ class Reading:
         places = self._of_row(wanted) if ROW.fullmatch(wanted) else None
         found = [each for place in places for each in self._found(*place)] if places is not None else None
         if found is None:
+            # Every document is decoded, so it ends with the first ones
             hits = (each for place in self._with_text(wanted) for each in self._found(*place, text=wanted))
             found = list(islice(hits, MOST_FOUND))
         if not found:
@@ -226,6 +217,7 @@ class Reading:
         names = self.prepared.names
         for file, name in enumerate(self._files):
             for first in range(0, names.rows(name), AT_ONCE):
+                # Most batches of documents don't have the text, so they are decoded together first
                 rows = [self._ids(file, number) for number in range(first, min(first + AT_ONCE, names.rows(name)))]
                 if text in self.decode(np.concatenate(rows).tolist()):
                     hits = (number for number, ids in enumerate(rows, first) if text in self.decode(ids.tolist()))

@@ -15,15 +15,13 @@ from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.storage import join
 
-PAGE = "report.html"
-"""The page of a preparation, in its folder."""
-
+PAGE = "report.html"  # the page of a preparation, in its folder
 COUNTS = ("dataset", "rows", "kept", "dropped")
 TOKENS = ("tokens", "token share")
 TARGETS = ("target share", "epochs")
 
+# Epochs of a dataset beyond which repeated tokens are worth less and less (https://arxiv.org/abs/2305.16264).
 MOST_EPOCHS = 4
-"""Epochs of a dataset beyond which repeated tokens are worth less and less (https://arxiv.org/abs/2305.16264)."""
 
 
 def next_commands(manifest: Mapping[str, Any], output_dir: str) -> list[str]:
@@ -36,26 +34,14 @@ def next_commands(manifest: Mapping[str, Any], output_dir: str) -> list[str]:
 def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
     """Return the artifact record for the next command."""
     totals = manifest["totals"]
+    paths = dict.fromkeys(source["path"] for split in listed_sources(manifest["blend"]).values() for source in split)
     record = {
-        "path": output_dir,
-        "type": manifest["type"],
-        "shards": manifest["volatile"]["shards"],
-        "rows": totals["rows"],
-        "documents": totals["documents"],
-        "dropped": totals["dropped"],
-        "not_read": totals.get("not_read", {}),
-        "tokens": totals["tokens"],
-        "splits": splits_of(manifest),
-        **preparation(manifest["type"]).record(manifest),
-        "missing": len(manifest["missing"]),
-        "warnings": manifest.get("warnings", []),
-        "made_from": [
-            {"type": "data", "path": path}
-            for path in dict.fromkeys(
-                source["path"] for split in listed_sources(manifest["blend"]).values() for source in split
-            )
-        ],
-    }
+        "path": output_dir, "type": manifest["type"], "shards": manifest["volatile"]["shards"], "rows": totals["rows"],
+        "documents": totals["documents"], "dropped": totals["dropped"], "not_read": totals.get("not_read", {}),
+        "tokens": totals["tokens"], "splits": splits_of(manifest), **preparation(manifest["type"]).record(manifest),
+        "missing": len(manifest["missing"]), "warnings": manifest.get("warnings", []),
+        "made_from": [{"type": "data", "path": path} for path in paths],
+    }  # fmt: skip
     return {manifest["type"]: record}
 
 
@@ -78,17 +64,12 @@ def dataset_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     epochs = _epochs(manifest)
     rows = [
         (
-            name.removeprefix("datasets/"),
-            each["rows"],
-            each["documents"],
-            sum(each["dropped"].values()),
-            each["tokens"],
-            _share(tokens, name),
-            _share(weights, name),
-            f"{epochs[name]:,.2f}" if name in epochs else "-",
+            name.removeprefix("datasets/"), each["rows"], each["documents"], sum(each["dropped"].values()), each["tokens"],
+            _share(tokens, name), _share(weights, name), f"{epochs[name]:,.2f}" if name in epochs else "-",
         )
         for name, each in counts.items()
-    ]
+    ]  # fmt: skip
+    # A row has more values than columns if the kind has no tokens, or doesn't follow the weights
     return [dict(zip(columns, row, strict=False)) for row in rows]
 
 
@@ -189,27 +170,20 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
     found += manifest.get("sampling", {}).get("warnings", [])
     found += manifest.get("duplicates", {}).get("warnings", [])
     found += manifest.get("dedup", {}).get("warnings", [])
-    found += _repeated(manifest) + _empty_splits(manifest)
     weights = _weights(manifest)
+    tokens = {name: each["tokens"] for name, each in manifest["totals"]["datasets"].items()}
+    for name, epochs in _epochs(manifest).items() if follows_weights(manifest) else ():
+        if epochs > MOST_EPOCHS:
+            found.append(
+                f"{name.removeprefix('datasets/')}: the weights take {_share(weights, name)} of the reads from "
+                f"{_share(tokens, name)} of the tokens, so it is read {epochs:,.1f} times; lower its weight, or add data"
+            )
+    found += _empty_splits(manifest)
     amounts = {name: counts["tokens"] or counts["documents"] for name, counts in manifest["totals"]["datasets"].items()}
     found += input_lines(manifest.get("warnings", []), epochs_of(weights, amounts))
     if manifest["missing"]:
         found.append(f"partial: {len(manifest['missing'])} planned shards are missing from this output")
     return found
-
-
-def _repeated(manifest: Mapping[str, Any]) -> list[str]:
-    """A line for each dataset whose tokens the weights ask for many times over."""
-    if not follows_weights(manifest):
-        return []
-    tokens = {name: each["tokens"] for name, each in manifest["totals"]["datasets"].items()}
-    weights = _weights(manifest)
-    return [
-        f"{name.removeprefix('datasets/')}: the weights take {_share(weights, name)} of the reads from {_share(tokens, name)} of the "
-        f"tokens, so it is read {epochs:,.1f} times; lower its weight, or add data"
-        for name, epochs in _epochs(manifest).items()
-        if epochs > MOST_EPOCHS
-    ]
 
 
 def _empty_splits(manifest: Mapping[str, Any]) -> list[str]:
@@ -219,7 +193,7 @@ def _empty_splits(manifest: Mapping[str, Any]) -> list[str]:
         return []
     found, documents = manifest["totals"]["splits"], manifest["totals"]["documents"]
     empty = [split for split in SPLITS if held_out.get(split) and not found.get(split, {}).get("documents")]
-    if not empty or not found:
+    if not empty or not found:  # without any document, other messages are enough
         return []
     settings = " and ".join(f"holdout.{split}={held_out[split]:g}" for split in empty)
     return [
@@ -227,6 +201,7 @@ def _empty_splits(manifest: Mapping[str, Any]) -> list[str]:
     ]
 
 
+# The sentence for each type of input warning
 INPUT_SENTENCES = {
     "unread_files": "{datasets}: not read: {files} ({size}): {what}; convert them, or name what to read with a glob",
     "unread_split": "{datasets}: not read: {files} ({size}): {what}; name the split to read it",
@@ -234,7 +209,6 @@ INPUT_SENTENCES = {
     "unread_subset": "{datasets}: not read: {files} ({size}): {what}; name the subset, a folder or a glob to read them",
     "read_twice": "{datasets}: the same content is read {times} times{epochs} ({files}, {size}): {what}",
 }
-"""The sentence for each type of input warning."""
 
 
 def input_lines(found: Iterable[Mapping[str, Any]], epochs: Mapping[str, float]) -> Iterator[str]:
@@ -242,6 +216,7 @@ def input_lines(found: Iterable[Mapping[str, Any]], epochs: Mapping[str, float])
     for warning in found:
         reads: Mapping[str, int] = warning["reads"]
         together = len({name.partition("/")[0] for name in reads}) == 1
+        # Epochs of datasets in different splits don't add up
         total = sum(count * epochs.get(name, 0) for name, count in reads.items() if together)
         yield INPUT_SENTENCES[warning["kind"]].format(
             datasets=" and ".join(name.removeprefix("datasets/") for name in reads),
@@ -263,23 +238,19 @@ def epochs_of(weights: Mapping[str, float], amounts: Mapping[str, float]) -> dic
     }
 
 
-def _amounts(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Documents and tokens of each split; the tokenizer and the template, which are easily forgotten where they are defaults."""
-    for split, part in splits_of(manifest).items():
-        yield f"{split + ':':<6} {amount(part)}"
-    settings = manifest["settings"]
-    if manifest["totals"]["tokens"] and settings.get("tokenizer"):
-        yield f"tokenizer: {settings['tokenizer']['model']}"
-    if template := settings.get("chat_template"):
-        yield f"chat template: {template.strip().partition(chr(10))[0][:60]}"
-
-
 def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console) -> None:
     """Print the summary."""
     rows = dataset_rows(manifest)
     print_table(console, Table("prepared", list(rows[0]), [list(row.values()) for row in rows]))
     totals, shards = manifest["totals"], manifest["volatile"]["shards"]
-    for line in _amounts(manifest):
+    lines = [f"{split + ':':<6} {amount(part)}" for split, part in splits_of(manifest).items()]
+    # The tokenizer and the template are easily forgotten where they are defaults
+    settings = manifest["settings"]
+    if totals["tokens"] and settings.get("tokenizer"):
+        lines.append(f"tokenizer: {settings['tokenizer']['model']}")
+    if template := settings.get("chat_template"):
+        lines.append(f"chat template: {template.strip().partition(chr(10))[0][:60]}")
+    for line in lines:
         console.print(f"  {line}", markup=False, highlight=False)
     for line in preparation(manifest["type"]).summary(manifest):
         console.print(f"  {line}")

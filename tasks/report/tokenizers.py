@@ -4,7 +4,7 @@ Rows are read and encoded as in a preparation. Figures are exact for the rows th
 blend states for a dataset; datasets that state the same ones are added up.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,8 +45,7 @@ from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .autotokenizer import AutoTokenizerCheck, check_autotokenizer
 
-SLICE_BYTES = 256_000_000
-"""Bytes between the places where files may be cut, as by default in preparations."""
+SLICE_BYTES = 256_000_000  # bytes between the places where files may be cut, as by default in preparations
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Tokenizer:
         texts = partial(texts_of, source.text_field)
         gate = Gate(self.vocabulary, slices, texts, source.text_field, user_cache("plan"), literal=True)
         encoder = encoder_of(self.vocabulary, gate.verdict().backend, literal=True)
-        encoder.encode(pa.array(["warm"], pa.large_string()))
+        encoder.encode(pa.array(["warm"], pa.large_string()))  # the first call takes longer
         return encoder
 
 
@@ -92,7 +91,13 @@ def compared(blend: Blend, models: Sequence[str], rows: int) -> list[Sample]:
     tokenizers = [
         Tokenizer(name, each, kinds_of(each)) for name, each in zip(_short(models), vocabularies, strict=True)
     ]
-    return [_sampled(source, name, _slices(source, rows), tokenizers) for name, source in _named(blend)]
+    found: list[Sample] = []
+    for split, sources in blend.parts().items():
+        for source in sources:
+            require_no(source, ["converter", "transforms", "template_variables"], "a comparison of tokenizers")
+            name = f"{split}/{source.name}".removeprefix("datasets/")
+            found.append(_sampled(source, name, rows, tokenizers))
+    return found
 
 
 def _short(models: Sequence[str]) -> list[str]:
@@ -102,15 +107,8 @@ def _short(models: Sequence[str]) -> list[str]:
     return [own if last.count(own) == 1 else model for own, model in zip(last, models, strict=True)]
 
 
-def _named(blend: Blend) -> Iterator[tuple[str, DataSource]]:
-    for split, sources in blend.parts().items():
-        for source in sources:
-            require_no(source, ["converter", "transforms", "template_variables"], "a comparison of tokenizers")
-            yield f"{split}/{source.name}".removeprefix("datasets/"), source
-
-
-def _slices(source: DataSource, rows: int) -> list[Slice]:
-    """The slices with the first rows of a dataset; files behind them are not opened."""
+def _sampled(source: DataSource, name: str, rows: int, tokenizers: Sequence[Tokenizer]) -> Sample:
+    # Slices are found one by one, so files behind those with the first rows aren't opened
     chosen, text = row_filter(source), [source.text_field]
     fields, needed = chosen.read_with(text), Needed(require_text, text, chosen) if chosen else require_text
     every = (part for file in discover(source, "train") for part in cut(file, SLICE_BYTES, fields, needed))
@@ -119,10 +117,6 @@ def _slices(source: DataSource, rows: int) -> list[Slice]:
     if not slices:
         raise InputError(f"dataset {source.name!r}: {source.path} doesn't contain rows; fix the path")
     require_form(source, "documents", slices[0])
-    return slices
-
-
-def _sampled(source: DataSource, name: str, slices: Sequence[Slice], tokenizers: Sequence[Tokenizer]) -> Sample:
     encoders = [each.encoder(source, slices) for each in tokenizers]
     texts, unread, filtered = TextCounts(), 0, 0
     tokens = {each.name: TokenCounts() for each in tokenizers}
@@ -139,15 +133,16 @@ def by_language(samples: Sequence[Sample]) -> list[Sample]:
     """Return the samples of datasets that state the same languages, added up under these; empty if none states any."""
     found: dict[str, Sample] = {}
     for each in samples:
-        named = replace(each, name=each.languages or "not stated")
-        found[named.name] = _together(found[named.name], named) if named.name in found else named
+        name = each.languages or "not stated"
+        if name not in found:
+            found[name] = replace(each, name=name)
+            continue
+        one = found[name]
+        found[name] = replace(
+            one, unread=one.unread + each.unread, filtered=one.filtered + each.filtered, texts=one.texts + each.texts,
+            tokens={model: counts + each.tokens[model] for model, counts in one.tokens.items()},
+        )  # fmt: skip
     return list(found.values()) if any(each.languages for each in samples) else []
-
-
-def _together(one: Sample, other: Sample) -> Sample:
-    tokens = {model: counts + other.tokens[model] for model, counts in one.tokens.items()}
-    unread, filtered = one.unread + other.unread, one.filtered + other.filtered
-    return replace(one, unread=unread, filtered=filtered, texts=one.texts + other.texts, tokens=tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,21 +172,18 @@ FIGURES = (
 
 def autotokenizers(models: Sequence[str]) -> dict[str, AutoTokenizerCheck]:
     """Return whether transformers' `AutoTokenizer` gives the same ids, by the short name of each tokenizer."""
-    found = (check_autotokenizer(model, None, find_vocabulary(TokenizerSource(model=model))) for model in models)
-    return dict(zip(_short(models), found, strict=True))
+    return dict(zip(_short(models), map(check_autotokenizer, models), strict=True))
 
 
 def comparison_record(samples: Sequence[Sample], checks: Mapping[str, AutoTokenizerCheck]) -> dict[str, Any]:
     """Return the comparison as a JSON line."""
-    return {
-        "compare-tokenizers": {
-            "type": "comparison",
-            "long_bytes": LONG_BYTES,
-            "datasets": {each.name: _record(each) for each in samples},
-            "languages": {each.name: _record(each) for each in by_language(samples)},
-            "autotokenizer": {name: asdict(check) for name, check in checks.items()},
-        }
-    }
+    record = {
+        "type": "comparison", "long_bytes": LONG_BYTES,
+        "datasets": {each.name: _record(each) for each in samples},
+        "languages": {each.name: _record(each) for each in by_language(samples)},
+        "autotokenizer": {name: asdict(check) for name, check in checks.items()},
+    }  # fmt: skip
+    return {"compare-tokenizers": record}
 
 
 def _record(sample: Sample) -> dict[str, Any]:
@@ -216,22 +208,16 @@ def print_comparison(
 
 def _tables(samples: Sequence[Sample]) -> list[Table]:
     """The rows by dataset, and by language if the blend states any."""
-    parts = {"dataset": samples, "languages": by_language(samples)}
-    return [
-        Table(
-            f"Tokenizers by {part}",
-            [part, "tokenizer", "tokens", *(figure.column for figure in FIGURES), "controls"],
-            [row for each in listed for row in _rows(each)],
-        )
-        for part, listed in parts.items()
-        if listed
-    ]
-
-
-def _rows(sample: Sample) -> Iterator[list[str]]:
-    for model, counts in sample.tokens.items():
-        figures = [figure.shown(figure.of(sample.texts, counts)) for figure in FIGURES]
-        yield [sample.name, model, f"{counts.tokens:,}", *figures, f"{counts.controls:,}"]
+    found: list[Table] = []
+    for part, listed in {"dataset": samples, "languages": by_language(samples)}.items():
+        columns = [part, "tokenizer", "tokens", *(figure.column for figure in FIGURES), "controls"]
+        rows: list[list[str]] = []
+        for sample, model, counts in ((each, *of) for each in listed for of in each.tokens.items()):
+            figures = [figure.shown(figure.of(sample.texts, counts)) for figure in FIGURES]
+            rows.append([sample.name, model, f"{counts.tokens:,}", *figures, f"{counts.controls:,}"])
+        if rows:
+            found.append(Table(f"Tokenizers by {part}", columns, rows))
+    return found
 
 
 def _notes(samples: Sequence[Sample]) -> list[str]:

@@ -20,8 +20,8 @@ from tokenmill.tasks.storage import absolute
 
 MOST_PROBLEMS = 50
 
+# Bytes that this process checks without workers: 7 s of work for token files in memory. Workers take 3 s to start.
 LITTLE_BYTES = 20_000_000_000
-"""Bytes that this process checks without workers: 7 s of work for token files in memory. Workers take 3 s to start."""
 
 
 def verified(output_dir: str, settings: ClusterSettings) -> Verification:
@@ -40,7 +40,7 @@ def verified(output_dir: str, settings: ClusterSettings) -> Verification:
             return stack.enter_context(calls_on_workers(settings, __name__))
 
         verification = verify(output_dir, inspector_of(output_dir), find_workers)
-    if verification.problems or kind is None:
+    if verification.problems or kind is None:  # a page is compared with data that are whole
         return verification
     from .page import report_problems
 
@@ -72,15 +72,8 @@ def _nothing_to_inspect(_store: Store, _receipt: Receipt) -> list[str]:
 
 def verification_record(verification: Verification, output_dir: str) -> dict[str, Any]:
     """Return the verification as a JSON line for the next command; `path` is the verified folder."""
-    return {
-        "verify": {
-            "path": output_dir,
-            "type": "verification",
-            "shards": verification.shards,
-            "files": verification.files,
-            "bytes": verification.size,
-        }
-    }
+    counts = {"shards": verification.shards, "files": verification.files, "bytes": verification.size}
+    return {"verify": {"path": output_dir, "type": "verification", **counts}}
 
 
 def print_verification(verification: Verification, output_dir: str, console: Console) -> None:

@@ -2,7 +2,7 @@
 
 This is the last check before training, so the sources aren't read. Ids are from the packed file (or the `.bin`) and
 are decoded with the manifest's tokenizer, whose content must be unchanged. The result is a neutral model (packs of
-sub-sequences of passages) that `view_terminal` and `view_html` render and `view_record` turns into JSON. A pack of 4,096 tokens
+sub-sequences of passages) that `rendered_view` shows in a terminal and as HTML, and `view_record` turns into JSON. A pack of 4,096 tokens
 takes 2 to 40 ms: the later it is in its row group of 500, the longer.
 
 A passage is decoded as a whole. Byte-level vocabularies may spell a character in several tokens. If a border splits one, both
@@ -110,22 +110,20 @@ def view_output(
         raise InputError(f"{data.path}: holds a preparation of type {data.type!r}; view shows pretrain and sft")
     parts = parts_of(data.manifest, dataset)
     decode = data.tokenizer.decode
-    packs = _chosen(parts, rows, seed, decode) if doc is None else _holding(parts, DocumentId.parse(doc), decode)
-    return View(data.path, data.type, data.manifest["settings"]["tokenizer"]["model"], packs)
-
-
-def _chosen(parts: Sequence[ShardPart], rows: int, seed: int | None, decode: Decode) -> list[Pack]:
-    """The first rows of all parts, or with a seed, distinct rows chosen uniformly at random."""
+    tokenizer = data.manifest["settings"]["tokenizer"]["model"]
+    if doc is not None:
+        return View(data.path, data.type, tokenizer, _holding(parts, DocumentId.parse(doc), decode))
     if rows < 1:
         raise InputError(f"--limit: {rows} shows no rows; use 1 or more")
     ends = list(itertools.accumulate(part.rows for part in parts))
     rows = min(rows, ends[-1])
+    # Distinct rows, each as likely as any other: the manifest has their number, so no file is opened for the choice
     numbers = range(rows) if seed is None else Random(seed).sample(range(ends[-1]), rows)  # noqa: S311 - no secret
     packs: list[Pack] = []
     for number in numbers:
         place = bisect_right(ends, number)
         packs.append(decoded(parts[place], number - ends[place] + parts[place].rows, decode))
-    return packs
+    return View(data.path, data.type, tokenizer, packs)
 
 
 def _holding(parts: Sequence[ShardPart], wanted: DocumentId, decode: Decode) -> list[Pack]:
@@ -135,7 +133,7 @@ def _holding(parts: Sequence[ShardPart], wanted: DocumentId, decode: Decode) -> 
     packs = [
         decoded(part, row, decode, of) for part, of in zip(parts, numbers, strict=True) for row in part.rows_with(of)
     ]
-    if not packs:
+    if not packs:  # the shard is known, but packs have none of this row
         key = next(key for key in parts[0].shards if key.startswith(wanted.key))
         shard = f"shard {key} of {parts[0].sources}"
         raise InputError(
@@ -173,6 +171,7 @@ def sub_sequence(part: ShardPart, document: int, number: int, passages: list[Pas
 def passages_of(row: Row, start: int, stop: int, decode: Decode) -> Iterator[Passage]:
     """Yield the runs of equal role and loss mask in `[start, stop)`."""
     roles, trained = row.roles[start:stop], row.trained[start:stop]
+    # A border is where the role changes, or whether tokens are trained on
     borders = np.flatnonzero((roles[1:] != roles[:-1]) | (trained[1:] != trained[:-1])) + start + 1
     for first, last in itertools.pairwise([start, *borders.tolist(), stop]):
         role = row.role_names[int(row.roles[first])]

@@ -60,13 +60,11 @@ def _log(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> None:  # n
         if "tokenizer" in manifest:
             _take(run, wandb.Artifact(artifact_name(tokenizer["model"]), "tokenizer", metadata=tokenizer))
         run.log_artifact(_output(wandb, manifest, output_dir), aliases=["latest"])
-        tables = {
-            "plan_table": plan_rows(manifest),
-            "progress_table": progress_rows(manifest),
-            "stage_table": stage_rows(manifest),
-        }
+        tables = {"plan": plan_rows(manifest), "progress": progress_rows(manifest), "stage": stage_rows(manifest)}
         for name, rows in tables.items():
-            run.log({f"{manifest['type']}/{name}": wandb.Table(list(rows[0]), [list(row.values()) for row in rows])})
+            run.log(
+                {f"{manifest['type']}/{name}_table": wandb.Table(list(rows[0]), [list(row.values()) for row in rows])}
+            )
         run.summary.update({name: manifest["totals"][name] for name in ("rows", "documents", "tokens")})
 
 
@@ -101,10 +99,8 @@ def progress_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def stage_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Timing of the run, in one row: all stages of a shard are one task, so it doesn't wait in queues between them.
-
-    `seconds` is the duration of the whole run, `speed` the shards built per second of it.
-    """
+    """Return the timing of the run, in one row: `seconds` of the whole run, and its `speed` in built shards per second."""
+    # One row: all stages of a shard are one task, so it doesn't wait in queues between them
     shards, seconds = manifest["volatile"]["shards"], manifest["volatile"]["seconds"]
     return [
         {
@@ -121,8 +117,7 @@ def _shards(manifest: Mapping[str, Any]) -> Counter[tuple[str, ...]]:
 
 
 def _take(run: Any, artifact: Any) -> None:  # noqa: ANN401 - wandb is imported late
-    """Record an input of a run. Offline, inputs cannot be looked up, so it is logged as an output."""
-    if run.offline:
+    if run.offline:  # inputs can't be looked up, so it is logged as an output
         run.log_artifact(artifact)
     else:
         run.use_artifact(artifact)

@@ -15,18 +15,14 @@ from rich.console import Console
 from rich.text import Text
 from tokenmill.tasks.dataset.dataset import Dataset, open_dataset, require_followed
 from tokenmill.tasks.dataset.duplicates import source_rows
-from tokenmill.tasks.dataset.fates import Fate, Location, Read, fate_of
+from tokenmill.tasks.dataset.fates import Fate, Read, fate_of
 from tokenmill.tasks.dataset.parts import DocumentId
 from tokenmill.tasks.errors import InputError, RunError, closest
 from tokenmill.tasks.kit.parts import counted, visible_line
 from tokenmill.tasks.storage import absolute
 
-Story = list[Fate]
-"""The fates of a row in all preparations that it went through, the first to the last."""
-
-DEEPEST = 4
-"""At most so many folders lie between a published file and its manifest."""
-
+Story = list[Fate]  # the fates of a row in all preparations that it went through, the first to the last
+DEEPEST = 4  # at most so many folders lie between a published file and its manifest
 MOST_SHOWN = 8
 MOST_STEPS = 20
 
@@ -56,6 +52,7 @@ class Follower:
 
     def __init__(self, output_dir: str) -> None:
         self._output = require_followed(open_dataset(output_dir))
+        # By folder: what was opened, and what published the files in it, None if nothing did
         self._opened: dict[str, Dataset] = {}
         self._publishers: dict[str, Dataset | None] = {}
 
@@ -132,7 +129,7 @@ class Follower:
         """The stories of a line in a file that an output was made from."""
         for shard, row in output.rows_at(file, line):
             yield from self._from_origin(output, shard, row)
-        if file in output.source_files:
+        if file in output.source_files:  # it isn't a file that an earlier preparation read
             return
         for source in self._sources(output):
             for story in self._stories(source, file, line):
@@ -160,6 +157,7 @@ class Follower:
 
 def _file_called(name: str, files: Sequence[str], option: str) -> str:
     """The source file of that path or URI, relative or absolute. Raises InputError unless there is exactly one."""
+    # A path from here, or the end of one that is unique
     relative = f"/{name.removeprefix('./')}"
     found = [file for file in files if file in {name, absolute(name)}] or [f for f in files if f.endswith(relative)]
     if len(found) == 1:
@@ -179,7 +177,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _read_back(source: Dataset, file: str, number: int) -> tuple[int, int] | None:
     """The shard of `source`, and the row in its slice, that row `number` of a published file was made of."""
-    if file in source.pools:
+    if file in source.pools:  # files of pools list rows of the normalization
         shard = next(n for n, entry in enumerate(source.entries) if entry["place"] == source.pools[file])
         return shard, int(source_rows(file)[number])
     try:
@@ -245,7 +243,13 @@ def _lines(fate: Fate) -> Iterator[tuple[str, str]]:
     unused = "" if fate.weight else "; its dataset has weight 0, so it is not trained on"
     yield "green", f"  kept as document {fate.document} of {fate.split}{unused}{because}"
     for place in fate.places:
-        yield "", f"  {_place(place)}"
+        tokens = "" if place.tokens is None else f", {counted(place.tokens, 'token')}"
+        number = (place.number if place.name is None else place.published_number) or 0
+        if place.name is None:
+            yield "", f"  in {place.unit} {number + 1:,} of the shard{tokens}, which is not published"
+        else:
+            steps = "" if place.steps is None else f"; {describe_steps(place.steps)}"
+            yield "", f"  in {place.unit} {number + 1:,} of {place.name}{tokens}{steps}"
 
 
 def describe_steps(steps: Sequence[Read]) -> str:
@@ -256,12 +260,3 @@ def describe_steps(steps: Sequence[Read]) -> str:
     return (
         "read by step " + ", ".join(f"{each.step:,} (sample {each.sample + 1})" for each in steps[:MOST_STEPS]) + more
     )
-
-
-def _place(place: Location) -> str:
-    tokens = "" if place.tokens is None else f", {counted(place.tokens, 'token')}"
-    number = (place.number if place.name is None else place.published_number) or 0
-    if place.name is None:
-        return f"in {place.unit} {number + 1:,} of the shard{tokens}, which is not published"
-    steps = "" if place.steps is None else f"; {describe_steps(place.steps)}"
-    return f"in {place.unit} {number + 1:,} of {place.name}{tokens}{steps}"

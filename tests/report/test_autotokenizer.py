@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def checked(model):
-    return check_autotokenizer(str(model), None, find_vocabulary(TokenizerSource(model=str(model))))
+    return check_autotokenizer(str(model))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import mlcroissant
@@ -26,6 +25,7 @@ from tests import preparing_scores, preparing_sft
 from tests.building import prepare_here
 from tests.peers.conversations import assistant, talk, user
 from tests.preparing import blend_of, prefixes_of, write_lines
+from tests.report.html_page import Page
 
 REPOSITORY = Path(__file__).parents[2]
 HOSTILE = '<script>alert("1")</script> & <b>\x1b[0m\u202e'
@@ -33,7 +33,6 @@ BLENDS = {
     "pretrain": "tiny", "sft": "tiny-sft", "rl": "tiny-rl", "harmony": "tiny-harmony", "dedup": "tiny",
 }  # fmt: skip
 SETTINGS = {"sft": {"pack_size": 1024}, "rl": {"target": "nemo_gym"}}
-VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
 def reported(kind, blend, output, **settings):
@@ -53,48 +52,6 @@ def published(request, tmp_path_factory):
     return request.param, *outputs
 
 
-class Page(HTMLParser):
-    """A page: its tables by caption, its elements, and whether every one that opens is closed in order."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tables, self.elements, self.links, self.ids = {}, [], [], set()
-        self._open, self._text, self._row, self._rows = [], "", [], []
-        self.feed(text)
-        assert self._open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append(tag)
-        self.links += [value for name, value in attrs if name in {"href", "src"}]
-        self.ids |= {value for name, value in attrs if name == "id"}
-        assert not [name for name, _ in attrs if name.startswith("on")]
-        if tag not in VOID:
-            self._open.append(tag)
-        if tag in {"caption", "td", "th"}:
-            self._text = ""
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag
-        if tag == "caption":
-            self._rows = self.tables.setdefault(self._text, [])
-        elif tag in {"td", "th"}:
-            self._row.append(self._text)
-        elif tag == "tr":
-            self._rows.append(self._row)
-            self._row = []
-
-    def handle_data(self, data):
-        self._text += data
-
-    def rows(self, caption):
-        """The rows of the table whose caption begins so, without its head, by their first cell."""
-        (name,) = [name for name in self.tables if name.startswith(caption)]
-        return {row[0]: row[1:] for row in self.tables[name][1:]}
-
-
 def read_page(output):
     return Page((Path(output) / "report.html").read_text())
 
@@ -105,8 +62,8 @@ def test_a_page_is_small_whole_and_without_scripts_or_requests(published):
     text = (output / "report.html").read_text()
     found = Page(text)
     assert len(text.encode()) < 1_000_000
-    assert not {"script", "img", "link", "iframe", "object", "embed"} & {*found.elements}
-    assert {link[1:] for link in found.links} <= found.ids
+    assert not {"script", "img", "link", "iframe", "object", "embed"} & found.tags
+    assert {link[1:] for link in found.attributes("href", "src")} <= {*found.attributes("id")}
     assert "Not shown" not in text
     assert text.index('id="to-act-on"') < text.index('id="samples"') < text.index('id="overview"')
     assert str(output) not in text.partition('id="this-run"')[0]
@@ -381,7 +338,7 @@ def test_hostile_text_is_shown_as_text(tmp_path):
     blend = {"datasets": [{"name": "a", "path": str(tmp_path / "<b>in&"), "license": "<u>|MIT"}]}
     found = reported("pretrain", blend, tmp_path / "out")
     text = (tmp_path / "out/report.html").read_text()
-    assert not {"script", "b", "i", "u"} & {*found.elements}
+    assert not {"script", "b", "i", "u"} & found.tags
     assert "&lt;script&gt;alert(" in text
     assert not re.search("[\x1b\u202e]", text)
     assert "| <u>" not in (tmp_path / "out" / cards.CARD).read_text()

@@ -91,11 +91,10 @@ def test_concurrent_registrations_get_separate_versions():
 @pytest.mark.parametrize(
     ("use", "words"),
     [
-        *[(lambda name=name: register(name, artifact("/a")), "a name is letters") for name in ("", "a/b", "../a")],
-        *[
+        *(
             (lambda name=name: register(name, artifact("/a")), "a name is letters")
-            for name in (".hidden", "a b", "x" * 129)
-        ],
+            for name in ("", "a/b", "../a", ".hidden", "a b", "x" * 129)
+        ),
         (lambda: located("art://corpse"), "register it with"),
         (lambda: located("art://corpus:v7"), "register it with"),
         (lambda: located("art://corpus:v7/blend.json"), "register it with"),

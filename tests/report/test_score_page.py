@@ -24,18 +24,6 @@ from tests.preparing_rl import write_rows
 from tests.publishing_scores import embeddings_table, nll_table, publish_scores
 
 
-def points(chart):
-    """The dots of each group, from the first that is drawn."""
-    return [mark.attributes["d"].count("M") for mark in chart.marks if mark.tag == "path"]
-
-
-def by_svd(vectors):
-    """The plane of the first two principal components, by another way: singular values of the centred vectors."""
-    centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
-    _, values, directions = np.linalg.svd(centred, full_matrices=False)
-    return centred @ directions[:2].T, (values[:2] ** 2).sum() / (values**2).sum()
-
-
 @given(st.integers(0, 10_000), st.sampled_from([7, 1000]))
 @max_examples(20)
 def test_plane_has_the_largest_singular_values(seed, size):
@@ -44,7 +32,9 @@ def test_plane_has_the_largest_singular_values(seed, size):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score_page, "PROJECTED", size)
         found, share = score_page.principal_plane(vectors)
-    expected, variance = by_svd(vectors)
+    centred = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
+    _, values, directions = np.linalg.svd(centred, full_matrices=False)
+    expected, variance = centred @ directions[:2].T, (values[:2] ** 2).sum() / (values**2).sum()
     np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-4)
     assert share == pytest.approx(variance, abs=1e-6)
 
@@ -63,7 +53,7 @@ def test_the_largest_weight_of_a_direction_is_positive_in_any_order_of_rows(seed
 @pytest.mark.parametrize("places", [np.ones((5, 2)), np.ones((1, 2)), np.tile([[0.6, 0.8]], (9, 1))])
 def test_points_in_one_place(places):
     (chart,) = charts.cloud("map", {"a": places}, ("x", "y"))
-    assert points(chart) == [len(places)]
+    assert [mark.attributes["d"].count("M") for mark in chart.marks if mark.tag == "path"] == [len(places)]
     assert "nan" not in str(chart.marks)
 
 
@@ -164,7 +154,7 @@ def test_scores_without_rows_are_plotted(published, capfd):
     assert "hard 16" in report(capfd, folder / "out", "--scores", folder / "out")[1]
 
 
-def test_datasets_and_folders_keep_their_names_and_their_rows(tmp_path, capfd):
+def test_datasets_and_folders_keep_their_names_and_their_rows(tmp_path, capfd, monkeypatch):
     names = [("z", "train"), ("a<i>", "train"), ("z", "valid"), ("m\x1b", "train")]
     counts = {"z/train": 5, "a<i>/train": 9, "z/valid": 2, "m\x1b/train": 7}
     rows = [
@@ -183,13 +173,9 @@ def test_datasets_and_folders_keep_their_names_and_their_rows(tmp_path, capfd):
     ]  # fmt: skip
     assert "<b>" in record["plots"][0]
     assert "<b>" not in page
-
-
-def test_only_the_largest_groups_have_histograms(monkeypatch):
-    monkeypatch.setattr(score_page, "MAX_HISTOGRAMS", 3)
-    owners = np.repeat(np.arange(5), [4, 9, 1, 7, 2])
-    drawn = score_page._histograms([f"set{number}" for number in range(5)], np.ones(len(owners)), owners)  # noqa: SLF001
-    assert [chart.title.partition(":")[0] for chart in drawn] == ["set1", "set3", "set0"]
+    monkeypatch.setattr(score_page, "MAX_HISTOGRAMS", 2)
+    _, *drawn = next(iter(score_page.report_page([str(tmp_path / "<b>nll")]).values()))
+    assert [chart.title.partition(":")[0] for chart in drawn] == ["a<i>/train", "m\x1b/train"], "the largest groups"
 
 
 def test_the_same_report_is_the_same_bytes(published):

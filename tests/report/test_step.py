@@ -11,16 +11,7 @@ from rich.console import Console
 from tokenmill.flows.cli import run
 from tokenmill.tasks.dataset.fates import Read
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.report.step import (
-    Reading,
-    data_in,
-    find_record,
-    print_found,
-    print_step,
-    step_record,
-    with_steps,
-)
-from tokenmill.tasks.report.view_html import view_html
+from tokenmill.tasks.report.step import Reading, data_in, with_steps
 from tokenmill.tasks.report.why import print_why, why_row
 from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.job import JOB, Job, contents_of
@@ -82,16 +73,10 @@ def training(folder, data, settings):
         return str(folder), document_rows(data, length, (STEPS * BATCH, 0), settings.seed, cache)[0]
 
 
-def pairs(count):
-    """Random steps, and samples in them."""
-    chosen = random.Random(5).sample([(step, sample) for step in range(1, STEPS + 1) for sample in range(BATCH)], count)
-    return sorted(chosen)
-
-
 def shown(reading, count):
     """Random samples: the number of the row that the trainer reads, and what is shown."""
-    steps = {}
-    for step, sample in pairs(count):
+    steps, every = {}, [(step, sample) for step in range(1, STEPS + 1) for sample in range(BATCH)]
+    for step, sample in sorted(random.Random(5).sample(every, count)):
         if step not in steps:
             steps[step] = reading.step(step, None).view.packs
         yield (step - 1) * BATCH + sample, steps[step][sample]
@@ -180,38 +165,28 @@ def test_a_text_leads_to_its_rows(data, packed_data, tmp_path):
 
 
 def test_a_step_and_the_steps_of_a_row_are_printed_in_the_format_that_is_asked_for(data, tmp_path, capsys):
+    place, _ = training(tmp_path / "model", data, SETTINGS)
+
     def printed(*arguments):
-        assert run(["step", data.path, *arguments]) == 0
+        assert run(["step", place, *arguments]) == 0
         return capsys.readouterr().out
 
     step = orjson.loads(printed("--step", "3", "--limit", "2", "--format", "json"))["step"]
     sequence = step["packs"][0]["sequences"][0]
+    assert (step["step"], step["samples"], len(step["packs"]), step["metrics"]["loss"]) == (3, 10, 2, 2.5)
     text = printed("--step", "3", "--limit", "2")
-    assert text.startswith("step 3: 2 of 10 samples")
+    assert text.startswith("step 3: 2 of 10 samples, loss 2.5000, gradient norm 0.7500")
+    assert "sample 1, " in text
     assert sequence["document"] in text
+    assert orjson.loads(printed("--step", "4", "--limit", "1", "--format", "json"))["step"]["metrics"] is None
+    printed("--step", "3", "--limit", "2", "--html", str(tmp_path / "step.html"))
+    assert "document1" in (tmp_path / "step.html").read_text()
     row = f"{sequence['file']}:{sequence['line']}"
     (document, *_) = orjson.loads(printed("--find", row, "--format", "json"))["step"]["documents"]
     assert 3 in {each["step"] for each in document["steps"]}
     assert "read by step" in " ".join(printed("--find", row).split())
     listed = printed("--step", "3", "--format", "json", "--skip-list", str(tmp_path / "skip.jsonl"))
     assert orjson.loads(listed)["step"]["step"] == orjson.loads((tmp_path / "skip.jsonl").read_bytes())["step"] == 3
-
-
-def test_a_step_is_shown_with_its_loss(data, tmp_path):
-    reading = Reading.of(training(tmp_path / "model", data, SETTINGS)[0])
-    batch, printed = reading.step(3, 2), io.StringIO()
-    print_step(batch, Console(file=printed, width=200, color_system="truecolor", force_terminal=True))
-    sequence = batch.view.packs[0].sequences[0]
-    found = reading.find(f"{sequence.file}:{sequence.line}")
-    print_found(found, Console(file=printed, width=500))
-    assert "step 3: 2 of 10 samples, loss 2.5000, gradient norm 0.7500" in printed.getvalue()
-    assert "read by step" in printed.getvalue()
-    assert "sample 1, " in printed.getvalue()
-    assert orjson.loads(orjson.dumps(find_record(data.path, found)))["step"]["documents"][0]["steps"]
-    record = orjson.loads(orjson.dumps(step_record(batch)))["step"]
-    assert (record["step"], record["samples"], len(record["packs"]), record["metrics"]["loss"]) == (3, 10, 2, 2.5)
-    assert reading.step(4, 1).metrics is None
-    assert "document1" in view_html(batch.view)
 
 
 def test_missing_steps_and_rows(data, packed_data, tmp_path):

@@ -6,7 +6,6 @@ import json
 import re
 import unicodedata
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,9 +18,8 @@ from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.kit.parts import visible
 from tokenmill.tasks.report.dataframe import dataframe
+from tokenmill.tasks.report.rendered_view import print_view, publish_html, view_html
 from tokenmill.tasks.report.view import view_output, view_record
-from tokenmill.tasks.report.view_html import publish_html, view_html
-from tokenmill.tasks.report.view_terminal import print_view
 from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.manifest import read_manifest
 from tokenmill.tasks.shards.receipt import Receipt
@@ -30,7 +28,8 @@ from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
 
 from tests.examples import max_examples
-from tests.preparing import blend_of, prepare, write_lines, write_texts
+from tests.preparing import blend_of, prepare, write_lines
+from tests.report.html_page import Page
 from tests.tokenize.small_vocabularies import EOS, byte_level_bpe, ids_of, reference
 
 ROLES = ["template", "system", "developer", "user", "assistant", "tool", "padding"]
@@ -179,18 +178,6 @@ def texts(view):
     return ["".join(passage.text for passage in sequence.passages) for sequence in sequences(view)]
 
 
-def test_pack_decodes_to_its_messages(chat):
-    second = [("system", "Be brief.", False), ("assistant", "Yes.", True), ("tool", "{}", False)]
-    padding = ("padding", EOS * 3, False)
-    view = view_output(chat([(3, MESSAGES), (8, [*second, padding])]))
-    (pack,) = view.packs
-    found = [(s.document, [(p.role, p.text, p.trained) for p in s.passages]) for s in pack.sequences]
-    assert found == [("1a2b3c4d-3", MESSAGES), ("1a2b3c4d-8", [*second, ("padding", "", False)])]
-    assert [p.tokens for p in pack.sequences[1].passages][-1] == pack.padding == 3
-    assert pack.fill == pack.tokens / PACK_SIZE
-    assert pack.tokens == sum(sequence.tokens for sequence in pack.sequences)
-
-
 run = st.tuples(st.sampled_from(ROLES), st.lists(st.integers(0, 699), min_size=1, max_size=4), st.booleans())
 pack = st.lists(st.tuples(st.integers(0, 99), st.lists(run, min_size=1, max_size=5)), min_size=1, max_size=4)
 
@@ -205,6 +192,9 @@ def test_passages_are_the_runs_of_equal_role_and_training(tmp_path, vocabulary, 
     assert [pack.row for pack in view.packs] == list(range(len(packs)))
     for stored, shown in zip(packs, view.packs, strict=True):
         assert [f"1a2b3c4d-{document}" for document, _ in stored] == [s.document for s in shown.sequences]
+        sizes = [(role, len(ids)) for _, runs in stored for role, ids, _ in runs]
+        assert shown.tokens == sum(size for _, size in sizes) == shown.fill * PACK_SIZE
+        assert shown.padding == sum(size for role, size in sizes if role == "padding")
         for (_, runs), sequence in zip(stored, shown.sequences, strict=True):
             found = [(p.role, p.trained, p.tokens, p.text) for p in sequence.passages]
             assert found == expected_passages(runs, decode)
@@ -388,18 +378,12 @@ def pretrained(tmp_path_factory, vocabulary):
     return str(folder / "out")
 
 
-def test_bin_documents_decode_to_their_texts(pretrained):
-    view = view_output(pretrained, rows=99)
-    assert sorted(texts(view)) == sorted(text + EOS for text in SOURCE_TEXTS)
-    assert {(p.role, p.trained) for s in sequences(view) for p in s.passages} == {("text", True)}
-    assert {(pack.fill, pack.padding, pack.count) for pack in view.packs} == {(None, 0, 1)}
-    assert sorted(texts(view_output(pretrained, dataset="b", rows=99))) == sorted(
-        text + EOS for text in SOURCE_TEXTS[40:]
-    )
-
-
 def test_each_id_of_a_bin_names_its_document(pretrained):
     everything = view_output(pretrained, rows=99)
+    assert {(p.role, p.trained) for s in sequences(everything) for p in s.passages} == {("text", True)}
+    assert {(pack.fill, pack.padding, pack.count) for pack in everything.packs} == {(None, 0, 1)}
+    of_b = texts(view_output(pretrained, dataset="b", rows=99))
+    assert sorted(of_b) == sorted(text + EOS for text in SOURCE_TEXTS[40:])
     ids = [sequence.document for sequence in sequences(everything)]
     assert {name.split("-")[1] for name in ids} == {"train", "valid"}
     for document, text in list(zip(ids, texts(everything), strict=True))[::7]:
@@ -428,17 +412,6 @@ def test_bin_documents_name_their_source_line(shortest, reason, tmp_path, vocabu
     lines = source.read_bytes().splitlines()
     for sequence in shown:
         assert json.loads(lines[sequence.line - 1])["text"] + EOS == sequence.passages[0].text
-
-
-@pytest.mark.parametrize("name", ["a.json", "a.parquet", "a.jsonl.gz"])
-def test_in_every_format_the_line_is_the_number_of_the_row(name, tmp_path, vocabulary):
-    texts = [None if number % 7 == 3 else "" if number % 5 == 2 else f"row {number} {HOSTILE}" for number in range(400)]
-    write_texts(tmp_path / name, texts, 40)
-    chosen = {"tokenizer": {"model": str(vocabulary)}, "shard_size": 10_000, "max_bad_row_fraction": 0.9}
-    prepare(blend_of(tmp_path / name), tmp_path / "out", **chosen)
-    shown = sequences(view_output(str(tmp_path / "out"), rows=999))
-    rows = {sequence.line: sequence.passages[0].text.removesuffix(EOS) for sequence in shown}
-    assert rows == {number: text for number, text in enumerate(texts, 1) if text}
 
 
 def test_documents_without_a_map_name_their_slice(tmp_path, vocabulary):
@@ -570,46 +543,16 @@ def test_rules_roles_sources_and_padding_are_shown(chat):
     assert re.search(r"assistant\s+⟦Four\.↵⟧", output)
 
 
-class _Page(HTMLParser):
-    """What a browser would make of a page: its tags with attributes, and the text of each `dd`."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.passages, self.text = [], [], ""
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag == "dd":
-            self.passages.append((dict(attrs).get("class", ""), ""))
-
-    def handle_data(self, data):
-        self.text += data
-        if self.tags and self.tags[-1][0] == "dd":
-            kind, text = self.passages[-1]
-            self.passages[-1] = (kind, text + data)
-
-    def handle_endtag(self, tag):
-        self.tags.append((f"/{tag}", {}))
-
-
-def test_hostile_text_is_inert_in_a_page(hostile):
+def test_hostile_text_is_inert_in_a_page_that_is_self_contained(hostile):
     page = view_html(replace(hostile, path=f"/{HOSTILE}", tokenizer=HOSTILE))
     assert unsafe_in(page) == []
-    parsed = _Page(page)
-    opened = {tag for tag, _ in parsed.tags if not tag.startswith("/")}
-    tags = "body dd dl dt h1 h2 h3 head html main meta p section style title"
-    assert " ".join(sorted(opened)) == tags
-    attributes = {name for _, attrs in parsed.tags for name in attrs}
+    parsed = Page(page)
+    assert " ".join(sorted(parsed.tags)) == "body dd dl dt h1 h2 h3 head html main meta p section style title"
+    attributes = {name for _, attrs in parsed.elements for name in attrs}
     assert attributes == {"lang", "charset", "http-equiv", "content", "name", "class"}
     shown = [("", visible(HOSTILE)), ("trained", visible(f"{HOSTILE}\n[bold]"))]
     assert parsed.passages[-2:] == shown
     assert parsed.text.count("<script>alert(1)</script>") == 8
-
-
-def test_page_is_self_contained(hostile):
-    page = view_html(hostile)
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert policy
     assert policy[1] == "default-src 'none'; style-src 'unsafe-inline'"
@@ -627,7 +570,7 @@ def test_page_counts_padding_and_is_published_whole(chat, tmp_path):
     assert len(page) == output.size
     assert page.decode() == view_html(view)
     kinds = [("", "Two plus two?"), ("", "<|turn|>"), ("trained", "Four.↵\n"), ("padding", "4 tokens")]
-    assert _Page(page.decode()).passages[-4:] == kinds
+    assert Page(page.decode()).passages[-4:] == kinds
 
 
 def test_the_record_is_plain_data_with_the_text_as_it_is(hostile, chat):

@@ -60,15 +60,13 @@ def ended(file):
     raise AssertionError("the run has not ended")
 
 
-def artifacts(logged):
-    found = [record.artifact for record in logged[2] if record.HasField("artifact")]
-    return {artifact.type: [each for each in found if each.type == artifact.type] for artifact in found}
-
-
 @pytest.mark.slow
 def test_datasets_tokenizer_and_output_are_artifacts(logged):
-    folder, _, _ = logged
-    found = artifacts(logged)
+    folder, _, written = logged
+    found = {}
+    for record in written:
+        if record.HasField("artifact"):
+            found.setdefault(record.artifact.type, []).append(record.artifact)
     counts = {kind: len(each) for kind, each in found.items() if not kind.startswith("run")}
     assert counts == {"dataset": 2, "tokenizer": 1, "pretrain": 1}
     (output,) = found["pretrain"]

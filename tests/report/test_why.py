@@ -273,13 +273,12 @@ def test_a_row_through_deduplication_and_pretraining(tmp_path, vocabulary, decod
             assert why_row(str(out), f"{story[1].file}:{story[1].line}") == [story]
 
 
-def conversation(text):
-    messages = [{"role": "user", "content": "Tell me."}, {"role": "assistant", "content": text}]
-    return {"text": text, "messages": messages, "license": "mit"}
-
-
 def normalize(folder, mode, **selection):
-    source = with_copies(folder / "a.jsonl", conversation)
+    asked = {"role": "user", "content": "Tell me."}
+    source = with_copies(
+        folder / "a.jsonl",
+        lambda text: {"text": text, "messages": [asked, {"role": "assistant", "content": text}], "license": "mit"},
+    )
     blend = {"datasets": [{"name": "a", "path": str(source.path), "converter": "openai_messages"}]}
     preparing_harmony.prepare(blend, folder / mode, dedup={"mode": mode}, shard_size=8_000, selection=selection)
     if mode == "off":

@@ -1,4 +1,6 @@
-"""A view for the terminal. Trained text is between ⟦ and ⟧ and colored: green, or where several documents share a row, each in
+"""A view for the terminal, and as a static HTML page of about twice the bytes of its text.
+
+In the terminal, trained text is between ⟦ and ⟧ and colored: green, or where several documents share a row, each in
 the next of a few colors.
 
 All text passes `visible` and rich's `Text`, which interprets no markup. The two marks are escaped within the text.
@@ -11,15 +13,16 @@ from rich.text import Text
 from tokenmill.tasks.dataset.stored import PADDING
 from tokenmill.tasks.kit.parts import Table, counted, visible, visible_line
 from tokenmill.tasks.kit.terminal import print_table
+from tokenmill.tasks.shards.publish import Output, publish_bytes
+from tokenmill.tasks.storage import absolute
 
 from .view import Pack, Passage, SubSequence, View
 
 OPENING, CLOSING = "⟦", "⟧"
 ESCAPED_MARKS = {ord(mark): f"\\u{ord(mark):04x}" for mark in (OPENING, CLOSING)}
-
 UNTRAINED, LABEL, ASIDE = "default", "bold cyan", "dim"
+# The colors of trained text, by the number of the document in its row
 TRAINED, *_ = COLOURS = ("green", "yellow", "magenta", "blue", "cyan")
-"""The colors of trained text, by the number of the document in its row."""
 
 
 def print_view(view: View, console: Console) -> None:
@@ -33,7 +36,9 @@ def print_view(view: View, console: Console) -> None:
             title = f"{visible_line(sequence.document)} ({sequence.number + 1} of {pack.count})"
             console.print(Rule(Text(title), align="left", style=ASIDE))
             console.print(Text(describe_sequence(sequence), ASIDE, overflow="fold"))
+            # By its number in the pack, so that a document has the same color where only some are shown
             colour = COLOURS[sequence.number % len(COLOURS)]
+            # Roles beside text, each in a column of its own, so that text that wraps can't look like a role
             grid = RichTable.grid(padding=(0, 1))
             grid.add_column(no_wrap=True)
             grid.add_column(overflow="fold")
@@ -73,17 +78,28 @@ def describe_pack(pack: Pack) -> str:
 def describe_sequence(sequence: SubSequence) -> str:
     """One line about a sub-sequence: its source and its share of trained tokens."""
     place = counted(sequence.tokens, "token") + (f" from token {sequence.offset + 1:,} on" if sequence.offset else "")
-    return f"{visible_line(_source(sequence))}: {place}, {sequence.trained:,} trained on"
-
-
-def _source(sequence: SubSequence) -> str:
-    """The file and line, or the file and slice."""
+    source = f"{sequence.file}, slice {sequence.start:,} to {sequence.stop:,}"
     if sequence.line is not None:
-        origin = f", from {sequence.origin}" if sequence.origin else ""
-        return f"{sequence.file}:{sequence.line}{origin}"
-    return f"{sequence.file}, slice {sequence.start:,} to {sequence.stop:,}"
+        source = f"{sequence.file}:{sequence.line}" + (f", from {sequence.origin}" if sequence.origin else "")
+    return f"{visible_line(source)}: {place}, {sequence.trained:,} trained on"
 
 
 def describe_padding(passage: Passage) -> str:
     """Return the label of padding."""
     return counted(passage.tokens, "token")
+
+
+def publish_html(view: View, place: str, about: str = "") -> Output:
+    """Write the page to the file or object `place`; errors as in `publish`."""
+    return publish_bytes(absolute(place), view_html(view, about).encode())
+
+
+def view_html(view: View, about: str = "") -> str:
+    """Return the page; `about` follows its title."""
+    from tokenmill.tasks.kit import html  # noqa: PLC0415 - Jinja2 takes 40 ms, and terminals need none of it
+
+    title = f"{view.path}: {view.type}, decoded with {view.tokenizer}{about}"
+    return html.document(
+        "view.html.jinja", title=title, view=view, padding=PADDING, describe_pack=describe_pack,
+        describe_padding=describe_padding, describe_sequence=describe_sequence,
+    )  # fmt: skip
