@@ -32,7 +32,7 @@ from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .controls import Controls
 from .conversation import Conversation, Rejected
-from .encoding import Batch, Segment, Segments
+from .encoding import Batch, Segments
 from .loss import LossPolicy, completions, ended
 from .probes import PROBES, TemplateProfile, is_reply, profile_template, unwritten_by
 from .sequences import Renderer, SplitTurns
@@ -53,6 +53,7 @@ def load_template(chosen: str, vocabulary: Vocabulary, variables: Mapping[str, A
     """
     names = {number: token for token, number in vocabulary.controls.items()}
     ids = {"bos_token": vocabulary.bos, "eos_token": vocabulary.eos}
+    # A template may write bos_token and eos_token, which transformers passes from the tokenizer.
     own = {variable: names[number] for variable, number in ids.items() if number is not None and number in names}
     variables = {**own, **variables}
     if chosen == "tokenizer":
@@ -65,6 +66,7 @@ def load_template(chosen: str, vocabulary: Vocabulary, variables: Mapping[str, A
         return compiled(vocabulary.chat_template, variables)
     if "{%" in chosen or "{{" in chosen:
         return compiled(chosen, variables)
+    # Names of formats before files: a folder may have a file called nano3.
     bundled = {path.stem: path for path in sorted(BUNDLED.glob("*.jinja"))}
     if chosen in bundled:
         return compiled(_read(bundled[chosen]), {**_own_instructions(vocabulary), **variables})
@@ -101,11 +103,8 @@ def _own_instructions(vocabulary: Vocabulary) -> dict[str, str]:
     return {"tool_instructions": instructions} if found and ended and CALL_FORMAT in instructions else {}
 
 
-REQUIRED = ("one turn", "several turns")
-"""Probes that every template must accept."""
-
-SequencesOf = Callable[[Conversation], "list[Segments] | Rejected"]
-"""How a format turns a probe into sequences."""
+REQUIRED = ("one turn", "several turns")  # probes that every template must accept
+SequencesOf = Callable[[Conversation], "list[Segments] | Rejected"]  # how a format turns a probe into sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +131,9 @@ def _probed(
     found = profile_template(template, vocabulary.controls)
     splits, literal = split_turns == "auto" and found.strips_history, special != "allow"
     unwritten = unwritten_by(template)
+    # `composes` is found out with the renderer itself: what it composes of parts has to equal rendered prefixes.
     renderer = Renderer(template, found.controls, found.openings, policy, literal, splits, False, unwritten)
-    composing = replace(renderer, composes=True)  # if what it composes of parts is what prefixes are rendered to
+    composing = replace(renderer, composes=True)
     composes = splits and all(composing.sequences(each) == renderer.sequences(each) for each in PROBES.values())
     return replace(renderer, composes=composes), found
 
@@ -191,13 +191,9 @@ EXPLANATION = (
 
 def remembered_check(question: Sequence[Any], store: str, check: Callable[[], dict[str, str]]) -> dict[str, str]:
     """Return the conversations that a check rejects; read from the store if the same `question` was checked before."""
+    # The key is all that the answer depends on, so a cached answer is never out of date.
     digest = hashlib.sha256(orjson.dumps(question, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
-
-    def explained_check() -> dict[str, str]:
-        with explained(EXPLANATION):
-            return check()
-
-    return remembered(join(store, "gates", f"{digest}.json"), dict[str, str], explained_check)
+    return remembered(join(store, "gates", f"{digest}.json"), dict[str, str], explained(EXPLANATION)(check))
 
 
 def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabulary) -> dict[str, str]:
@@ -229,6 +225,7 @@ def _require_prompted(renderer: Renderer) -> None:
         rendering = renderer.template.render(probe.messages, probe.tools)
         if isinstance(rendering, Rejected) or any(kind == "generated" for _, _, (_, kind) in rendering.spans):
             continue
+        # A template whose next header ends an answer has no end after the last one.
         rendering = ended(rendering, probe.messages, renderer.openings, renderer.controls.written)
         trained = renderer.policy.trained(probe.messages)
         found = completions(rendering, probe.messages, trained, renderer.openings, renderer.controls.written)
@@ -237,6 +234,7 @@ def _require_prompted(renderer: Renderer) -> None:
             prompted = renderer.template.render(probe.messages[:number], probe.tools, add_generation_prompt=True)
             if not is_reply(probe.messages, number) or isinstance(prompted, Rejected):
                 continue
+            # Text of the template before the answer, such as `<think>`, may be on either side; only blanks may be lost.
             end = len(prompted.text)
             if rendering.text.startswith(prompted.text) and (start < end or rendering.text[end:start].strip()):
                 raise InputError(
@@ -255,6 +253,7 @@ def text_encoder(vocabulary: Vocabulary, controls: Controls, backend: Backend, s
 
 
 def _require_right(name: str, found: Sequence[Segments], controls: Controls, vocabulary: Vocabulary) -> None:
+    """Require sequences whose tokens and trained tokens read as the template wrote them, with the tokenizer's own ids."""
     batch = Batch()
     for segments in found:
         batch.add(segments)
@@ -264,32 +263,24 @@ def _require_right(name: str, found: Sequence[Segments], controls: Controls, voc
         where = slice(int(sequences.offsets[number]), int(sequences.offsets[number + 1]))
         ids, trained = sequences.ids[where], sequences.trained[where]
         texts = [names[each.token] if each.text is None else each.text for each in segments]
-        _require_equal(name, "the tokens", vocabulary.decode(ids.tolist()), "".join(texts))
-        if not sequences.straddled[number]:
+        whole = "".join(texts)
+        expected = {"the tokens": (vocabulary.decode(ids.tolist()), whole)}
+        if not sequences.straddled[number]:  # else a token has characters of both kinds
             wanted = "".join(text for text, each in zip(texts, segments, strict=True) if each.trained)
-            _require_equal(name, "the trained tokens", vocabulary.decode(ids[trained == 1].tolist()), wanted)
-        _require_own_ids(name, ids, texts, segments, vocabulary)
-
-
-def _require_equal(name: str, what: str, found: str, expected: str) -> None:
-    if found != expected:
-        raise InputError(
-            f"chat_template: in a conversation of {name}, {what} read {found!r}, but the template wrote {expected!r}; "
-            "this tokenizer cannot be used with this template"
-        )
-
-
-def _require_own_ids(
-    name: str, ids: np.ndarray, texts: Sequence[str], segments: Sequence[Segment], vocabulary: Vocabulary
-) -> None:
-    """Require the ids that the tokenizer produces for the rendering, whole or split into prompt and completions."""
-    whole = "".join(texts)
-    starts = [0, *(place for place, each in enumerate(segments) if each.breaks), len(texts)]
-    apart = ["".join(texts[start:stop]) for start, stop in itertools.pairwise(starts)]
-    reference = vocabulary.reference(False)
-    encodings = (reference.encode(pa.array(each, pa.large_string())).ids for each in ([whole], apart))
-    if not any(np.array_equal(ids, each) for each in encodings):
-        raise InputError(
-            f"chat_template: a conversation of {name} has other ids than the tokenizer gives the whole text; "
-            "a tokenizer that adds a space before every text cannot be used with chat templates"
-        )
+            expected["the trained tokens"] = vocabulary.decode(ids[trained == 1].tolist()), wanted
+        for what, (read, wrote) in expected.items():
+            if read != wrote:
+                raise InputError(
+                    f"chat_template: in a conversation of {name}, {what} read {read!r}, but the template wrote {wrote!r}; "
+                    "this tokenizer cannot be used with this template"
+                )
+        # A server encodes the whole, or the prompt and each completion.
+        starts = [0, *(place for place, each in enumerate(segments) if each.breaks), len(texts)]
+        apart = ["".join(texts[start:stop]) for start, stop in itertools.pairwise(starts)]
+        reference = vocabulary.reference(False)
+        encodings = (reference.encode(pa.array(each, pa.large_string())).ids for each in ([whole], apart))
+        if not any(np.array_equal(ids, each) for each in encodings):
+            raise InputError(
+                f"chat_template: a conversation of {name} has other ids than the tokenizer gives the whole text; "
+                "a tokenizer that adds a space before every text cannot be used with chat templates"
+            )

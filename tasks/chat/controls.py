@@ -34,12 +34,14 @@ class Controls:
     @cached_property
     def written(self) -> "Controls":
         """Those that the template writes."""
+        # Most templates write all tags that the tokenizer has, and are their own `written`.
         kept = {token: number for token, number in self.ids.items() if token not in self.in_answers}
         return Controls(kept) if self.in_answers else self
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
         """Return a pattern for control tokens, the longest first; without any, it never matches."""
+        # An alternation takes the first that fits, so a token that begins like a longer one is behind it.
         longest_first = sorted(self.ids, key=lambda token: (-len(token), token))
         return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
@@ -54,6 +56,7 @@ class Controls:
         return sorted({token[0] for token in self.ids})
 
     def occur_in(self, text: str) -> bool:
+        # Searching for a character is memchr; most texts end here.
         for first in self._beginnings:
             if first in text:
                 return self.pattern.search(text) is not None
@@ -78,8 +81,7 @@ class Controls:
         return written or any(self.occur_in(text) for text in _texts(replace(conversation, messages=others)))
 
 
-PLAIN = ("role", "content")
-"""The keys of every message."""
+PLAIN = ("role", "content")  # the keys of every message
 
 
 def _texts(conversation: Conversation) -> Iterable[str]:
@@ -112,6 +114,7 @@ def _strings(value: object) -> Iterable[str]:
 
 def unused_noncharacter(conversation: Conversation) -> str | None:
     """Return a noncharacter that the conversation does not contain, or None."""
+    # One of eight is absent from any real text, and the search is for a single character.
     everything = "".join(_texts(conversation))
     return next((each for each in NONCHARACTERS if each not in everything), None)
 
@@ -125,10 +128,9 @@ def escape_controls(conversation: Conversation, controls: Controls, noncharacter
     def escaped(value: Any) -> Any:  # noqa: ANN401 - JSON
         if isinstance(value, str):
             return broken(value, controls)
-        if isinstance(value, Arguments):
-            return Arguments({escaped(key): escaped(inner) for key, inner in value.items()}, escaped(value.text))
         if isinstance(value, dict):
-            return {escaped(key): escaped(inner) for key, inner in cast("dict[str, Any]", value).items()}
+            made = {escaped(key): escaped(inner) for key, inner in cast("dict[str, Any]", value).items()}
+            return Arguments(made, escaped(value.text)) if isinstance(value, Arguments) else made
         if isinstance(value, list):
             return [escaped(inner) for inner in cast("list[Any]", value)]
         return value
@@ -136,25 +138,19 @@ def escape_controls(conversation: Conversation, controls: Controls, noncharacter
     def escaped_message(message: Message) -> Message:
         made = cast("Message", {name: value if name == "role" else escaped(value) for name, value in message.items()})
         if message["role"] == "assistant" and message["content"]:
+            # Tags that the template doesn't write are ids in answers.
             made["content"] = broken(message["content"], controls.written)
         if "trained" in message:
-            places = _places(message["content"] or "", made["content"] or "")
+            # The place of each character in the longer text, and of its end: noncharacters were inserted only.
+            places, longer = list[int](), made["content"] or ""
+            for character in message["content"] or "":
+                places.append(longer.index(character, places[-1] + 1 if places else 0))
+            places.append(len(longer))
             made["trained"] = tuple((places[start], places[stop]) for start, stop in message["trained"])
         return made
 
     tools = cast("list[dict[str, Any]]", escaped(conversation.tools))
     return Conversation([escaped_message(message) for message in conversation.messages], tools)
-
-
-def _places(text: str, longer: str) -> list[int]:
-    """The position in `longer` of each character of `text`, and of its end."""
-    places: list[int] = []
-    place = 0
-    for character in text:
-        place = longer.index(character, place)
-        places.append(place)
-        place += 1
-    return [*places, len(longer)]
 
 
 def controls_of(texts: Sequence[str], added: Mapping[str, int]) -> Controls:
@@ -164,5 +160,6 @@ def controls_of(texts: Sequence[str], added: Mapping[str, int]) -> Controls:
         for token, number in added.items()
         if len(token) > 1 and token.strip() and any(token in text for text in texts)
     }
+    # A tag that no rendering has is the model's own, written in its answers only.
     tags = {token: added[token] for token in TAGS if token in added and token not in written}
     return Controls(written | tags, frozenset(tags))

@@ -23,8 +23,7 @@ Found = TypeVar("Found")
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
-Range = tuple[int, int]
-"""Characters of a text: first and end."""
+Range = tuple[int, int]  # characters of a text: first and end
 
 Reason = Literal[
     "no_messages",
@@ -166,8 +165,6 @@ def apart(conversation: Conversation, inline: Inline) -> Conversation | Rejected
     messages = conversation.messages
     if not any(has_tag(message) for message in messages):
         return conversation
-    if inline == "content":
-        return replace(conversation, messages=[_unended(message) for message in messages])
     found: list[Message] = []
     for number, message in enumerate(messages, 1):
         try:
@@ -175,16 +172,6 @@ def apart(conversation: Conversation, inline: Inline) -> Conversation | Rejected
         except RejectionError as error:
             return Rejected(error.reason, f"message {number} of {len(messages)} ('assistant'): {error.detail}")
     return replace(conversation, messages=found)
-
-
-def _unended(message: Message) -> Message:
-    """The message, which isn't trained on its first `</think>` if a budget ended its thinking."""
-    content = message["content"] or ""
-    if not message.get("cut") or CLOSE not in content:
-        return message
-    start = content.index(CLOSE)
-    ranges = message.get("trained", ((0, len(content)),))
-    return {**message, "trained": tuple(without(ranges, start, start + len(CLOSE)))}
 
 
 def has_tag(message: Message) -> bool:
@@ -200,6 +187,13 @@ def has_tag(message: Message) -> bool:
 
 def _apart(message: Message, inline: Inline) -> Message:
     content = message["content"] or ""
+    if inline == "content":
+        # If a budget ended the thinking, its first `</think>` isn't the model's, and isn't trained on.
+        if not message.get("cut") or CLOSE not in content:
+            return message
+        start, ranges = content.index(CLOSE), message.get("trained", ((0, len(content)),))
+        return {**message, "trained": tuple(without(ranges, start, start + len(CLOSE)))}
+    # The rest is for templates that write `reasoning_content`.
     thoughts, answer = _split(content, inline)
     if answer == content:
         return message
@@ -217,14 +211,17 @@ def _split(content: str, inline: Inline) -> tuple[str | None, str]:
 
     Raises RejectionError for unterminated thinking, and for tags that occur again.
     """
+    # Of `<think>…</think>`, older templates write the opening tag in the prompt, so the content may lack it.
     opened = content.lstrip().startswith(OPEN)
     thoughts, ended, answer = content.partition(CLOSE)
     if opened and not ended:
         raise RejectionError("unclosed_think", f"its content opens {OPEN} and never closes it; was it cut short?")
+    # A template that searches for the last `</think>` would cut "the tag </think> ends…" in half.
     in_sentence = inline in {"split", "dropped"} and answer[:1] not in {"", "\n"}
     if not ended or not (opened or (inline != "opened" and OPEN not in thoughts and not in_sentence)):
         return None, content
     answer = answer if inline == "dropped" else answer.lstrip("\n")
+    # A second thought in the answer would be trained on as an answer, or cut by the template.
     before, again, _ = answer.partition(CLOSE)
     if answer.lstrip().startswith(OPEN) or (again and (inline in {"split", "dropped"} or OPEN not in before)):
         raise RejectionError("reasoning_twice", f"thinking follows its first {CLOSE} again")

@@ -31,6 +31,7 @@ def with_role(message: Any) -> Any:  # noqa: ANN401 - as in the row
     """Return the message with its role: its own, or that under a key of SPEAKER_KEYS."""
     if not isinstance(message, dict) or "role" in message:
         return message
+    # A key counts only if its value is a role: `type` may be "message".
     name = next((key for key in SPEAKER_KEYS if isinstance(said := message.get(key), str) and role_of(said)), None)
     if name is None:
         return message
@@ -48,26 +49,27 @@ def unfolded(message: Any) -> Iterator[Any]:  # noqa: ANN401 - as in the row
         return
     kinds = [_kind(part) for part in parts]
     if "tool_use" in kinds:
+        # Templates write calls last, so a text behind a call would change places with it.
         first = kinds.index("tool_use")
         if set(kinds[first:]) != {"tool_use"}:
             raise RejectionError("not_text", "an answer continues after a tool_use; remove the row")
         calls = message.get("tool_calls") or parts[first:]
         yield {**message, "content": parts[:first] or None, "tool_calls": calls}
     elif "tool_result" in kinds:
+        # Results and texts of one message alternate; each run becomes a message.
         for is_result, group in groupby(parts, lambda part: _kind(part) == "tool_result"):
             if is_result:
-                yield from map(_result, group)
+                for part in group:
+                    content = part.get("content") or ""
+                    types = map(_kind, content if isinstance(content, list) else [])
+                    if other := [kind for kind in types if kind != "text"]:
+                        why = f"a tool_result has the type {quoted(other[0])}; only 'text' can be read"
+                        raise RejectionError("not_text", why)
+                    yield {"role": "tool", "content": content, "tool_call_id": part.get("tool_use_id")}
             else:
                 yield {**message, "content": list(group)}
     else:
         yield message
-
-
-def _result(part: Any) -> dict[str, Any]:  # noqa: ANN401 - as in the row
-    content = part.get("content") or ""
-    if other := [kind for kind in map(_kind, content if isinstance(content, list) else []) if kind != "text"]:
-        raise RejectionError("not_text", f"a tool_result has the type {quoted(other[0])}; only 'text' can be read")
-    return {"role": "tool", "content": content, "tool_call_id": part.get("tool_use_id")}
 
 
 def _kind(part: Any) -> object:  # noqa: ANN401 - as in the row
@@ -76,11 +78,8 @@ def _kind(part: Any) -> object:  # noqa: ANN401 - as in the row
 
 Message = Mapping[str, Any]
 
-FUNCTIONS = "functions."
-"""Prefix of the recipients that are functions of the developer."""
-
-OPEN = "open"
-"""The key of a turn that continues, with the value None, which counts as absent."""
+FUNCTIONS = "functions."  # prefix of the recipients that are functions of the developer
+OPEN = "open"  # the key of a turn that continues, with the value None, which counts as absent
 
 HEADER = frozenset({"role", "name", "content", "channel", "recipient", "content_type"})
 PREAMBLES = ("system_content", "developer_content")
@@ -105,8 +104,16 @@ def _read(message: object, made: list[Any], unread: set[str]) -> None:
     """Add a message to those before it."""
     if not isinstance(message, Mapping):
         made.append(message)
-    elif (preamble := _preamble(message)) is not None:
-        made += _preambles(preamble, unread)
+        return
+    content = message.get("content")
+    parts: Sequence[Any] = content if isinstance(content, list) else [content]
+    generated = next((part for part in parts if isinstance(part, Mapping) and part.get("type") in PREAMBLES), None)
+    if generated is not None and generated["type"] == "system_content":
+        unread.add("system_content")
+    elif generated is not None:
+        spaces: Mapping[str, Any] = generated.get("tools") or {}
+        tools = [tool for space in spaces.values() for tool in space.get("tools") or []]
+        made.append({"role": "developer", "content": generated.get("instructions") or "", "tools": tools})
     elif message.get("role") == "assistant":
         _add(made, message)
     elif message.get("role") == "tool":
@@ -116,29 +123,23 @@ def _read(message: object, made: list[Any], unread: set[str]) -> None:
         made.append({key: value for key, value in message.items() if key not in HEADER - {"role", "name", "content"}})
 
 
-def _preamble(message: Message) -> Mapping[str, Any] | None:
-    """The generated content of a system or developer message; None for texts."""
-    content = message.get("content")
-    parts: Sequence[Any] = content if isinstance(content, list) else [content]
-    return next((part for part in parts if isinstance(part, Mapping) and part.get("type") in PREAMBLES), None)
-
-
-def _preambles(content: Mapping[str, Any], unread: set[str]) -> list[dict[str, Any]]:
-    if content["type"] == "system_content":
-        unread.add("system_content")
-        return []
-    spaces: Mapping[str, Any] = content.get("tools") or {}
-    tools = [tool for space in spaces.values() for tool in space.get("tools") or []]
-    return [{"role": "developer", "content": content.get("instructions") or "", "tools": tools}]
-
-
 def _add(made: list[Any], message: Message) -> None:
     """Add a message by the assistant: to the turn before it, which an answer or a call ends."""
     channel, recipient = message.get("channel"), message.get("recipient")
     recipient = None if recipient == "all" else recipient
     if channel not in {None, "analysis", "commentary", "final"}:
         raise RejectionError("bad_message", f"it is on the channel {quoted(channel)}, which Harmony doesn't have")
-    part, before = _part(message, channel, recipient), made[-1] if made else None
+    # The channel decides which field of the turn a text is.
+    part, content = _rest(message), message.get("content")
+    if recipient:
+        function = {"name": recipient.removeprefix(FUNCTIONS), "arguments": _text(content)}
+        part["tool_calls"] = [{"type": "function", "function": function}]
+    elif channel == "analysis":
+        part["reasoning_content"] = _text(content)
+    else:
+        part["content"] = content
+    before = made[-1] if made else None
+    # A turn goes on until an answer or a call closes it.
     if not isinstance(before, dict) or before.get("role") != "assistant" or OPEN not in before:
         before = {"role": "assistant", "content": None, OPEN: None}
         made.append(before)
@@ -147,16 +148,6 @@ def _add(made: list[Any], message: Message) -> None:
     before.update(part)
     if recipient or channel in {None, "final"}:
         del before[OPEN]
-
-
-def _part(message: Message, channel: str | None, recipient: str | None) -> dict[str, Any]:
-    content = message.get("content")
-    if recipient:
-        function = {"name": recipient.removeprefix(FUNCTIONS), "arguments": _text(content)}
-        return {**_rest(message), "tool_calls": [{"type": "function", "function": function}]}
-    if channel == "analysis":
-        return {**_rest(message), "reasoning_content": _text(content)}
-    return {**_rest(message), "content": content}
 
 
 def _rest(message: Message) -> dict[str, Any]:
@@ -187,6 +178,7 @@ def trace_name(first: object) -> str | None:
 
 def read_trace(name: str, steps: Sequence[Any], unread: set[str]) -> list[dict[str, Any]]:
     """Return the messages of a trace; what of it isn't read is added to `unread`. Raises RejectionError for a step of no known form."""
+    # OpenHands has pairs of an action and its observation.
     flat = [each for step in steps for each in (step if isinstance(step, list) else [step])]
     made: list[dict[str, Any]] = []
     for number, step in enumerate(flat, 1):
@@ -197,22 +189,16 @@ def read_trace(name: str, steps: Sequence[Any], unread: set[str]) -> list[dict[s
         except (AttributeError, KeyError, TypeError, IndexError) as error:  # a part of another type than the form's
             wrong = f"step {number} of {len(flat)} isn't of the form of {name} ({error}); leave the row out"
             raise RejectionError("bad_message", wrong) from error
-    if _stalled(made):
-        unread.add(STALLED)
-    return made
-
-
-def _stalled(messages: Sequence[Step]) -> bool:
-    """Whether a message follows calls that lack a result."""
     open_calls = 0
-    for message in messages:
+    for message in made:
         if message["role"] == "tool":
             open_calls -= 1
-        elif open_calls > 0:
-            return True
+        elif open_calls > 0:  # the agent went on before it got a result
+            unread.add(STALLED)
+            break
         else:
             open_calls = len(message.get("tool_calls") or ())
-    return False
+    return made
 
 
 def _calling(content: object, name: object, arguments: object, identifier: object = None) -> dict[str, Any]:
@@ -241,6 +227,7 @@ def _atif(step: Step, _made: Sequence[Step], unread: set[str]) -> Iterator[dict[
             }
             for call in message["tool_calls"]
         ]  # fmt: skip
+    # The context of a subagent, learned in its own trajectory.
     if step.get("is_copied_context") and source == "agent":
         message["train"] = False
     yield message
@@ -297,6 +284,7 @@ def _openhands(step: Step, made: Sequence[Step], unread: set[str]) -> Iterator[d
     elif action == "message" or (action == "finish" and not _made_call(step)):
         yield {"role": "assistant", "content": said}
     else:
+        # Without the model's own call, the action's arguments are the nearest to it.
         own = {name: value for name, value in args.items() if name not in KEPT_APART and value is not None}
         call = _made_call(step)
         arguments = call.get("arguments") or own
@@ -335,6 +323,7 @@ def _swe_agent_step(step: Step, made: Sequence[Step], _unread: set[str]) -> Iter
 
 def _nebius(step: Step, _made: Sequence[Step], _unread: set[str]) -> Iterator[dict[str, Any]]:
     if step["role"] == "ai" and step.get("mask"):
+        # Whether `mask` excludes a message or includes it differs between trainers.
         raise RejectionError("bad_loss_flag", "mask is true in an answer; write train: false instead")
     yield {"role": step["role"], "content": step.get("text") or step.get("system_prompt")}
 

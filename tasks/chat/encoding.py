@@ -63,6 +63,7 @@ class Columns:
         """Return `others` and, after them, the texts of all conversations, and where each conversation's texts begin, int64."""
         if not self.firsts:
             return pa.array(others, pa.large_string()), np.empty(0, np.int64)
+        # One string array has all pieces: others, literals of all tables, values; texts are lists of numbers into it.
         which, tables = np.array(self.which), list(self.tables)
         literals = [literal for table in tables for literal in table.literals]
         parts, counts = _Lists.of([table.parts for table in tables]), _Lists.of([table.counts for table in tables])
@@ -70,7 +71,9 @@ class Columns:
         value = len(others) + len(literals) + np.repeat(np.array(self.firsts), parts.sizes[which])
         chosen = parts.numbers(which)
         numbers = parts.values[chosen]
+        # A negative number is a literal of the conversation's table, any other a value of the conversation.
         numbers = np.where(numbers < 0, literal[chosen] - 1 - numbers, value + numbers)
+        # Taking puts the pieces of a text side by side, so its characters are those between the outer bounds.
         strings = pa.array([*others, *literals, *self.values], pa.large_string())
         _, bounds, characters = strings.take(pa.array(np.append(np.arange(len(others)), numbers))).buffers()
         ends = np.cumsum(np.append(np.ones(len(others), np.int64), counts.values[counts.numbers(which)]))
@@ -227,7 +230,8 @@ def cut(text: str, passages: Sequence[Passage], controls: Controls) -> list[Segm
                 number += 1
                 passage, group = passages[number], groups[number]
             if is_control:
-                group.append(_control(controls.ids[found], passage.role, _covered(passage.trained, place, end)))
+                is_trained = _covered(passage.trained, place, end)
+                group.append(_segment(None, controls.ids[found], passage.role, is_trained))
                 place = end
             else:
                 stop = min(end, passage.stop)
@@ -236,23 +240,17 @@ def cut(text: str, passages: Sequence[Passage], controls: Controls) -> list[Segm
     return groups
 
 
-@lru_cache(maxsize=4096)
-def _control(token: int, role: int, trained: bool) -> Segment:
-    return Segment(None, token, role, trained)
-
-
-@lru_cache(maxsize=16)
-def _line_end(role: int) -> Segment:
-    """The text that most templates write after every message."""
-    return Segment("\n", -1, role, False)
+# Control tokens, and the line end that most templates write after every message, are segments that occur all the time.
+_segment = lru_cache(maxsize=4096)(Segment)
 
 
 def _cut_text(text: str, place: int, passage: Passage) -> Segments:
     """A text without control tokens, split where generation begins, and where training begins or ends."""
     _, role, trained, generation = passage
     if not trained and generation < 0:
-        return [_line_end(role) if text == "\n" else Segment(text, -1, role, False)]
+        return [_segment(text, -1, role, False) if text == "\n" else Segment(text, -1, role, False)]
     stop = place + len(text)
+    # Most texts of an answer: trained on as a whole.
     if not place < generation < stop and len(trained) == 1 and trained[0][0] <= place and stop <= trained[0][1]:
         return [Segment(text, -1, role, True, place == generation)]
     borders = {place, stop, generation, *itertools.chain.from_iterable(trained)}
@@ -333,6 +331,7 @@ class Batch:
     def add(self, sequence: Segments | Filled | Tokenized) -> None:
         if isinstance(sequence, Filled):
             layout, table, values = sequence
+            # Runs of a layout are listed once for all conversations of its shape.
             start = self._layouts.get(layout)
             if start is None:
                 start = self._layouts[layout] = self._list(layout.sources, layout.trained, layout.roles)
@@ -377,11 +376,13 @@ class Batch:
 
     def encode(self, encoder: Encoder) -> Sequences:
         texts, firsts = self.columns.joined(self.texts)
+        # Sequences of one conversation repeat its history: each distinct text is encoded once.
         distinct = texts.dictionary_encode()
         encoded, numbers = encoder.encode(distinct.dictionary), distinct.indices.to_numpy()
         counts, base = np.array(self.counts, np.int64), np.append(firsts, 0)[np.array(self.owners, np.int64)]
         starts = np.array(self.starts, np.int64)
         listed = ranges(np.where(starts < 0, len(self.sources) - 1 - starts, starts), counts)
+        # From here on, a run is the number of its distinct text, or ~id.
         sources = np.concatenate([np.array(self.sources, np.int64), *(~each.ids for each in self.tokenized)])[listed]
         given = [each.trained for each in self.tokenized]
         flags = np.concatenate([np.array(self.trained, np.int8), *given])[listed]
@@ -393,6 +394,7 @@ class Batch:
         starts, ends = (np.append(0, np.cumsum(sizes)) for sizes in (lengths, counts))
         trained = np.repeat(flags, lengths)
         straddled = np.zeros(len(counts), np.int64)
+        # Few texts hold a loss boundary; for these, tokens of the parts are compared with tokens of the whole.
         for number, place, parts, wanted in self.mixed:
             run = int(ends[number]) + place
             texts = (sources[run], *numbers[base[number] + parts])
@@ -411,6 +413,7 @@ class Batch:
 
 def _ids(encoded: Tokens, sources: np.ndarray) -> np.ndarray:
     """The ids of all runs in order, int32 [tokens]: Arrow copies text by text, as bytes, so nothing is made per token."""
+    # Each control token becomes a text of one token, behind all others.
     controls, places = np.unique(-1 - sources[sources < 0], return_inverse=True)
     texts = len(encoded.offsets) - 1
     chosen = sources.copy()
@@ -436,6 +439,7 @@ def _trained_tokens(whole: np.ndarray, parts: Sequence[np.ndarray], trained: Seq
     size = min(len(joined), len(whole))
     same_at_start = int(np.argmin(np.append(joined[:size] == whole[:size], False)))
     same_at_end = int(np.argmin(np.append(joined[::-1][:size] == whole[::-1][:size], False)))
+    # A repeated token must not count from both ends.
     same_at_end = min(same_at_end, len(whole) - same_at_start)
     found = np.zeros(len(whole), np.int8)
     found[:same_at_start] = flags[:same_at_start]

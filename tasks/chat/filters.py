@@ -35,13 +35,11 @@ CHARACTERS_PER_STEP, JOINED_PER_STEP, ELEMENTS_PER_STEP = 1024, 4096, 128
 """Repeating or rewriting so many characters, joining so many (templates that gather their text do so for every message), and
 copying so many elements of a list costs one step, so the steps limit the memory of a rendering to a few GB."""
 
-NESTING = (list, tuple, KeysView, ValuesView, ItemsView)
-"""Types beside mappings of values that contain values."""
+NESTING = (list, tuple, KeysView, ValuesView, ItemsView)  # types beside mappings of values that contain values
 
 PARTS_PER_STEP = 8
 
 STEPS_PER_CLOCK_CHECK = 256
-"""Steps between checks of the clock."""
 
 
 class TemplateLimitError(TemplateError):
@@ -60,6 +58,7 @@ class Budget:
         self.steps -= count
         if self.steps < 0:
             raise TemplateLimitError(f"the template takes more than {MAX_STEPS:,} steps")
+        # Asking for the time costs as much as several steps.
         if self.checked_at - self.steps >= STEPS_PER_CLOCK_CHECK:
             self.checked_at = self.steps
             if time.monotonic() > self.deadline:
@@ -90,6 +89,7 @@ def require_plain(value: object) -> None:
 def parts_of(value: object) -> Iterator[object]:
     """Yield a value and all values in it, as often as they are there. Raises TemplateLimitError for one that is too large."""
     size, steps = 0, 0
+    # A stack in place of recursion: values may be nested deeper than Python's own limit.
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -137,8 +137,7 @@ COUNTED = ("items", "list", "map", "reject", "rejectattr", "reverse", "select", 
 COMPARING = ("dictsort", "max", "min", "sort", "unique")
 """Jinja's filters that compare elements a few times each; 8 parts of elements cost a step."""
 
-WRITING = ("capitalize", "lower", "title", "trim", "upper")
-"""Jinja's filters of text."""
+WRITING = ("capitalize", "lower", "title", "trim", "upper")  # Jinja's filters of text
 
 
 MAX_PLACES = 20
@@ -162,6 +161,7 @@ def filters(step: Callable[[int], None]) -> dict[str, Filter]:
 
 
 def _counted(function: Filter, step: Callable[[int], None], *, comparing: bool = False) -> Filter:
+    # Jinja passes its environment or context first to filters that ask for it.
     place = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
@@ -169,6 +169,7 @@ def _counted(function: Filter, step: Callable[[int], None], *, comparing: bool =
         value = args[place]
         step(len(value) // (PARTS_PER_STEP if isinstance(value, str) else 1) if isinstance(value, Sized) else 1)
         if comparing and not isinstance(value, Undefined):
+            # A generator can be weighed only once it is a list, which then is what is sorted.
             value = value if isinstance(value, Sized) else list(value)
             step(weight(value) // PARTS_PER_STEP)
         return function(*args[:place], value, *args[place + 1 :], **kwargs)
@@ -217,6 +218,7 @@ def tojson(
             require_size(size)
             chunks.append(chunk)
         text = "".join(chunks)
+    # A template may write the calls of a message as JSON, and their characters are still its calls.
     origin = caller(value)
     return text if origin is None else Traced(text, ((0, len(text), origin),))
 
@@ -232,6 +234,7 @@ def join(environment: Environment, values: Any, d: str = "", attribute: str | No
 
 def together(parts: list[str], between: str = "") -> str:
     """Return the joined texts, within the size limit."""
+    # Before joining: the text may be larger than memory.
     require_size(sum(map(len, parts)) + len(between) * len(parts))
     return joined(parts, between)
 
@@ -261,6 +264,7 @@ def replaced_size(text: str, old: str, new: str) -> int:
 def escape(value: Any) -> str:  # noqa: ANN401 - same
     """Text with the five special characters of HTML escaped."""
     written = text_of(value)
+    # The longest escape, for every character.
     require_size(len(written) * len("&quot;"))
     return str(markupsafe.escape(str.__str__(written)))
 
@@ -288,6 +292,7 @@ def sum_of_numbers(environment: Environment, values: Any, attribute: str | None 
 def indent(text: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:  # noqa: ANN401 - same
     """Every line but the first indented."""
     written = text_of(text)
+    # The first line and the one behind the last line end.
     lines = written.count("\n") + 2
     require_size(len(written) + lines * (width if isinstance(width, int) else len(width)))
     return do_indent(str.__str__(written), width, first, blank)

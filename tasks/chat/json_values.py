@@ -23,8 +23,7 @@ KINDS: dict[type[object], str] = {
     RepeatedKeys: "an object",
 }
 
-SHOWN_KEYS, SHOWN_CHARACTERS = 12, 40
-"""Limits of quotes from a row in a detail."""
+SHOWN_KEYS, SHOWN_CHARACTERS = 12, 40  # limits of quotes from a row in a detail
 
 
 def kind(value: object) -> str:
@@ -87,6 +86,7 @@ def require_single_keys(value: object, reason: Reason, what: str) -> None:
 
 
 def _rejection(error: Exception, reason: Reason, what: str) -> RejectionError:
+    # orjson has one type of error for all values that it doesn't write.
     if "surrogate" in str(error):
         return _half_pair(f"{what}: {error}")
     if isinstance(error, NumberRangeError):

@@ -53,18 +53,15 @@ class LossPolicy:
 
     def trained(self, messages: Sequence[Message]) -> list[int]:
         """Return the numbers of the messages trained on."""
-        chosen = self._chosen(messages)
-        return [number for number in chosen if messages[number].get("trained") != ()]
-
-    def _chosen(self, messages: Sequence[Message]) -> list[int]:
-        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-        if self.on == "assistant_all":
-            return answers
+        chosen = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if self.on == "final_only":
-            last = messages[answers[-1]] if answers else None
-            return answers[-1:] if last and ((last["content"] or "").strip() or not last.get("tool_calls")) else []
-        last_user = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
-        return [number for number in answers if number > last_user]
+            last = messages[chosen[-1]] if chosen else None
+            only_calls = last and last.get("tool_calls") and not (last["content"] or "").strip()
+            chosen = [] if only_calls else chosen[-1:]
+        elif self.on != "assistant_all":
+            asked = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
+            chosen = [number for number in chosen if number > asked]
+        return [number for number in chosen if messages[number].get("trained") != ()]
 
     def ranges(self, completion: "Completion") -> list[Range]:
         """Return the characters of a completion that are trained on, adjacent ranges merged."""
@@ -72,6 +69,7 @@ class LossPolicy:
         if reasoning and self.tool_calls and self.end_of_turn and self.on != "final_only":
             return [(completion.start, completion.stop)]
         final = self.on == "final_only"
+        # Some templates write calls before the answer.
         answer, calls = (completion.answer, True), (completion.calls, self.tool_calls and not final)
         first, second = (answer, calls) if completion.answer <= completion.calls else (calls, answer)
         wanted = [
@@ -164,7 +162,9 @@ def completions(
     because no mask would be correct.
     """
     found: dict[int, Completion] = {}
+    # One pass over all spans: a rendering of many messages has many.
     parts = parts_of(rendering, numbers) if numbers else {}
+    # A template with generation tags says itself what is generated; nothing is guessed then.
     tagged = any(origin[1] == "generated" for _, _, origin in rendering.spans)
     for number in numbers:
         wrong = _left_out(number, messages[number], rendering, parts)
@@ -182,12 +182,16 @@ def completions(
             start = _generation_start(rendering, number, written, end[0], prompts, openings.leads, controls)
         if start is None:
             return Rejected(*_unprompted(number, messages[number], rendering))
-        if _mixed(rendering.text, start, written):
+        content, call = written.content, written.call
+        begun = max(start, call[0]) if call else start  # the loop over calls may have written the header first
+        within = content and call and content[0] < content[1] and begun < content[0] < call[1]
+        if content and within and rendering.text[begun : content[0]].strip():
             return Rejected("parts_mixed", f"message {number + 1} has its content between its tool calls")
-        if number < len(messages) - 1 and _goes_on(
-            rendering.text[slice(*end)], messages[number], written, openings, controls
-        ):
-            end = (end[0], end[0])
+        # Within the history, an answer may end with a token that the model wouldn't write: its last answer never does.
+        ending = rendering.text[slice(*end)]
+        ends_itself = written.generated or messages[number].get("tool_calls") or openings.ends_in_next
+        if number < len(messages) - 1 and openings.stops and not ends_itself:
+            end = (end[0], end[0]) if ending in controls.ids and ending not in openings.stops else end
         completion = _completion(rendering.text, start, end, written, controls)
         if "reasoning_content" not in messages[number]:
             is_blank = rendering.text[completion.start : completion.answer].isspace()  # a blank belongs to the answer
@@ -214,6 +218,7 @@ def _before_results(rendering: Rendering, messages: Sequence[Message], controls:
     """
     found: dict[int, Range] = {}
     spans = rendering.spans
+    # Most templates write no result within a turn of the assistant, and are done here.
     results = [span[0] for span in spans if span[2][1] == "result" and span[0] < span[1]]
     for number, message in enumerate(messages if results else ()):
         start, stop = rendering.extents.get(number, (0, 0))
@@ -221,6 +226,7 @@ def _before_results(rendering: Rendering, messages: Sequence[Message], controls:
         if "tool_calls" not in message or place == len(results) or results[place] >= stop:
             continue
         first = results[place]
+        # Spans are in order, so the turn is found without a look at each.
         within = spans[bisect_left(spans, start, key=itemgetter(0)) : bisect_left(spans, stop, key=itemgetter(0))]
         begun = min((span[0] for span in within if span[2] == (number, "call")), default=stop)
         ends = [span[0] for span in within if span[2][1] == "end" and begun < span[0] <= first]
@@ -237,6 +243,7 @@ def _end(rendering: Rendering, number: int, written: Parts, openings: Openings, 
     template writes only blanks after the answer.
     """
     text, (start, stop) = rendering.text, rendering.extents[number]
+    # The end of turn is behind the whole text of the message.
     last = max([start, *(part[1] for part in written.all)])
     if written.generated:
         stop = written.generated[1]
@@ -247,13 +254,6 @@ def _end(rendering: Rendering, number: int, written: Parts, openings: Openings, 
         return (stop, following.end()) if following else None
     found = controls.last(text, last, stop)
     return found or ((last, stop) if text[last:stop].strip() else None)
-
-
-def _goes_on(ending: str, message: Message, written: Parts, openings: Openings, controls: Controls) -> bool:
-    """Whether an answer within the history ends with a token that the model would not write: its last answer never does."""
-    if written.generated or message.get("tool_calls") or not openings.stops or openings.ends_in_next:
-        return False
-    return ending in controls.ids and ending not in openings.stops
 
 
 def parts_of(rendering: Rendering, numbers: Sequence[int]) -> dict[int, Parts]:
@@ -283,6 +283,7 @@ def parts_of(rendering: Rendering, numbers: Sequence[int]) -> dict[int, Parts]:
 
 
 def _enclosing(known: Range | None, new: Range) -> Range:
+    # A text that a template cut off leaves an empty span, which gives way to a real one.
     if known is None or (known[0] == known[1] and new[0] < new[1]):
         return new
     return min(known[0], new[0]), max(known[1], new[1])
@@ -293,29 +294,24 @@ def _left_out(
 ) -> tuple[str, str] | None:
     """Reason and detail if the template omits content that must be trained on."""
     start, stop = rendering.extents.get(number, (0, 0))
-    if start == stop and any(
-        of == number and first < last for first, last, (of, kind) in rendering.spans if kind == "content"
-    ):
-        return "message_outside", f"the chat template does not write message {number + 1} in a loop over the messages"
     if start == stop:
-        return "message_left_out", f"the chat template does not write message {number + 1}"
+        found = any(of == (number, "content") and first < last for first, last, of in rendering.spans)
+        where = " in a loop over the messages" if found else ""
+        reason = "message_outside" if found else "message_left_out"
+        return reason, f"the chat template does not write message {number + 1}{where}"
     written = parts[number]
     content = (message["content"] or "").strip()
+    # A template that cuts a content at `</think>` writes a part of it.
     in_part = CLOSE in content and written.characters < len(content)
     if content and (written.characters == 0 or in_part):
         return "content_left_out", f"the chat template does not write the content of message {number + 1} as it is"
     if message.get("tool_calls") and (written.call is None or _lacks_calls(number, message, rendering)):
         return "tool_calls_left_out", f"the chat template does not write the tool calls of message {number + 1}"
-    return _mixed_in(number, written, behind=bool(content)) if written.of_others and not written.generated else None
-
-
-def _mixed_in(number: int, written: Parts, *, behind: bool) -> tuple[str, str]:
-    """Return reason and detail for a message that includes text of a different one, maybe with its own content `behind` that."""
-    if behind and written.call and written.content and written.call[0] < written.content[0]:
-        return (
-            "parts_mixed",
-            f"the chat template writes the content of message {number + 1} behind results of its calls",
-        )
+    if not written.of_others or written.generated:
+        return None
+    if content and written.call and written.content and written.call[0] < written.content[0]:
+        what = f"the content of message {number + 1} behind results of its calls"
+        return "parts_mixed", f"the chat template writes {what}"
     return "messages_mixed", f"the chat template writes the text of a different message into message {number + 1}"
 
 
@@ -363,10 +359,18 @@ def _generation_start(
     text, extent = rendering.text, rendering.extents[number]
     start, stop = extent[0], min((part[0] for part in (parts.content, parts.reasoning) if part), default=extent[1])
     header = text[start:stop]
+    # A prompt is before the calls, not in the text of one.
     near = header[: parts.call[0] - start] if parts.call and parts.call[0] > start else header
     places = [len(prompt) for prompt in prompts if header.startswith(prompt)]
     places += [near.rfind(prompt) + len(prompt) for prompt in prompts if prompt and prompt in near]
-    places += sorted({_common(header, prompt, controls) for prompt in prompts} - {0}, reverse=True)
+    common: set[int] = set()
+    for prompt in prompts:
+        # Where a prompt goes on differently, it counts up to its last control token or line end: no token crosses that.
+        pairs = enumerate(zip(header, prompt, strict=False))
+        shared = next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(header), len(prompt)))
+        token = controls.last(header, 0, shared)
+        common.add(max(token[1] if token else 0, header.rfind("\n", 0, shared) + 1))
+    places += sorted(common - {0}, reverse=True)
     for place in places:
         lead = text[start + place : parts.begin(start + place, ending)]
         if lead.isspace() or lead in leads:
@@ -382,31 +386,16 @@ def _unprompted(number: int, message: Message, rendering: Rendering) -> tuple[st
     return "no_generation_prompt", f"message {number + 1} {what}"
 
 
-def _common(one: str, other: str, controls: Controls) -> int:
-    """The length of the common beginning of two texts, up to a control token or a line end."""
-    pairs = enumerate(zip(one, other, strict=False))
-    length = next((number for number, (left, right) in pairs if left != right), min(len(one), len(other)))
-    token = controls.last(one, 0, length)
-    return max(token[1] if token else 0, one.rfind("\n", 0, length) + 1)
-
-
 def _completion(text: str, start: int, end: Range, parts: Parts, controls: Controls) -> Completion:
     ending, stop = max(start, end[0]), max(start, end[1])
     content, call = parts.content, parts.call
     if content and call and call[1] <= content[0]:
+        # With calls first, the answer doesn't bound them.
         calls = _calls_start(text, start, ending, replace(parts, content=None), controls)
         return Completion(start, content[0], calls, ending, stop)
     calls = _calls_start(text, start, ending, parts, controls)
     answer = max(start, content[0]) if content and content[0] <= calls else calls
     return Completion(start, answer, calls, max(calls, ending), max(calls, stop))
-
-
-def _mixed(text: str, start: int, parts: Parts) -> bool:
-    """Whether content is between tool calls; the loop over calls may have written the header first."""
-    content, call = parts.content, parts.call
-    if not content or not call or content[0] == content[1]:
-        return False
-    return max(start, call[0]) < content[0] < call[1] and bool(text[max(start, call[0]) : content[0]].strip())
 
 
 def _calls_start(text: str, start: int, ending: int, parts: Parts, controls: Controls) -> int:
@@ -415,6 +404,7 @@ def _calls_start(text: str, start: int, ending: int, parts: Parts, controls: Con
     """
     if not parts.call:
         return ending
+    # Text between the answer and the calls, such as a line end, introduces the calls.
     if parts.content and parts.content[1] <= parts.call[1]:
         return max(start, parts.content[1])
     if parts.reasoning or parts.content:

@@ -57,6 +57,7 @@ def given_reasoning(message: Mapping[str, Any], role: Role) -> str | None:
         return None
     if role != "assistant":
         raise RejectionError("reasoning_not_by_assistant", "it has reasoning, which only the assistant can have")
+    # The same text under several keys counts once.
     if len(found) > 1:
         raise RejectionError("reasoning_twice", f"it has different reasoning under more than one of {SPELLINGS}")
     reasoning = found.pop()
@@ -68,8 +69,7 @@ def _blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-ARGUMENTS = ("arguments", "args", "input")
-"""The keys of a call's arguments: OpenAI's, LangChain's, Anthropic's."""
+ARGUMENTS = ("arguments", "args", "input")  # the keys of a call's arguments: OpenAI's, LangChain's, Anthropic's
 
 CALL_KEYS = {"name", *ARGUMENTS, "id", "type", "index", "function"}
 
@@ -97,6 +97,7 @@ def read_tool_calls(message: Mapping[str, Any], role: Role) -> list[ToolCall]:
     calls = _array(calls, "bad_tool_calls", "its tool_calls")
     if older is not None and calls:
         raise RejectionError("bad_tool_calls", "it has both tool_calls and function_call; keep tool_calls")
+    # `function_call` is the older form of the API, for one call.
     calls = calls if older is None else [older]
     if calls and role != "assistant":
         raise RejectionError("bad_tool_calls", "it has tool calls, which only the assistant can make")
@@ -142,12 +143,14 @@ def _arguments(function: Mapping[str, Any], place: str) -> Arguments:
     given, what = [function[key] for key in ARGUMENTS if function.get(key) is not None], f"the arguments of {place}"
     value = given[0] if given else None
     if value is None or value == "":
+        # Arguments under an unknown name would be lost without a word.
         if strange := [key for key in function if key not in CALL_KEYS and function[key] is not None]:
             raise RejectionError(
                 "bad_tool_arguments", f"{place} doesn't have arguments, but {listed(strange)}; rename it"
             )
         return Arguments({}, "{}")
     if isinstance(value, str):
+        # The text is kept as it is, for templates that write it.
         text, value = value, parsed(value, "bad_tool_arguments", what)
     else:
         text = json_text(value, "bad_tool_arguments", what)
@@ -197,6 +200,7 @@ def read_template_kwargs(value: object) -> dict[str, Any]:
     given = {name: each for name, each in cast("dict[str, Any]", value).items() if each is not None}
     if wrong := [name for name in RESERVED if name in given]:
         raise RejectionError("bad_template_kwargs", f"chat_template_kwargs has {wrong[0]}, which rows can't set")
+    # Plain JSON, because the variables are part of the keys of caches.
     return json.loads(json_text(given, "bad_template_kwargs", "chat_template_kwargs"))
 
 
@@ -205,8 +209,7 @@ DETAIL = "train_detail"
 
 NOTHING: tuple[Range, ...] = ()
 
-CUT = ("reasoning_truncated", "thinking_truncated")
-"""Flags of answers whose reasoning a budget ended."""
+CUT = ("reasoning_truncated", "thinking_truncated")  # flags of answers whose reasoning a budget ended
 
 
 def is_cut(fields: Mapping[str, Any]) -> bool:
@@ -223,6 +226,7 @@ def trained_characters(fields: Mapping[str, Any], role: Role, content: str | Non
     followed.
     """
     flags = [flag for name in WHOLE if (flag := _flag(fields, name)) is not None]
+    # Flags of parts are nearer to the text than `train_detail`.
     detail = _of_parts(fields.get("content"))
     if detail is None:
         detail = _of_detail(fields.get(DETAIL))
@@ -285,6 +289,7 @@ def _of_detail(detail: object) -> list[Range] | None:
         if type(begin) is not int or type(end) is not int or not 0 <= begin <= end or not isinstance(train, bool):
             shape = '{"begin_offset": 0, "end_offset": 9, "train": true}'
             raise _bad(f"has a {DETAIL} whose entry {number} is not of the form {shape}")
+        # axolotl includes the end offset.
         ranges += [(begin, end + 1)] if train else []
     return ranges
 
@@ -318,8 +323,7 @@ def role_of(name: str) -> Role | None:
     return SPEAKERS.get(name) or SPEAKERS.get(re.sub(r"[-\s]+", "_", name.strip().lower()))
 
 
-CALLS = ("function_call", "tool_call", "function-call", "tool-call")
-"""Speakers whose text is a call, or several."""
+CALLS = ("function_call", "tool_call", "function-call", "tool-call")  # speakers whose text is a call, or several
 
 
 def is_call(message: object) -> bool:
@@ -365,14 +369,12 @@ UNREADABLE = ("images", "image", "audio", "audios", "video", "videos", "attachme
 """Keys of messages with more than text."""
 
 
-MESSAGE_TOOLS = ("tools", "functions")
-"""Keys of messages that hold the conversation's tools."""
+MESSAGE_TOOLS = ("tools", "functions")  # keys of messages that hold the conversation's tools
 
 STEPS = ("source", "class_", "action", "observation", "message_type", "cutoff_date")
 """Keys of the steps of agents' traces."""
 
-CHANNELS = ("channel", "recipient")
-"""Keys of openai-harmony's messages."""
+CHANNELS = ("channel", "recipient")  # keys of openai-harmony's messages
 
 MASKS = frozenset({"loss", "mask", "masks", "masked", "train", "trained", "trainable", "training", "untrained"})
 """Words in keys that speak of what to train on."""
@@ -392,6 +394,7 @@ class Unusual(NamedTuple):
 @lru_cache(maxsize=4096)
 def unusual(keys: tuple[str, ...]) -> Unusual | None:
     """Return the meaning of a message's keys that the rest of this module doesn't read; None for no meaning, as usual."""
+    # A key such as `loss_weight` or `is_trained` speaks of masks by one of its words.
     masks = tuple(key for key in keys if key not in {*WHOLE, DETAIL} and MASKS & set(re.split(r"[^a-z]+", key.lower())))
     unread = set(UNREAD)
     if not {"role", "from"}.isdisjoint(keys):
@@ -413,6 +416,7 @@ PARTS = ("text", "image_url", "input_audio", "file", "refusal")
 
 def read_message(value: object) -> Message:
     """Parse a message. Raises RejectionError without the number of the message."""
+    # Most messages: no other key, and a known role in lower case.
     if type(value) is dict and value.keys() == PLAIN:
         role, content = value["role"], value["content"]
         if isinstance(role, str) and role in SPEAKERS and isinstance(content, str):
@@ -434,6 +438,7 @@ def _read_any(value: object) -> Message:
     fields: dict[str, Any] = value
     require_single_keys(fields, "bad_message", "it")
     if fields.get("role") is None and fields.get("from") is not None:
+        # ShareGPT's names of role and content.
         fields = {**fields, "role": fields["from"], "content": fields.get("value", fields.get("content"))}
     name = fields.get("role")
     if name is None:
@@ -445,20 +450,13 @@ def _read_any(value: object) -> Message:
         raise RejectionError("unknown_role", f"its role is {quoted(name)}; {nearest(name[:40], SPEAKERS)}")
     if fields.get("content") is None and (other := fields.get("value", fields.get("text"))):
         fields = {**fields, "content": other}
-    fields = _without_thoughts(fields)
-    content = _text(fields.get("content"), role)
-    reasoning = given_reasoning(fields, role)
-    return _message(role, content, reasoning, fields)
-
-
-def _without_thoughts(fields: dict[str, Any]) -> dict[str, Any]:
-    """The message with the thoughts that its content begins with under `reasoning_content`; Anthropic and Mistral have them as parts."""
-    parts: list[Any] = content if isinstance(content := fields.get("content"), list) else []
+    # Anthropic and Mistral have thoughts as the first parts of a content.
+    parts: list[Any] = given if isinstance(given := fields.get("content"), list) else []
     thoughts = list(itertools.takewhile(lambda part: isinstance(part, dict) and part.get("type") == "thinking", parts))
-    if not thoughts or fields.get(SPELLINGS[0]):
-        return fields
-    text = "\n".join(_text(part.get("thinking"), "assistant") or "" for part in thoughts)
-    return {**fields, "content": parts[len(thoughts) :], SPELLINGS[0]: text}
+    if thoughts and not fields.get(SPELLINGS[0]):
+        text = "\n".join(_text(part.get("thinking"), "assistant") or "" for part in thoughts)
+        fields = {**fields, "content": parts[len(thoughts) :], SPELLINGS[0]: text}
+    return _message(role, _text(fields.get("content"), role), given_reasoning(fields, role), fields)
 
 
 def require_readable(value: object) -> None:
@@ -481,6 +479,7 @@ def _message(role: Role, content: str | None, reasoning: str | None, fields: dic
         message["reasoning_content"] = reasoning
     if calls := read_tool_calls(fields, role):
         message["tool_calls"] = calls
+    # Only beside calls may a content be absent.
     elif content is None:
         raise RejectionError("no_content", f"it doesn't have content; its keys: {listed(fields)}")
     if role == "tool" and (identifier := string_at(fields, "tool_call_id", "bad_message", "its")):
@@ -498,22 +497,18 @@ def _text(value: object, role: Role) -> str | None:
     """Content as text; a tool's result that is not text becomes JSON."""
     if value is None:
         return None
-    if isinstance(value, str):
-        text = value
-    elif isinstance(value, list) and (role != "tool" or _has_part(value)):
-        text = "".join(_part(part, number) for number, part in enumerate(value, 1))
-    elif role == "tool":
-        return json_text(value, "not_text", "its content")
-    else:
+    text = value
+    if isinstance(value, list):
+        objects = [item for item in value if isinstance(item, dict)]
+        has_part = any(item.get("type") == name and item.get(name) is not None for item in objects for name in PARTS)
+        if role != "tool" or has_part:  # else it is the result itself
+            text = "".join(_part(part, number) for number, part in enumerate(value, 1))
+    if not isinstance(text, str):
+        if role == "tool":
+            return json_text(value, "not_text", "its content")
         raise RejectionError("not_text", f"its content is {kind(value)}; make it a string or an array of text parts")
     require_utf8(text, "its content")
     return text
-
-
-def _has_part(items: list[Any]) -> bool:
-    """Whether an array from a tool holds content parts instead of a result."""
-    objects = [item for item in items if isinstance(item, dict)]
-    return any(item.get("type") == name and item.get(name) is not None for item in objects for name in PARTS)
 
 
 def _part(part: object, number: int) -> str:

@@ -64,26 +64,24 @@ def conversation(
     messages: list[Message] = []
     for number, each in enumerate(turns, 1):
         try:
+            # Whether any message is unusual is known from `_turns`, so usual lists skip this.
             if reading.odd:
                 require_readable(each)
             messages.append(read_message(each))
         except RejectionError as error:
-            return Rejected(error.reason, f"message {number} of {len(turns)}{_speaker(each)}: {error.detail}")
+            name = (each.get("role") or each.get("from")) if isinstance(each, dict) else None
+            speaker = f" ({quoted(name)})" if isinstance(name, str) else ""
+            return Rejected(error.reason, f"message {number} of {len(turns)}{speaker}: {error.detail}")
     answers = [message for message in messages if message["role"] == "assistant"]
     if not answers:
-        return Rejected("no_assistant", _no_answer(len(messages), record))
+        found = f"none of its {len(messages)} messages is by the assistant, so there is no text to train on"
+        apart = next((name for name in ANSWERS if isinstance(record.get(name), str)), None)
+        remedy = f'; if {apart} is the answer, set it in the blend ("fields": {{"prompt": "…", "response": "{apart}"}})'
+        return Rejected("no_assistant", f"{found}{remedy if apart else ''}")
+    # The flag of a row is about its last answer.
     if cut:
         answers[-1]["cut"] = True
     return Conversation(messages, tools, tuple(sorted(reading.unread)) if reading.unread else (), variables)
-
-
-def _no_answer(count: int, record: Record) -> str:
-    """Explain why every message is masked, and name fields next to the messages that may hold the answer."""
-    found = f"none of its {count} messages is by the assistant, so there is no text to train on"
-    apart = [name for name in ANSWERS if isinstance(record.get(name), str)]
-    if not apart:
-        return found
-    return f'{found}; if {apart[0]} is the answer, set it in the blend ("fields": {{"prompt": "…", "response": "{apart[0]}"}})'
 
 
 class _Reading:
@@ -104,11 +102,6 @@ def unread_beside(record: Record, layout: Layout) -> tuple[str, ...]:
     return tuple(sorted(reading.unread))
 
 
-def _speaker(message: object) -> str:
-    names = [message[key] for key in ("role", "from") if message.get(key)] if isinstance(message, dict) else []
-    return f" ({quoted(names[0])})" if names and isinstance(names[0], str) else ""
-
-
 def _messages(record: Record, layout: Layout, reading: _Reading) -> list[Any]:
     """The messages of a record, after its system prompt."""
     shape = layout.shape
@@ -126,6 +119,7 @@ def _with_system(record: Record, fields: Sequence[str], messages: list[Any]) -> 
     prompts = [value for name in fields if (value := value_at(record, name, "no_messages"))]
     first = messages[0] if messages else None
     own: object = None
+    # Data often repeats the system prompt in its first message.
     if isinstance(first, dict) and _role_of(first) in {"system", "developer"}:
         own = first.get("content") or first.get("value")
     if not prompts or all(prompt == own for prompt in prompts):
@@ -149,31 +143,26 @@ def _pair(record: Record, layout: Layout, reading: _Reading) -> list[Any]:
     for name, value in ((shape.prompt, asked), (shape.response, answer)):
         if value is None:
             raise RejectionError("no_messages", f"there is no {name}; {_there(record)}")
-    before = (
-        _turns(asked, reading)
-        if isinstance(asked, list)
-        else [{"role": "user", "content": _joined(record, asked, shape)}]
-    )
-    if shape.more and isinstance(asked, list) and (more := [name for name in shape.more if record[name]]):
-        raise RejectionError(
-            "no_messages", f"{shape.prompt} is a list of messages, so {more[0]} beside it is ambiguous"
-        )
+    more = [name for name in shape.more if record[name]]
+    if isinstance(asked, list):
+        before = _turns(asked, reading)
+        if more:
+            why = f"{shape.prompt} is a list of messages, so {more[0]} beside it is ambiguous"
+            raise RejectionError("no_messages", why)
+    else:
+        if isinstance(asked, str) and more:
+            if strange := [name for name in more if not isinstance(record[name], str)]:
+                raise RejectionError("not_text", f"{strange[0]} is {kind(record[strange[0]])}; make it a string")
+            # The shape's additions follow the question on further lines.
+            asked = "\n".join([*filter(None, [asked]), *(record[name] for name in more)])
+        before = [{"role": "user", "content": asked}]
+    # As in TRL, of a prompt and a completion only the completion is learned.
     if not shape.prompt_trained:
         before = [{**each, "train": False} if _role_of(each) == "assistant" else each for each in before]
     after = _answer(answer, shape, reading)
     if layout.reasoning:
         after = _with_reasoning(record, layout.reasoning, after, reading)
     return [*_history(record, layout.history, before, reading), *before, *after]
-
-
-def _joined(record: Record, asked: object, shape: Shape) -> object:
-    """Return the question, and the shape's additions to it on further lines."""
-    more = [name for name in shape.more if record[name]]
-    if not more or not isinstance(asked, str):
-        return asked
-    if strange := [name for name in more if not isinstance(record[name], str)]:
-        raise RejectionError("not_text", f"{strange[0]} is {kind(record[strange[0]])}; make it a string")
-    return "\n".join([*filter(None, [asked]), *(record[name] for name in more)])
 
 
 def _answer(answer: Any, shape: Shape, reading: _Reading) -> list[Any]:  # noqa: ANN401 - as in the row
@@ -185,6 +174,7 @@ def _answer(answer: Any, shape: Shape, reading: _Reading) -> list[Any]:  # noqa:
         return [answer]
     if isinstance(answer, list) and answer and all(_role_of(each) for each in answer):
         return _turns(answer, reading)
+    # Several answers to choose from: which one is meant isn't known.
     if isinstance(answer, list) and all(isinstance(each, str) for each in answer):
         raise RejectionError("not_text", f"{shape.response} is a list of {len(answer)} texts; make it one answer")
     return [{"role": "assistant", "content": answer}]
@@ -192,6 +182,7 @@ def _answer(answer: Any, shape: Shape, reading: _Reading) -> list[Any]:  # noqa:
 
 def _with_reasoning(record: Record, fields: Sequence[str], after: list[Any], reading: _Reading) -> list[Any]:
     """The answer with the reasoning beside it, unless that is part of it already."""
+    # Some rows have the reasoning beside an answer that already includes it.
     texts = {name: value for name in fields if isinstance(value := record[name], str) and value not in SWITCHES}
     unread = [name for name in fields if record[name] and not isinstance(record[name], str | bool)]
     reading.unread.update(unread)
@@ -214,6 +205,7 @@ def _history(record: Record, field: str | None, before: Sequence[Any], reading: 
     if len(before) > 1:
         raise RejectionError("no_messages", f"a {field} beside a list of messages is ambiguous; write it as messages")
     if all(isinstance(turn, list | tuple) for turn in turns):
+        # Alpaca's `history`: pairs of a question and its answer.
         said = [text for turn in turns for text in turn]
         return [_said(text, role) for text, role in zip(said, cycle(("user", "assistant"))) if text is not None]
     return _turns(turns, reading)
@@ -225,15 +217,18 @@ def _said(text: object, role: str) -> dict[str, object]:
 
 def _turns(messages: list[Any], reading: _Reading) -> list[Any]:
     """Messages in a form that `read_message` reads."""
+    # The first message shows the dialect of all.
     if messages and type(messages[0]) is dict and messages[0].keys().isdisjoint(("role", "from")):
         messages = [with_role(each) for each in messages]
     if any(type(each) is dict and type(each.get("content")) is list for each in messages):
         messages = [one for each in messages for one in unfolded(each)]
+    # A list of plain messages, the usual case, ends here without a copy.
     others = [each for each in messages if type(each) is not dict or each.keys() != PLAIN]
     if others and all(isinstance(each, list) for each in messages):
         return _turns([event for events in messages for event in events], reading)  # OpenHands' pairs of events
     if not others:
         return _with_calls(messages) if [each for each in messages if each["role"] in CALLS] else messages
+    # UltraChat: texts alternate between user and assistant.
     if all(isinstance(each, str) for each in messages) and len(messages) > 1:
         return [_said(text, role) for text, role in zip(messages, cycle(("user", "assistant")))]
     odd = [(each, odd) for each in others if type(each) is dict and (odd := unusual(tuple(each)))]
@@ -248,6 +243,7 @@ def _from_traces(messages: list[Any], odd: Sequence[tuple[Record, Unusual]], rea
     """The messages of a list in which the `odd` ones have unusual keys: of an agent's trace, with channels, or as they are."""
     if any(key in BLOCKS for _, found in odd for key in found.unread):
         messages = [with_blocks(each) if type(each) is dict else each for each in messages]
+        # Blocks are read now, so they are no longer among the unread keys.
         odd = [(each, found) for each in messages if type(each) is dict and (found := unusual(tuple(each)))]
     if any(found.steps for _, found in odd) and (name := trace_name(messages[0])):
         messages = read_trace(name, messages, reading.unread)
@@ -285,6 +281,7 @@ def _with_calls(messages: Sequence[Any]) -> list[Any]:
         value = each.get("content") if each.get("content") is not None else each.get("value")
         calls = parsed(value, "bad_tool_calls", "its content (a tool call)") if isinstance(value, str) else value
         calls = calls if isinstance(calls, list) else [calls]
+        # A call with other keys (an id, a mask) remains a message, because they are about this call.
         rest = {key: each[key] for key in each if key not in {"role", "from", "content", "value"}}
         before = made[-1] if made and not rest and _role_of(made[-1]) == "assistant" else None
         if before is not None and before.keys() <= {"role", "from", "content", "value", "tool_calls"}:
@@ -306,20 +303,23 @@ def _tools(record: Record, layout: Layout, reading: _Reading) -> list[dict[str, 
         tools = read_tools(value)
         if tools and found and tools != found:
             raise RejectionError("bad_tools", "it has different tools in two places; keep one")
+        # An empty list doesn't contradict a full one.
         found = tools or found
     return found
 
 
 def _beside(record: Record, layout: Layout, reading: _Reading) -> None:
     """Add the fields with a value that aren't read to `unread`. Raises RejectionError, with the field, where they matter."""
+    shape = layout.shape
     for name, meaning in layout.others:
         value = record[name]
         if value in ("", [], {}) or (isinstance(value, str) and value in SWITCHES):
             continue
+        # A number can't be a part of a conversation.
         if meaning == "telling" and not isinstance(value, str | list | dict):
             continue
-        if meaning == "ambiguous" and not _repeats(value, record, layout.shape):
-            pair = f"{layout.shape.prompt} and {layout.shape.response}"
+        if meaning == "ambiguous" and not (isinstance(value, str) and _repeats(value, record, shape)):
+            pair = f"{shape.prompt} and {shape.response}"
             remedy = 'name the parts in the blend ("fields": {"prompt": "…", "response": "…"})'
             raise RejectionError("no_messages", f"{name} beside {pair} is ambiguous; {remedy}")
         if meaning == "media":
@@ -332,15 +332,12 @@ def _beside(record: Record, layout: Layout, reading: _Reading) -> None:
             reading.unread.add(f"{name} {quoted(path)} {IN_NO_ROW}")
 
 
-LONG = 24
-"""Characters of a text that isn't found in others by chance."""
+LONG = 24  # characters of a text that isn't found in others by chance
 
 
-def _repeats(value: object, record: Record, shape: Shape) -> bool:
+def _repeats(value: str, record: Record, shape: Shape) -> bool:
     """Whether a text beside a pair is its question or answer again, such as a prompt that was made of the question."""
     read = [text for name in (shape.prompt, shape.response) if name and isinstance(text := record.get(name), str)]
-    if not isinstance(value, str):
-        return False
     return any(
         text == value or (min(len(text), len(value)) >= LONG and (text in value or value in text)) for text in read
     )
@@ -349,6 +346,7 @@ def _repeats(value: object, record: Record, shape: Shape) -> bool:
 def _list(value: object, field: str, record: Record) -> list[Any]:
     if isinstance(value, str):
         value = parsed(value, "no_messages", f"{field} (a string)")
+    # Some fields hold a whole request to an API.
     if isinstance(value, dict) and isinstance(value.get("messages"), list):
         value = value["messages"]
     if value is None:

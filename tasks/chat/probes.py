@@ -108,8 +108,7 @@ THINKING: Sequence[Mapping[str, Any]] = (
 """The variables that turn thinking on or off in templates; each may change the generation prompt."""
 
 
-REASONING = {1, 3, 5}
-"""The messages with reasoning in "reasoning in three turns"."""
+REASONING = {1, 3, 5}  # the messages with reasoning in "reasoning in three turns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +133,13 @@ def profile_template(template: ChatTemplate, added_tokens: Mapping[str, int]) ->
     """Probe a template. `added_tokens` are the vocabulary's control strings and other added tokens, with ids."""
     renderings = [template.render(probe.messages, probe.tools) for probe in PROBES.values()]
     texts = [each.text for each in renderings if isinstance(each, Rendering)]
+    # Prompts of all variables count as written by the template: they may have other control tokens than renderings.
     answers = list(_answers(template))
     prompts = {prompt for answer in answers for prompt in answer.prompts}
     controls = controls_of([template.source, *texts, *prompts], added_tokens)
     reasoned = template.render(PROBES["reasoning in three turns"].messages, [])
     spans = reasoned.spans if isinstance(reasoned, Rendering) else ()
+    # Which of three turns have their reasoning in the rendering.
     written = {number for start, stop, (number, kind) in spans if kind == "reasoning" and start < stop}
     inline = _inline(template, writes_reasoning=bool(written))
     return TemplateProfile(
@@ -156,6 +157,7 @@ def _inline(template: ChatTemplate, *, writes_reasoning: bool) -> Inline:
     ended = f"{thoughts}\n{CLOSE}{dropped}"
     answers = _says(answer, thoughts), _says(f"{OPEN}\n{ended}"), _says(ended), _says(dropped)
     renderings = [template.render([_user("Why?"), each], []) for each in answers]
+    # In order: as reasoning_content, with both tags, with the closing tag, without thoughts.
     texts = [each.text if isinstance(each, Rendering) else "" for each in renderings]
     if len(set(texts[1:])) == 1:
         return "dropped"
@@ -185,12 +187,14 @@ def is_reply(messages: Sequence[Message], number: int) -> bool:
 
 def _answers(template: ChatTemplate) -> Iterator[_Answer]:
     """The generation prompt that a template writes in place of every answer."""
+    # A variable that the source doesn't name can't change a prompt.
     asked = [variables for variables in THINKING if all(name in template.source for name in variables)]
     for probe in PROBES.values():
         whole = template.render(probe.messages, probe.tools)
         for number in range(len(probe.messages)):
             if not is_reply(probe.messages, number):
                 continue
+            # An answer may be rendered differently as the last message and within the history.
             cut_short = template.render(probe.messages[: number + 1], probe.tools)
             renderings = [each for each in (cut_short, whole) if isinstance(each, Rendering) and number in each.extents]
             for variables in asked:
@@ -210,7 +214,12 @@ def _answers_at(
     if not isinstance(asked, Rendering):
         return
     plain = template.render(before, probe.tools, **variables)
-    prompts = frozenset(_differences(plain, asked)) if isinstance(plain, Rendering) else frozenset[str]()
+    prompts = frozenset[str]()
+    if isinstance(plain, Rendering) and asked.text.startswith(plain.text):
+        prompts = frozenset([asked.text[len(plain.text) :]])
+    elif isinstance(plain, Rendering) and asked.epilogue < len(asked.text):
+        # The template also writes something else differently; then the prompt is all that is behind the last message.
+        prompts = frozenset([asked.text[asked.epilogue :]])
     yield _Answer(prompts, None, number, role_before, None, own)
     for written in renderings:
         start = written.extents[number][0]
@@ -221,36 +230,30 @@ def _answers_at(
                 yield _Answer(prompts, prompt, number, role_before, written, own)
 
 
-def _differences(plain: Rendering, asked: Rendering) -> Iterator[str]:
-    """The text that is added by requesting a generation prompt."""
-    if asked.text.startswith(plain.text):
-        yield asked.text[len(plain.text) :]
-    elif asked.epilogue < len(asked.text):
-        yield asked.text[asked.epilogue :]
-
-
 def _openings(template: ChatTemplate, answers: Sequence[_Answer], controls: Controls, inline: Inline) -> Openings:
+    # False is sorted before True: prompts with the template's own variables are first.
     prompts = {(True, prompt) for answer in answers if not answer.own for prompt in answer.prompts - {""}}
     prompts |= {(False, prompt) for answer in answers if answer.own for prompt in answer.prompts - {""}}
     prompts |= {(not answer.own, answer.opening) for answer in answers if answer.opening}
     unprompted = frozenset(answer.role_before for answer in answers if answer.opening == "")
     ordered = [prompt for _, prompt in sorted(prompts, key=lambda each: (each[0], -len(each[1]), each[1]))]
     outside = _ends_in_next(template, controls)
-    leads = frozenset(lead for answer in answers for lead in _leads(answer, controls, outside=bool(outside)))
-    return Openings(
-        tuple(dict.fromkeys(ordered)), unprompted, leads | {""}, outside, _stops(template, controls), inline
-    )
-
-
-def _leads(answer: _Answer, controls: Controls, *, outside: bool) -> Iterator[str]:
-    """The text between the prompt and the message."""
-    if answer.opening is None or answer.rendering is None:
-        return
-    rendering, number = answer.rendering, answer.number
-    start, stop = rendering.extents[number]
-    start += len(answer.opening)
-    ending = stop if outside else (controls.last(rendering.text, start, stop) or (stop, stop))[0]
-    yield rendering.text[start : parts_of(rendering, [number])[number].begin(start, ending)]
+    leads = {""}
+    for answer in answers:
+        if answer.opening is None or answer.rendering is None:
+            continue
+        rendering, number = answer.rendering, answer.number
+        start, stop = rendering.extents[number]
+        start += len(answer.opening)
+        ending = stop if outside else (controls.last(rendering.text, start, stop) or (stop, stop))[0]
+        leads.add(rendering.text[start : parts_of(rendering, [number])[number].begin(start, ending)])
+    # What ends the last answer of a conversation: the control tokens behind its content.
+    stops = frozenset[str]()
+    single = template.render(PROBES["one turn"].messages, [])
+    if isinstance(single, Rendering) and 1 in single.extents:
+        written, stop = parts_of(single, [1])[1].content, single.extents[1][1]
+        stops = frozenset(controls.pattern.findall(single.text[written[1] if written else stop : stop]))
+    return Openings(tuple(dict.fromkeys(ordered)), unprompted, frozenset(leads), outside, stops, inline)
 
 
 def _ends_in_next(template: ChatTemplate, controls: Controls) -> tuple[str, ...]:
@@ -266,16 +269,6 @@ def _ends_in_next(template: ChatTemplate, controls: Controls) -> tuple[str, ...]
     place = calling.extents.get(1, (0, 0))[1] if isinstance(calling, Rendering) else 0
     called = controls.pattern.match(calling.text, place) if isinstance(calling, Rendering) else None
     return following.group(), (called or following).group()
-
-
-def _stops(template: ChatTemplate, controls: Controls) -> frozenset[str]:
-    """The control tokens behind the last answer of a conversation."""
-    rendering = template.render(PROBES["one turn"].messages, [])
-    if not isinstance(rendering, Rendering) or 1 not in rendering.extents:
-        return frozenset()
-    written = parts_of(rendering, [1])[1].content
-    stop = rendering.extents[1][1]
-    return frozenset(controls.pattern.findall(rendering.text[written[1] if written else stop : stop]))
 
 
 class TemplatePart(NamedTuple):
@@ -306,8 +299,7 @@ PARTS: Mapping[str, TemplatePart] = {
 """Answers and tool calls are not among them: conversations without these are rejected."""
 
 
-NO_QUESTION = "questions, which are blank or a placeholder"
-"""What rows are counted by that ask nothing."""
+NO_QUESTION = "questions, which are blank or a placeholder"  # what rows are counted by that ask nothing
 
 
 def unwritten_by(template: ChatTemplate) -> frozenset[str]:
@@ -323,6 +315,7 @@ def unwritten_by(template: ChatTemplate) -> frozenset[str]:
 def unwritten_in(conversation: Conversation, kinds: Iterable[str]) -> list[str]:
     """Return the parts of a conversation that a template omits, and the definitions and questions that it lacks."""
     found = [f"{name} that the template doesn't write" for name in sorted(kinds) if PARTS[name].occurs(conversation)]
+    # A model that calls tools without their definitions learns to invent them.
     called = {call["function"]["name"] for each in conversation.messages for call in each.get("tool_calls", ())}
     functions = [tool.get("function") or tool for tool in conversation.tools] if called else []
     if not called <= {function["name"] for function in functions}:

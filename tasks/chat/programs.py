@@ -28,20 +28,14 @@ from .encoding import Filled, Layout, Segments, TextTable, runs, text_of_run
 from .sequences import Renderer, begins_with_markup
 from .symbolic import FIRST, LAST, STAND_IN, Hole, SymbolicTemplate, UnprovableError
 
-MAX_CHARACTERS = 1_000_000
-"""Of the texts of a conversation; far below the limits of a rendering."""
-
-MAX_SHAPES = 50_000
-"""Shapes counted, 100 bytes each."""
-
-MAX_RUNS = 500_000
-"""Segments of all programs, which take about 100 bytes each; programs are then learned anew."""
+MAX_CHARACTERS = 1_000_000  # of the texts of a conversation; far below the limits of a rendering
+MAX_SHAPES = 50_000  # shapes counted, 100 bytes each
+MAX_RUNS = 500_000  # segments of all programs, which take about 100 bytes each; programs are then learned anew
 
 RENDERED_FIRST = 3
 """Conversations of a shape that are rendered before a program is learned, because learning takes as long as three renderings."""
 
-ONE_IN = 100
-"""Filled conversations per one that is rendered as well."""
+ONE_IN = 100  # filled conversations per one that is rendered as well
 
 SEPARATOR = "\x1f"
 
@@ -64,6 +58,7 @@ def shape(conversation: Conversation) -> tuple[Shape, list[str]] | None:
             message["role"] if len(message) == 2 and _take(message["content"], texts) else _kind(message, texts)  # noqa: PLR2004 - a role and a content
             for message in conversation.messages
         ]
+        # Tools are a part of the shape, not values: templates walk through their structure.
         tools = xxh3_128_digest(orjson.dumps(conversation.tools)) if conversation.tools else None
     except (_ShapelessError, TypeError):  # a number in a tool that orjson cannot write
         return None
@@ -90,8 +85,7 @@ def _kind(message: Message, texts: list[str]) -> Shape:
     return tuple(kind)
 
 
-LITERAL = frozenset({"role", "type", "trained"})
-"""The keys of messages and calls whose values belong to the shape."""
+LITERAL = frozenset({"role", "type", "trained"})  # the keys of messages and calls whose values belong to the shape
 
 
 def _structure(value: object, texts: list[str]) -> object:
@@ -103,6 +97,7 @@ def _structure(value: object, texts: list[str]) -> object:
         for key, inner in cast("dict[str, Any]", value).items():
             found += (key, inner if key in LITERAL and isinstance(inner, str) else _structure(inner, texts))
         if isinstance(value, Arguments):
+            # Templates write either the values or their text.
             _take(value.text, texts)
         return tuple(found)
     if isinstance(value, list):
@@ -173,11 +168,13 @@ class Programs:
         program = self._programs[key] if key in self._programs else self._learned(key, conversation, texts)
         if program is None or not self._fits(program, conversation, texts):
             return self.renderer.sequences(conversation)
+        # A hash of the text, so the same conversations are compared in every run.
         if xxh3_64_intdigest(texts[-1].encode()) % ONE_IN == 0:
             _require_same(program, texts, self.renderer.sequences(conversation))
         return program.filled(texts)
 
     def _fits(self, program: Program, conversation: Conversation, texts: Sequence[str]) -> bool:
+        # One search in all texts at once.
         everything = SEPARATOR.join(texts)
         if len(everything) > MAX_CHARACTERS or program.absent.occur_in(everything):
             return False
@@ -189,6 +186,7 @@ class Programs:
             self._seen.clear()
             self._programs.clear()
             self._runs = 0
+        # Counts are by hash, because keys hold all roles and names; a collision only learns a program earlier.
         number = hash(key)
         self._seen[number] += 1
         if self._seen[number] <= RENDERED_FIRST:
@@ -197,6 +195,7 @@ class Programs:
         if program is not None and self._fits(program, conversation, texts):
             try:
                 _require_same(program, texts, self.renderer.sequences(conversation))
+            # A template may treat this conversation in a way that symbols don't show; its shape is rendered from now on.
             except ProgramError:
                 program = None
         self._programs[key] = program

@@ -75,6 +75,7 @@ class OutputCode(CodeGenerator):
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802 - Jinja's name
         """A comparison, by `Sandbox.compared` where it may take long."""
+        # `a < b < c` is two comparisons.
         pairs = list(zip([node.expr, *(each.expr for each in node.ops)], node.ops, strict=False))
         if all(_is_cheap(left, operand) for left, operand in pairs):
             super().visit_Compare(node, frame)
@@ -132,6 +133,7 @@ class _Instrumenter(NodeTransformer):
         if not writes:
             node.body.insert(0, _output(nodes.Const(""), "__stepped__", line=node.lineno))
             return [node]
+        # Loops are numbered so that the end of a loop within a message isn't taken for the end of the message.
         self._loops += 1
         loop, line = nodes.Const(self._loops), node.lineno
         target = _subject(node) or nodes.Const(None)
@@ -155,6 +157,7 @@ def _subject(node: nodes.For) -> nodes.Expr | None:
     if not isinstance(node.target, nodes.Name):
         return None
     name, counts = node.target.name, isinstance(node.iter, nodes.Call) and isinstance(node.iter.node, nodes.Name)
+    # `for i in range(…)` with `messages[i]`: the item is the subject.
     for each in node.find_all(nodes.Getitem) if counts else ():
         if isinstance(each.node, nodes.Name) and isinstance(each.arg, nodes.Name) and each.arg.name == name:
             return nodes.Getitem(nodes.Name(each.node.name, "load"), nodes.Name(name, "load"), "load")
@@ -223,8 +226,7 @@ FIELDS = frozenset({"role", "content", "reasoning_content", "tool_calls", "funct
 LOOP_FIELDS = frozenset({"index", "index0", "first", "last", "previtem", "nextitem", "length"})
 """Loop attributes that are plain values."""
 
-GROWING = frozenset({"join", "replace"})
-"""Methods of text whose result may be longer than the text."""
+GROWING = frozenset({"join", "replace"})  # methods of text whose result may be longer than the text
 
 BACKWARD = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
 """Methods that compare at every position, unlike a forward search."""
@@ -336,6 +338,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(right, str):
             self.budget.step(len(right) // COMPARISONS_PER_STEP)
         elif operator in {"in", "notin"}:
+            # A search would use the iterator up.
             right = list(right) if isinstance(right, Iterator) else right
             self.budget.step(weight(left) * (len(right) if isinstance(right, NESTING) else 1) // COMPARED_PER_STEP)
         elif isinstance(left, CONTAINERS) and isinstance(right, CONTAINERS):
@@ -352,22 +355,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.budget.step()
         owner = getattr(function, "__self__", None)
         if isinstance(owner, (dict, list, tuple, LoopContext)) or function is _new_dict:
+            # `count` and `index` of a list compare with every element.
             places = len(owner) if isinstance(owner, (list, tuple)) else 1
             self.budget.step(sum(map(weight, args)) * places // COMPARED_PER_STEP)
         if not isinstance(owner, str) and function is not SafeNamespace:
             return super().call(context, function, *args, **kwargs)
+        # Methods of text don't take them.
         for name in LOCAL_VARIABLES & kwargs.keys():
             del kwargs[name]
-        if isinstance(owner, str) and function.__name__ in GROWING:
+        if not isinstance(owner, str):
+            return function(*args, **kwargs)  # the constructor of a namespace
+        if function.__name__ in GROWING:
             if function.__name__ == "join":
                 return together([_text(part) for part in args[0]], owner)
             require_size(replaced_size(owner, *args[:2]))
-        return self._spent(owner, function, *args, **kwargs)
-
-    def _spent(self, owner: Any, function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - same
-        """Call a method of text for as many steps as it visits and creates; or the constructor of a namespace."""
-        if not isinstance(owner, str):
-            return function(*args, **kwargs)
+        # A method of text takes as many steps as it visits characters and creates parts.
         self.budget.step(len(owner) // CHARACTERS_PER_STEP)
         if function.__name__ in BACKWARD and args and isinstance(args[0], str):
             self.budget.step(len(owner) * len(args[0]) // COMPARISONS_PER_STEP)
@@ -379,6 +381,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - same
         """Fast paths for the most common look-ups: fields of messages and loop state."""
         kind = type(obj)
+        # Jinja's own look-up tries an attribute first, raises, and then asks for the item.
         if kind in RECORDS and attribute in FIELDS:
             return obj[attribute] if attribute in obj else _absent(attribute)
         if (kind is LoopContext and attribute in LOOP_FIELDS) or (kind is SafeNamespace and attribute[0] != "_"):
@@ -397,6 +400,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Return whether the attribute is listed for this type, and safe in Jinja's immutable sandbox."""
         if isinstance(obj, SafeNamespace):
             return not attr.startswith("_")
+        # A list of what is allowed: new attributes of Python don't get in.
         allowed = next((names for kind, names in ATTRIBUTES if isinstance(obj, kind)), frozenset[str]())
         return attr in allowed and super().is_safe_attribute(obj, attr, value)
 
@@ -430,6 +434,7 @@ def clock(date: object) -> Callable[[str], str]:
         raise InputError(f"template_variables.date: {date!r} is not a date ({error}); {example}") from error
 
     def strftime_now(form: str) -> str:
+        # A sign that remains belongs to a directive that isn't listed.
         if DIRECTIVE.sub("", form).count("%"):
             raise SecurityError(f"{form[:40]!r}: a date is written with plain directives, such as %d %B %Y")
         require_size(len(form) * LONGEST_DIRECTIVE)

@@ -34,8 +34,7 @@ from .template import ChatTemplate, Rendering
 
 SplitTurns = Literal["auto", "never"]
 
-NEXT_TURN: Message = {"role": "user", "content": "…"}
-"""Appended to a conversation to make all of it history."""
+NEXT_TURN: Message = {"role": "user", "content": "…"}  # appended to a conversation to make all of it history
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,7 @@ class Renderer:
         if noncharacter is None:
             detail = "the text contains all noncharacters that could escape its control tokens"
             raise RejectionError("noncharacters", detail)
+        # Noncharacters keep tokens of the data apart from the template's until the rendering is cut.
         escaped = escape_controls(conversation, self.controls, noncharacter)
         if (number := self._taken_for_thinking(conversation, escaped, noncharacter)) is not None:
             detail = (
@@ -87,6 +87,7 @@ class Renderer:
             and self.policy.on == "assistant_all"
             and any("reasoning_content" in message for message in messages)
         ):
+            # Only reasoning is stripped, so turns without any are learned in one sequence.
             turns = answered_turns(messages)
             # A turn may be rendered differently beside others: a template may move a later system message to the front, or not
             # count a user message of markup (a tool result, say) as a turn.
@@ -106,6 +107,7 @@ class Renderer:
         """Return the number of an answer with a thinking tag that changes the template's output; None if there isn't one."""
         if not {OPEN, CLOSE} & self.controls.written.ids.keys():
             return None
+        # Rendered with and without the escape of one answer, a template that reads the tags differs.
         tagged = [number for number, message in enumerate(given.messages) if has_tag(message)]
         for number in tagged:
             messages = list(escaped.messages)
@@ -123,14 +125,17 @@ class Renderer:
     def _composed(self, conversation: Conversation, turns: Sequence[tuple[int, int]]) -> list[Segments]:
         """The same, composed of messages in history form and in full form."""
         messages = conversation.messages
+        # With a further question, every turn is in its history form.
         goes_on = messages if messages[-1]["role"] == "user" else [*messages, NEXT_TURN]
         before = self._groups(conversation, goes_on, len(goes_on))
         lead = 0 if messages[0]["role"] not in {"system", "developer"} else 1
+        # One tool is enough for the form of a turn; the definitions of all are in the header, which isn't taken from here.
         alone = Conversation(messages, conversation.tools[:1])
         sequences: list[Segments] = []
         for start, stop in turns:
             head = messages[:lead] if start >= lead else []
             current = self._groups(alone, [*head, *messages[start:stop]], len(head))
+            # Group 0 is the header before the messages.
             sequences.append(connected([*before[: 1 + start], *current[1 + len(head) :]]))
         return sequences
 
@@ -181,6 +186,7 @@ def _ranges(
         ranges = policy.ranges(completion)
         if not message.get("cut") or not reasoned:
             return ranges
+        # A budget ended the reasoning: the text up to the answer is the budget's.
         return without(ranges, max(reasoned), min(completion.answer, completion.calls))
     content = message["content"] or ""
     spans = [span for span in rendering.spans if span[2] == (number, "content") and span[0] < span[1]]
@@ -188,6 +194,7 @@ def _ranges(
         return None
     first, last = min(span[0] for span in spans), max(span[1] for span in spans)
     written = rendering.text[first:last]
+    # Templates often strip contents; any other change moves characters.
     if written not in {content, content.strip()}:
         return None
     start = first - content.index(written)
@@ -204,12 +211,14 @@ def _passages(
 ) -> list[Passage]:
     """Prologue, one passage per message (empty if it is not written separately), epilogue."""
     start, stop = rendering.extents.get(0, (0, 0))
+    # A system message that the loop skips is written in the header.
     in_header = messages[0]["role"] in {"system", "developer"} and start == stop
     place = rendering.prologue
     passages = [Passage(place, ROLE_NUMBERS[messages[0]["role"]] if in_header else 0)]
     for number, message in enumerate(messages):
         place = max(place, rendering.extents.get(number, (place, place))[1])
         completion = completions.get(number)
+        # The end of turn may be behind the loop's iteration, in the next header.
         place = max(place, completion.stop if completion else place)
         if completion is None:
             passages.append(Passage(place, ROLE_NUMBERS[message["role"]]))

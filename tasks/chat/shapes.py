@@ -55,11 +55,8 @@ class Shape:
 
 HISTORY = "history"
 
-XLAM = "xLAM calls"
-"""The shape whose answers are calls."""
-
-TOKENIZED = "pre-tokenized rows"
-"""The shape whose rows hold ids in place of messages (see `tokenized`)."""
+XLAM = "xLAM calls"  # the shape whose answers are calls
+TOKENIZED = "pre-tokenized rows"  # the shape whose rows hold ids in place of messages (see `tokenized`)
 
 MASKS = ("labels", "loss_mask", "assistant_masks", "completion_mask")
 """Fields of such rows that select the ids to train on."""
@@ -130,8 +127,7 @@ REASONING = (
     "reasoning", "reasoning_content", "thinking", "thought", "complex_cot", "cot", "chain_of_thought", "rationale",
     "deepseek_reasoning",
 )  # fmt: skip
-SWITCHES = frozenset({"on", "off"})
-"""Values of `reasoning` that are a switch of the data's generator, not a text."""
+SWITCHES = frozenset({"on", "off"})  # values of `reasoning` that are a switch of the data's generator, not a text
 
 METADATA = frozenset({
     "source", "target", "user", "human", "bot", "gpt", "chatgpt", "assistant", "agent", "details", "data", "items", "content",
@@ -189,6 +185,7 @@ def is_telling(name: str) -> bool:
 def fields_read(messages_field: str | None, tools_field: str, given: Given = ()) -> list[str]:
     """Return the fields of a record that are looked at, dotted if nested; the last one is a pattern (see `parquet_batches.named`)."""
     own = [] if messages_field is None else [messages_field]
+    # Telling names can't be listed; columns of Parquet are chosen by this pattern.
     pattern = f"/(?i:{'|'.join(KNOWN)})|{ANY_TELLING}/"
     return list(dict.fromkeys([*own, *(name for _, name in given), tools_field, KWARGS, *KNOWN, pattern]))
 
@@ -214,6 +211,7 @@ def value_at(record: Record, path: str, reason: Reason) -> Any:  # noqa: ANN401 
 
     Raises RejectionError for a parent that is neither an object nor the JSON text of one.
     """
+    # A field may have a dot in its name.
     if path in record:
         return record[path]
     value: object = record
@@ -230,19 +228,18 @@ def value_at(record: Record, path: str, reason: Reason) -> Any:  # noqa: ANN401 
 
 def layout_of(record: Record, messages_field: str | None, tools_field: str, given: Given) -> Layout:
     """Return the layout of a row. Raises RejectionError (no_messages) if its shape is unknown."""
+    # In Parquet, every row has all fields; those with a value make the shape.
     keys = tuple([key for key, value in record.items() if value is not None])
     found = _layout(keys, messages_field, tools_field, given)
-    if found is None:
-        raise RejectionError("no_messages", _unknown(keys))
-    return found
-
-
-def _unknown(keys: Sequence[str]) -> str:
+    if found is not None:
+        return found
+    values = f"the fields with a value: {listed(keys)}"
     if {"chosen", "rejected"} <= set(keys):
-        return f"it is a preference, prepared by tokenmill rl; the fields with a value: {listed(keys)}"
-    return (
-        f"its shape isn't known; the fields with a value: {listed(keys)}; name in the blend the list of messages "
-        '("messages_field": "…"), or question and answer ("fields": {"prompt": "…", "response": "…"})'
+        raise RejectionError("no_messages", f"it is a preference, prepared by tokenmill rl; {values}")
+    raise RejectionError(
+        "no_messages",
+        f"its shape isn't known; {values}; name in the blend the list of messages "
+        '("messages_field": "…"), or question and answer ("fields": {"prompt": "…", "response": "…"})',
     )
 
 
@@ -252,18 +249,24 @@ def _layout(keys: tuple[str, ...], messages_field: str | None, tools_field: str,
     telling: list[str] = []
     for key in keys:
         lower = key.lower()
+        # Of two spellings of a name, lower case counts.
         if lower in KNOWN and (lower not in names or key == lower):
             names[lower] = key
         elif is_telling(key):
             telling.append(key)
     parts = dict(given)
-    named = _named(messages_field, parts)
+    named = None if messages_field is None else Shape("messages", messages_field)
+    if named is None and "prompt" in parts:
+        named = Shape("fields of the blend", prompt=parts["prompt"], response=parts["response"])
     shape = named or next((each for each in SHAPES if all(name in names for name in each.needed)), None)
     if shape is None:
         return None
-    if named is None:
-        shape = _spelled(shape, names)
+    if named is None:  # the fields are spelled as in the row, and of `more` those remain that it has
+        more = tuple(names[each] for each in shape.more if each in names)
+        needed = {part: names[name] for part in ("messages", "prompt", "response") if (name := getattr(shape, part))}
+        shape = replace(shape, more=more, **needed)
     used = {*shape.needed, *shape.more, tools_field, *parts.values()}
+    # Only a pair can have a history and reasoning beside it; messages have theirs inside.
     is_pair = shape.messages is None
     systems = (parts["system"],) if "system" in parts else tuple(names[each] for each in SYSTEMS if each in names)
     named_tools = parts.get("tools") or (tools_field if tools_field != TOOLS[0] else None)
@@ -287,25 +290,7 @@ def _layout(keys: tuple[str, ...], messages_field: str | None, tools_field: str,
     return Layout(shape, systems, tools, history, reasoning, tuple(others), optional)
 
 
-def _named(messages_field: str | None, parts: Mapping[str, str]) -> Shape | None:
-    """The shape that the blend names."""
-    if messages_field is not None:
-        return Shape("messages", messages_field)
-    if "prompt" in parts:
-        return Shape("fields of the blend", prompt=parts["prompt"], response=parts["response"])
-    return None
-
-
-def _spelled(shape: Shape, names: Mapping[str, str]) -> Shape:
-    """The shape with its fields as the row spells them, and of `more` those that it has."""
-    more = tuple(names[each] for each in shape.more if each in names)
-    needed = {part: names[name] for part in ("messages", "prompt", "response") if (name := getattr(shape, part))}
-    return replace(shape, more=more, **needed)
-
-
 def shape_name(record: Record, messages_field: str | None = None, given: Given = ()) -> str | None:
     """Return the name of a row's shape, such as `Alpaca pairs`; None if its shape is unknown."""
     found = _layout(tuple(key for key, value in record.items() if value is not None), messages_field, TOOLS[0], given)
-    if found is None:
-        return None
-    return found.shape.name
+    return None if found is None else found.shape.name

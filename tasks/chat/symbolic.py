@@ -25,7 +25,7 @@ from .conversation import Arguments, Message
 from .filters import MAX_STEPS, text_of, tojson
 from .sandbox import LOCAL_VARIABLES, RECORDS, Sandbox
 from .template import ChatTemplate
-from .traced import Origin, Span, Traced, caller, joined, records
+from .traced import Origin, Traced, caller, joined, records
 
 FIRST, LAST = "\ue000", "\ue001"
 """The ends of placeholders, from a private use area of Unicode. A template that contains them is not run on symbols."""
@@ -83,6 +83,7 @@ class Symbol:
         """Whether it is a known text: never, unless a hole contains that text, which becomes a tag."""
         if isinstance(other, Symbol):
             return self.parts == other.parts or _unprovable("two contents are compared")
+        # Holes aren't blank, so the text isn't either.
         if not isinstance(other, str) or not other.strip():
             return False
         if len(self.parts) > 1:
@@ -129,6 +130,7 @@ class Symbol:
         part = self.parts[end]
         if isinstance(part, Hole):
             return self._absent(wanted)
+        # Longer than the literal part: the hole has to have the rest.
         if found(part, wanted) or not found(wanted, part):
             return found(part, wanted)
         return self._absent(rest(wanted, len(part)))
@@ -192,6 +194,7 @@ def _require_blank(chars: object) -> None:
 
 def _stripped(hole: Part, name: Literal["lstrip", "rstrip"], chars: str | None) -> Hole:
     hole = cast("Hole", hole)
+    # JSON of a text begins and ends with quotes, which aren't blanks.
     return hole if hole.is_json else hole._replace(operations=(*hole.operations, (name, chars)))
 
 
@@ -199,6 +202,7 @@ def symbol_of(parts: Iterable[Part], tags: set[str]) -> str | Symbol:
     """Return the text of some parts; plain without holes."""
     merged: list[Part] = []
     for part in parts:
+        # Literals side by side become one, so that a search doesn't miss a tag across their edge.
         if isinstance(part, str) and merged and isinstance(merged[-1], str):
             merged[-1] = joined([merged[-1], part])
         else:
@@ -222,8 +226,7 @@ def together(texts: Iterable[Any], between: "str | Symbol" = "") -> str | Symbol
     return symbol_of(parts, symbols[0].tags) if symbols else joined(cast("list[str]", parts))
 
 
-ESCAPES = frozenset('\\"/bfnrtu0123456789abcdef')
-"""The characters of escapes in JSON."""
+ESCAPES = frozenset('\\"/bfnrtu0123456789abcdef')  # the characters of escapes in JSON
 
 
 def forbidden(parts: Sequence[Part], tag: str) -> set[str]:
@@ -231,6 +234,7 @@ def forbidden(parts: Sequence[Part], tag: str) -> set[str]:
 
     Raises UnprovableError if no such strings are known.
     """
+    # Empty literals are marks; nothing can be across them.
     texts = [part for part in parts if isinstance(part, Hole) or part]
     found = {tag}
     for number, part in enumerate(texts):
@@ -238,19 +242,18 @@ def forbidden(parts: Sequence[Part], tag: str) -> set[str]:
             continue
         before, after = texts[number - 1 : number] or [""], texts[number + 1 : number + 2] or [""]
         if part.is_json:
+            # Escapes of JSON change characters: such a tag may appear from others.
             if tag[0] in ESCAPES or "\\" in tag or '"' in tag:
                 _unprovable(f"{tag!r} may be in the JSON of a content")
             continue
         begun = _behind(before[0], tag, first=number == 1)
-        ended = {each[::-1] for each in _behind(_reversed(after[0]), tag[::-1], first=number == len(texts) - 2)}
+        # The text behind a hole is the same question, read backward.
+        backward = after[0] if isinstance(after[0], Hole) else after[0][::-1]
+        ended = {each[::-1] for each in _behind(backward, tag[::-1], first=number == len(texts) - 2)}
         if begun and ended:
             _unprovable(f"{tag!r} may be around a content")
         found |= begun | ended
     return found
-
-
-def _reversed(part: Part) -> Part:
-    return part if isinstance(part, Hole) else part[::-1]
 
 
 def _behind(before: Part, tag: str, *, first: bool) -> set[str]:
@@ -300,6 +303,7 @@ def _test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
             _unprovable(f"the test {name}")
         return test(value, *args)
 
+    # Jinja keeps flags on functions, such as whether they take the context.
     tested.__dict__.update(getattr(test, "__dict__", {}))
     return tested
 
@@ -425,6 +429,7 @@ def _json(text: str, symbols: Sequence[Symbol], origin: Origin | None) -> str | 
         if number % 2 == 0:
             parts.append(found if origin is None else Traced(found, ((0, len(found), origin),)))
             continue
+        # Only a whole content has JSON that can be made later; a text around it would be escaped with it.
         (hole,) = symbols[int(found)].parts if len(symbols[int(found)].parts) == 1 else (None,)
         if not isinstance(hole, Hole) or hole.is_json:
             _unprovable("JSON of a text with a content in it")
@@ -503,17 +508,20 @@ class SymbolicTemplate(ChatTemplate):
         """Return the text with placeholders for holes, and its spans."""
         pieces = list(self._template.root_render_func(self._template.new_context(dict(given))))
         written = together(pieces)
+        # A real content may take more steps than its symbol, and mustn't exceed the limit then.
         if self._sandbox.budget.steps < MAX_STEPS // 2:
             _unprovable("it takes many steps")
         if not isinstance(written, Symbol):
             return written
         for token in self._controls.ids:
             self.tags |= forbidden(written.parts, token)
-        return joined([self._stand_in(part) if isinstance(part, Hole) else part for part in written.parts])
-
-    def _stand_in(self, hole: Hole) -> str:
-        if hole not in self.holes:
-            self.holes.append(hole)
-        text = f"{FIRST}{self.holes.index(hole)}{LAST}"
-        span: tuple[Span, ...] = ((0, len(text), hole.origin),) if hole.origin else ()
-        return Traced(text, span)
+        texts: list[str] = []
+        for part in written.parts:
+            if isinstance(part, str):
+                texts.append(part)
+                continue
+            if part not in self.holes:
+                self.holes.append(part)
+            text = f"{FIRST}{self.holes.index(part)}{LAST}"
+            texts.append(Traced(text, ((0, len(text), part.origin),) if part.origin else ()))
+        return joined(texts)

@@ -33,8 +33,7 @@ from .traced import Span, Traced, records
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """Errors that a template can raise for an unexpected conversation."""
 
-CLOCK = "strftime_now"
-"""The function that templates call for the date."""
+CLOCK = "strftime_now"  # the function that templates call for the date
 
 Variables = Mapping[str, Any]
 
@@ -69,6 +68,7 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Variables) -> None:
         """Raises InputError, with line and remedy, for an invalid template or `date`."""
         self._sandbox = self.sandbox()
+        # Without a date, the function isn't defined, and a template that needs it fails with a remedy.
         if CLOCK in source and "date" in variables:
             self._sandbox.globals = {**self._sandbox.globals, CLOCK: clock(variables["date"])}
         try:
@@ -77,6 +77,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise InputError(f"chat_template:{error.lineno}: {error.message}; fix the template") from error
         except (TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:  # Python's limits
+            # Python's messages end in advice on its own settings.
             why = str(error).partition("; use ")[0] or "it has too many branches, or brackets in brackets"
             raise InputError(f"chat_template: {why}; fix the template") from error
         self._template = Template.from_code(self._sandbox, code, self._sandbox.globals)
@@ -88,6 +89,7 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], **variables: object
     ) -> Rendering | Rejected:
         """Render a conversation; Rejected if the template rejects it, fails, or exceeds its budget."""
+        # A budget per rendering; the sandbox looks it up at every step.
         self._sandbox.budget = Budget()
         given = {
             "messages": self._records(messages), "tools": list(tools) or None, "documents": None,
@@ -103,6 +105,7 @@ class ChatTemplate:
                 return Rejected(
                     "template_error", "the chat template needs a date; set template_variables.date=2026-03-01"
                 )
+            # Any fault of a template is about the row, because others of its rows may render.
             return Rejected("template_error", f"the chat template fails: {type(error).__name__}: {error}")
 
     def reads(self, name: str) -> bool:
@@ -137,6 +140,7 @@ def extents(spans: Sequence[Span], size: int) -> dict[int, tuple[int, int]]:
     found: dict[int, tuple[int, int]] = {}
     for number, start, stop in _turns(spans, size):
         known = found.get(number, (start, start))
+        # An empty iteration beside a full one, such as in a loop that counts, is no second place.
         if start < stop and known[0] < known[1]:
             raise ValueError(f"message {number + 1} is written in two places")
         if start < stop or number not in found:
@@ -167,7 +171,6 @@ SECONDS = 30
 
 CPU_TIME_OF_THREAD = 3  # CLOCK_THREAD_CPUTIME_ID
 CALL_IN_THREAD = 2  # SIGEV_THREAD
-
 _C = ctypes.PyDLL("librt.so.1", use_errno=True)  # part of libc since glibc 2.34
 
 
@@ -191,6 +194,7 @@ class _Time(ctypes.Structure):
 
 _LIMIT, _NEVER = _Time(value=(SECONDS, 0)), _Time()
 _SENTENCE = f"tokenmill: the chat template computes for more than {SECONDS} seconds in one operation; fix the template"
+# The handler must not need Python: its interpreter is what hangs.
 _EVENT = _Event(
     f"echo '{_SENTENCE}' >&2; kill -KILL $PPID".encode(),
     0,
@@ -201,21 +205,15 @@ _of_thread = threading.local()
 os.register_at_fork(after_in_child=lambda: vars(_of_thread).clear())  # a child has none of its parent's timers
 
 
-def _timer() -> ctypes.c_void_p:
-    """Return the timer of this thread. Raises OSError if the kernel is out of timers."""
-    found = getattr(_of_thread, "timer", None)
-    if found is None:
-        found = ctypes.c_void_p()
-        if _C.timer_create(CPU_TIME_OF_THREAD, ctypes.byref(_EVENT), ctypes.byref(found)):
-            raise OSError(ctypes.get_errno(), "the kernel doesn't offer a timer to limit a chat template")
-        _of_thread.timer = found
-    return found
-
-
 @contextmanager
 def watched() -> Generator[None]:
-    """A context that may take SECONDS of this thread's CPU time."""
-    timer = _timer()
+    """A context that may take SECONDS of this thread's CPU time. Raises OSError if the kernel is out of timers."""
+    timer = getattr(_of_thread, "timer", None)
+    if timer is None:  # one per thread, because it counts the time of the thread that makes it
+        timer = ctypes.c_void_p()
+        if _C.timer_create(CPU_TIME_OF_THREAD, ctypes.byref(_EVENT), ctypes.byref(timer)):
+            raise OSError(ctypes.get_errno(), "the kernel doesn't offer a timer to limit a chat template")
+        _of_thread.timer = timer
     _C.timer_settime(timer, 0, ctypes.byref(_LIMIT), None)
     try:
         yield

@@ -9,8 +9,6 @@ An entry of a mask is for the id at its own position, not for the next one. With
 mark this, as in TRL. Padding and packs are rejected, because a row is stored as one sequence.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from .conversation import RejectionError, rejecting
@@ -19,8 +17,7 @@ from .json_values import kind, quoted
 from .parse import unread_beside
 from .shapes import MASKS, Given, Record, layout_of
 
-UNTRAINED = -100
-"""The label of an id that isn't trained on."""
+UNTRAINED = -100  # the label of an id that isn't trained on
 
 BINARY, LABELS = range(2), range(UNTRAINED, 1 << 31)
 
@@ -36,23 +33,22 @@ def tokenized(record: Record, vocabulary_size: int, tools_field: str, given: Giv
         parts = [(f"{part}_ids", [f"{part}_mask"]) for part in ("prompt", "completion")]
     else:
         parts = [("input_ids", [name for name in MASKS if name in fields])]
-    read = [_sequence(fields, name, masks, vocabulary_size) for name, masks in parts]
+    read: list[tuple[np.ndarray, np.ndarray]] = []
+    for name, masks in parts:
+        ids = _integers(fields, name, range(vocabulary_size))
+        if name == "input_ids" and "seq_start_id" in fields:
+            raise _bad("it has seq_start_id, so it is a pack; make each sequence a row, with a mask that isn't shifted")
+        if name == "input_ids" and "attention_mask" in fields:
+            real = _mask(fields, "attention_mask", name, ids)
+            if not real.all():
+                raise _bad(f"attention_mask[{np.argmin(real)}] is 0; remove padding from the row")
+        # As in TRL, an id is trained on if all masks mark it.
+        read.append((ids, np.logical_and.reduce([_mask(fields, mask, name, ids) for mask in masks])))
     ids, trained = (np.concatenate(each) for each in zip(*read, strict=True))
+    # The first id has no context to be predicted from.
     if not trained[1:].any():
         raise RejectionError("nothing_trained", f"of its {len(ids):,} ids, none after the first is trained on")
     return Tokenized(ids.astype(np.int32), trained.astype(np.int8), unread)
-
-
-def _sequence(fields: Record, name: str, masks: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ids in a field, int64, and whether each is trained on."""
-    ids = _integers(fields, name, range(size))
-    if name == "input_ids" and "seq_start_id" in fields:
-        raise _bad("it has seq_start_id, so it is a pack; make each sequence a row, with a mask that isn't shifted")
-    if name == "input_ids" and "attention_mask" in fields:
-        real = _mask(fields, "attention_mask", name, ids)
-        if not real.all():
-            raise _bad(f"attention_mask[{np.argmin(real)}] is 0; remove padding from the row")
-    return ids, np.logical_and.reduce([_mask(fields, mask, name, ids) for mask in masks])
 
 
 def _mask(fields: Record, mask: str, name: str, ids: np.ndarray) -> np.ndarray:
@@ -77,7 +73,9 @@ def _integers(fields: Record, name: str, allowed: range) -> np.ndarray:
     values = fields[name]
     if not isinstance(values, list):
         raise _bad(f"{name} is {kind(values)}; make it an array of integers")
+    # Parquet may have masks as booleans or floats.
     types = {int, bool, float} if allowed == BINARY else {int}
+    # A look at each distinct value only; the slow search for the fault is for bad rows.
     if set(map(type, values)) <= types and all(value in allowed for value in set(values)):
         return np.array(values, np.int64)
     place = next(n for n, value in enumerate(values) if type(value) not in types or value not in allowed)

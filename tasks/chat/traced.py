@@ -13,15 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Literal, Self, SupportsIndex, cast
 
-from .conversation import Arguments, Message, ToolCall
+from .conversation import Arguments, Message
 
 Kind = Literal["content", "reasoning", "call", "result", "message", "loop", "end", "generated", "end_generated"]
 
-Origin = tuple[int, Kind]
-"""The number of a message (of a loop, for `loop` and `end`), and which part of it this is."""
-
-Span = tuple[int, int, Origin]
-"""First character, end, and origin."""
+Origin = tuple[int, Kind]  # the number of a message (of a loop, for `loop` and `end`), and which part of it this is
+Span = tuple[int, int, Origin]  # first character, end, and origin
 
 
 class Traced(str):
@@ -40,6 +37,7 @@ class Traced(str):
 
     def _cut(self, start: int, stop: int) -> "Traced":
         """Return the characters `[start, stop)` with their spans; a span that is cut off completely remains as an empty one."""
+        # Stripping a text without blanks is the usual case.
         if start == 0 and stop == len(self):
             return self
         kept = [
@@ -102,6 +100,7 @@ class Traced(str):
 def joined(parts: Iterable[str], between: str = "") -> str:
     """Return the joined parts with all their spans; plain if no part has any."""
     texts = list(parts)
+    # Most pieces of a rendering are plain.
     if Traced not in map(type, texts):
         return between.join(texts)
     spans: list[Span] = []
@@ -154,17 +153,16 @@ def _record(number: int, message: Message) -> MessageRecord:
         traced = Traced(reasoning, ((0, len(reasoning), (number, "reasoning")),))
         record["thinking"] = record["reasoning_content"] = traced  # newer templates of OpenAI's read `thinking`
     if "tool_calls" in message:
-        record["tool_calls"] = [_call(number, call) for call in message["tool_calls"]]
-    return record
-
-
-def _call(number: int, call: ToolCall) -> ToolCallRecord:
-    """A call whose name and arguments keep their origin, even if a template reads them indirectly."""
-    record, function = ToolCallRecord(call), call["function"]
-    record.message = number
-    name, arguments = _called(function["name"], number), function["arguments"]
-    traced = Arguments(arguments, _called(arguments.text, number), number)
-    record["function"] = {**function, "name": name, "arguments": traced}
+        calls: list[ToolCallRecord] = []
+        for call in message["tool_calls"]:
+            made, function = ToolCallRecord(call), call["function"]
+            made.message = number
+            # The name and the arguments keep their origin even if a template reads them indirectly.
+            name, arguments = _called(function["name"], number), function["arguments"]
+            traced = Arguments(arguments, _called(arguments.text, number), number)
+            made["function"] = {**function, "name": name, "arguments": traced}
+            calls.append(made)
+        record["tool_calls"] = calls
     return record
 
 
@@ -174,6 +172,7 @@ def _called(text: str, number: int) -> Traced:
 
 def caller(value: object) -> Origin | None:
     """Return the origin of the JSON of a value: of calls, or of a name or the arguments of one."""
+    # Of a list of calls, all are of one message.
     first = cast("list[object]", value)[0] if isinstance(value, list) and value else value
     if isinstance(first, (ToolCallRecord, Arguments)):
         return (first.message, "call") if first.message >= 0 else None

@@ -28,8 +28,7 @@ from .semantics import JUDGED, ValidText
 STRING, INTEGER, NUMBER, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 COUNT = pa.int32()
 
-LOSS_MODE = "assistant_all"
-"""Every message by the assistant is trained on."""
+LOSS_MODE = "assistant_all"  # every message by the assistant is trained on
 
 FIRST = pa.schema([
     ("id", STRING),
@@ -115,8 +114,7 @@ DOMAINS = (
 
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high")
 
-EASY, HARD = 0.75, 0.25
-"""The lowest pass rate of easy problems, and the highest of hard ones."""
+EASY, HARD = 0.75, 0.25  # the lowest pass rate of easy problems, and the highest of hard ones
 
 Value = TypeVar("Value")
 Block = Mapping[str, Any]
@@ -142,11 +140,22 @@ def row(
     JSON. Deduplication fills in its own columns.
     """
     if not facts.keys() <= COLUMNS:
+        # A fact without a column would be lost without a word.
         unknown = ", ".join(sorted(facts.keys() - COLUMNS))
         raise KeyError(f"not in SCHEMA: {unknown}; add the column, or remove the fact")
+    # One digest for both ids: of the prompt first, then of the whole text.
     text, digest = found.text, hashlib.sha1(found.text[: found.prompt].encode(), usedforsecurity=False)
     prompt_id = digest.hexdigest()
     digest.update(text[found.prompt :].encode())
+    written: list[dict[str, Any]] = []
+    for message in messages or ():
+        given = asdict(message)
+        # `constrained` is about a content type; `trained` has a column of its own.
+        absent = {"trained"} if message.content_type is not None else {"trained", "constrained"}
+        written.append({key: value for key, value in given.items() if value is not None and key not in absent})
+    # The same row may be in several splits of a blend.
+    identity = [*([] if place.blend_split is None else [place.blend_split]), place.dataset, place.file, place.row]
+    name = place.dataset.lower()
     return {
         **EMPTY,
         **{name: getattr(found.quality, name) for name in JUDGED},
@@ -157,59 +166,35 @@ def row(
         "text": text,
         "loss_mode": LOSS_MODE,
         "stats_char_len": len(text),
-        "meta_domain": domain_of(place.dataset),
+        "meta_domain": next((domain for part, domain in DOMAINS if part in name), None),
         "meta_difficulty_bin": effort_of(place.split),
         "prompt_id": prompt_id,
         "template_version": TEMPLATE_VERSION,
-        "messages_json": _messages_json(messages) if messages is not None else None,
+        "messages_json": None if messages is None else json.dumps(written, ensure_ascii=False),
         "source_row": place.row,
         "source_file": place.file,
-        "row_id": sha1(json.dumps([*_place(place), TEMPLATE_VERSION])),
+        "row_id": sha1(json.dumps([*identity, TEMPLATE_VERSION])),
     }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """One or more rows as a table with SCHEMA."""
-    columns = zip(*map(itemgetter(*SCHEMA.names), rows), strict=True)
-    return pa.table(list(map(_column, columns, SCHEMA.types)), SCHEMA)
-
-
-def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """An array of a type; most columns hold one value, often null. Equal floats may differ (0.0 and -0.0)."""
-    first = values[0]
-    if isinstance(first, float | list) or values.count(first) != len(values):
-        return pa.array(values, kind)
-    return pa.nulls(len(values), kind) if first is None else pa.repeat(pa.scalar(first, kind), len(values))
+    arrays: list[pa.Array] = []
+    for values, kind in zip(zip(*map(itemgetter(*SCHEMA.names), rows), strict=True), SCHEMA.types, strict=True):
+        first = values[0]
+        # Most columns hold one value, often null, and are made without looking at each. Equal floats may differ (0.0 and -0.0).
+        if isinstance(first, float | list) or values.count(first) != len(values):
+            arrays.append(pa.array(values, kind))
+        elif first is None:
+            arrays.append(pa.nulls(len(values), kind))
+        else:
+            arrays.append(pa.repeat(pa.scalar(first, kind), len(values)))
+    return pa.table(arrays, SCHEMA)
 
 
 def sha1(text: str) -> str:
     """Return the SHA-1 of a text in UTF-8, in hexadecimal; an identifier, not a protection."""
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-def _place(place: Place) -> list[str | int]:
-    """The `row_id` of a row."""
-    within = [place.dataset, place.file, place.row]
-    return within if place.blend_split is None else [place.blend_split, *within]
-
-
-def _messages_json(messages: Sequence[HarmonyMessage]) -> str:
-    """The messages as JSON, without absent fields."""
-    return json.dumps([_fields(message) for message in messages], ensure_ascii=False)
-
-
-def _fields(message: HarmonyMessage) -> dict[str, Any]:
-    given = asdict(message)
-    del given["trained"]
-    if message.content_type is None:
-        del given["constrained"]
-    return {key: value for key, value in given.items() if value is not None}
-
-
-def domain_of(dataset: str) -> str | None:
-    """Return the domain of a dataset, by its name."""
-    name = dataset.lower()
-    return next((domain for part, domain in DOMAINS if part in name), None)
 
 
 def effort_of(split: str) -> Effort | None:
@@ -223,10 +208,12 @@ KEPT = frozenset({"capability_target", "expected_answer", "changed_answer_to_maj
 
 def of_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Columns that any source may have."""
+    used = record.get("used_in")
+    are_names = isinstance(used, list) and all(isinstance(name, str) for name in cast("list[object]", used))
     return {
         "source_uuid": _if(str, record.get("uuid")),
         "source_license": _if(str, record.get("license")),
-        "source_used_in": _strings(record.get("used_in")),
+        "source_used_in": [*map(str, cast("list[str]", used))] if are_names else None,
         "source_data_source": _if(str, record.get("data_source")) or _if(str, record.get("source")),
         "source_changed_answer_to_majority": _if(bool, record.get("changed_answer_to_majority")),
         "source_capability_target": _if(str, record.get("capability_target")),
@@ -247,63 +234,40 @@ def of_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def of_evaluation(record: Mapping[str, Any], effort: Effort | None, *, tools: bool) -> dict[str, Any]:
     """Columns from `metadata`: pass rates per effort, with and without a tool. `effort` and `tools` are the row's own."""
-    given = _object(record.get("metadata"))
-    rates = {name: float(block["accuracy"]) for name, block in _blocks(given).items()}
+    value: object = record.get("metadata")
+    if isinstance(value, str):
+        try:
+            value = loads(value)
+        except ValueError:  # as if it weren't there
+            value = None
+    given = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+    rates: dict[str, float] = {}
+    for name, block in given.items():
+        rate: object = (
+            cast("Block", block).get("accuracy") if isinstance(block, Mapping) else None
+        )  # Parquet adds null blocks
+        if _count(rate) is not None or (isinstance(rate, float) and math.isfinite(rate)):
+            rates[name] = float(cast("float", rate))
     best = max(rates, key=rates.__getitem__, default=None)
-    own = rates.get(f"reason_{effort}_{_with(tools=tools)}")
+    own = rates.get(f"reason_{effort}_{'with_tool' if tools else 'no_tool'}")
+    hardness = None if own is None else "easy" if own >= EASY else "hard" if own <= HARD else "medium"
+    try:
+        whole = compact(given).decode() if given else None
+    except TypeError:  # values that Parquet has and JSON lacks
+        whole = None
+    of_effort = {each: [rate for name, rate in rates.items() if name.startswith(f"reason_{each}")] for each in EFFORTS}
     return {
         "meta_correctness": None if best is None else rates[best],
         "meta_eval_best_setting": best,
         "meta_pass_k": None if best is None else _count(given[best].get("count")),
         "meta_correct_count": None if best is None else _count(given[best].get("pass")),
-        **{f"meta_correctness_{each}": _best(rates, f"reason_{each}") for each in EFFORTS},
+        **{f"meta_correctness_{each}": max(found, default=None) for each, found in of_effort.items()},
         "meta_correctness_high_with_tool": rates.get("reason_high_with_tool"),
         "meta_correctness_high_no_tool": rates.get("reason_high_no_tool"),
         "meta_correctness_own": own,
-        "meta_difficulty": None if own is None else _difficulty(own),
-        "meta_eval_json": _json(given) if given else None,
+        "meta_difficulty": hardness,
+        "meta_eval_json": whole,
     }
-
-
-def _json(given: Mapping[str, Any]) -> str | None:
-    try:
-        return compact(given).decode()
-    except TypeError:  # values that Parquet has and JSON lacks
-        return None
-
-
-def _difficulty(rate: float) -> str:
-    if rate >= EASY:
-        return "easy"
-    return "hard" if rate <= HARD else "medium"
-
-
-def _with(*, tools: bool) -> str:
-    return "with_tool" if tools else "no_tool"
-
-
-def _best(rates: Mapping[str, float], beginning: str) -> float | None:
-    return max((rate for name, rate in rates.items() if name.startswith(beginning)), default=None)
-
-
-def _blocks(given: Mapping[str, Any]) -> dict[str, Block]:
-    """The blocks that have a rate; Parquet adds null blocks."""
-    blocks = {name: cast("Block", block) for name, block in given.items() if isinstance(block, Mapping)}
-    return {name: block for name, block in blocks.items() if _is_rate(block.get("accuracy"))}
-
-
-def _is_rate(value: object) -> bool:
-    return _count(value) is not None or (isinstance(value, float) and math.isfinite(value))
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    """An object, or the JSON text of one; an empty one for anything else."""
-    if isinstance(value, str):
-        try:
-            value = loads(value)
-        except ValueError:
-            return {}
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 def _if(wanted: type[Value], value: object) -> Value | None:
@@ -313,12 +277,6 @@ def _if(wanted: type[Value], value: object) -> Value | None:
 
 def _count(value: object) -> int | None:
     """The value if it is an integer of 64 bits."""
+    # Parquet has no larger ones, and an overflow would fail a whole row group.
     found = _if(int, value)
     return found if found is not None and -(1 << 63) <= found < 1 << 63 else None
-
-
-def _strings(value: object) -> list[str] | None:
-    if not isinstance(value, list):
-        return None
-    items = cast("list[object]", value)
-    return [str(item) for item in items] if all(isinstance(item, str) for item in items) else None

@@ -20,14 +20,13 @@ from tokenmill.tasks.chat.json_values import kind, parsed, quoted
 from tokenmill.tasks.sources.exact_json import compact
 
 from .grammar import TAG
-from .message import FUNCTIONS, Call, Composed, HarmonyMessage, Policy, Schemas, Source, SpecialStrings, Turn
+from .message import FUNCTIONS, Call, Composed, HarmonyMessage, Policy, Schemas, Source, Turn
 from .preamble import PYTHON, declared, developer_body, schemas, system_body
 
 PYTHON_TOOLS = frozenset({PYTHON, "stateful_python_code_exec", "python_code_exec"})
 """Sources' names of the Python tool that is built into Harmony."""
 
-UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.-]")
-"""Characters that a function's name must not contain in a header."""
+UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.-]")  # characters that a function's name must not contain in a header
 
 ZERO_WIDTH_SPACE = "\u200b"
 
@@ -38,34 +37,29 @@ _written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @rejecting
-def compose(source: Source, policy: Policy) -> Composed:
-    """Return the conversation in Harmony."""
-    return _composed(source, policy, policy.special_strings)
-
-
-@rejecting
-def compose_literally(source: Source, policy: Policy) -> Composed:
-    """Return the conversation for encoding to tokens; special strings in text are kept as plain text."""
-    return _composed(source, policy, None)
-
-
-def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | None) -> Composed:
+def compose(source: Source, policy: Policy, *, literally: bool = False) -> Composed:
+    """Return the conversation in Harmony. `literally` is for encoding to tokens: special strings in text are kept as plain text."""
     _require_no_names(source.messages)
     recipients = _recipients(source)
-    named = [(tool, recipients[function_of(tool)["name"]]) for tool in source.tools]
-    functions = [_named(tool, recipient.removeprefix(FUNCTIONS)) for tool, recipient in named if recipient != PYTHON]
-    before, turns = _split(source.messages)
-    written = _Turns(turns, len(before), recipients, policy)
+    functions = [_renamed(tool, recipients) for tool in source.tools if recipients[function_of(tool)["name"]] != PYTHON]
+    before = list(takewhile(lambda message: message["role"] in {"system", "developer"}, source.messages))
+    written = _Turns(source.messages[len(before) :], len(before), recipients, policy)
     messages = [*_preamble(source, before, functions, policy), *source.written, *written.messages()]
-    # what follows the assistant's last message has nothing to learn from
+    # A model learns nothing from messages after its last one.
     trailing = next((place for place, each in enumerate(reversed(messages)) if each.author == "assistant"), None)
     if trailing is None:
         raise RejectionError("no_assistant", f"there is no text to learn: none of {len(messages)} is by the assistant")
     if trailing and policy.trailing == "reject":
         raise RejectionError("last_message_not_assistant", f"{trailing} messages follow the last one by the assistant")
-    messages, thoughts = _without_old_thoughts(messages[: len(messages) - trailing], policy)
+    messages = messages[: len(messages) - trailing]
+    count = len(messages)
+    if policy.thoughts == "last_turn":
+        asked = max((place for place, message in enumerate(messages) if message.author == "user"), default=0)
+        messages = [*without_thoughts(messages[:asked]), *messages[asked:]]
+    thoughts = count - len(messages)
+    # Few texts hold "|", and a search for one character is faster than for two.
     tagless = not any("|" in message.body and "<|" in message.body for message in messages)
-    messages, escaped = (messages, 0) if tagless else _plain(messages, special_strings)
+    escaped = 0 if tagless or literally else _escape(messages, policy)
     if messages[-1].channel == "final":
         messages[-1].terminator = "return"  # made above, and shared with nobody yet
     renamed = {name: to for name, to in recipients.items() if to not in {FUNCTIONS + name, PYTHON}}
@@ -79,7 +73,11 @@ def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | 
         "meta_dropped_trailing": trailing,
         "untrained_messages": untrained_numbers(messages),
     }
-    return Composed(messages, facts, _declared(source, functions), tagless)
+    if source.written:  # their schemas are text, and aren't read back
+        known: Schemas | None = dict.fromkeys(declared(source.written)) or None
+    else:
+        known = {**({PYTHON: None} if source.python else {}), **(schemas(functions) if functions else {})}
+    return Composed(messages, facts, known, tagless)
 
 
 def untrained_numbers(messages: Sequence[HarmonyMessage]) -> list[int] | None:
@@ -112,6 +110,7 @@ def _recipients(source: Source) -> dict[str, str]:
     recipients = {name: _recipient(name, source.python) for name in dict.fromkeys([*offered, *called])}
     first: dict[str, str] = {}
     for name, recipient in recipients.items():
+        # Python has several names in one source; two functions with one name would be one tool.
         if recipient != PYTHON and first.setdefault(recipient, name) != name:
             both = f"{quoted(first[recipient])} and {quoted(name)}"
             raise RejectionError("tool_name_collision", f"the tools {both} are both {recipient}; rename one")
@@ -120,19 +119,6 @@ def _recipients(source: Source) -> dict[str, str]:
 
 def _recipient(name: str, python: bool) -> str:
     return PYTHON if python and name in PYTHON_TOOLS else FUNCTIONS + UNNAMEABLE.sub("_", name)
-
-
-def _declared(source: Source, functions: Sequence[dict[str, Any]]) -> Schemas | None:
-    if source.written:
-        return dict.fromkeys(declared(source.written)) or None
-    known = schemas(functions) if functions else {}
-    return {PYTHON: None, **known} if source.python else known
-
-
-def _split(messages: Sequence[Turn]) -> tuple[list[Turn], list[Turn]]:
-    """The leading system and developer messages, and the turns."""
-    before = list(takewhile(lambda message: message["role"] in {"system", "developer"}, messages))
-    return before, list(messages[len(before) :])
 
 
 def _preamble(
@@ -146,15 +132,17 @@ def _preamble(
     effort = source.effort or policy.effort
     offers = bool(functions) or any(name.startswith(FUNCTIONS) for name in declared(source.written))
     yield HarmonyMessage("system", system_body(effort, python=source.python, functions=offers))
+    # Harmony's system message is generated; system messages of the source are instructions, as in OpenAI's API.
     said = [*(message["content"] for message in before), source.instructions]
     instructions = "\n\n".join(text for text in said if text and not text.isspace()) or None
     if instructions or functions:
         yield HarmonyMessage("developer", developer_body(instructions, functions))
 
 
-def _named(tool: dict[str, Any], name: str) -> dict[str, Any]:
+def _renamed(tool: dict[str, Any], recipients: Mapping[str, str]) -> dict[str, Any]:
     """The tool with its name in Harmony; usually the same object."""
     function = function_of(tool)
+    name = recipients[function["name"]].removeprefix(FUNCTIONS)
     if function["name"] == name:
         return tool
     return {**tool, "name": name} if function is tool else {**tool, "function": {**function, "name": name}}
@@ -185,23 +173,19 @@ class _Turns:
         messages: list[HarmonyMessage] = []
         place = 0
         while place < len(self.turns):
-            turn, end = self.turns[place], self._end(place)
+            turn, end = self.turns[place], place + 1
+            if turn.get("tool_calls"):  # whose results belong to it
+                while end < len(self.turns) and self.turns[end]["role"] == "tool":
+                    end += 1
             try:
                 made = self._turn(turn, self.turns[place + 1 : end], last=end == len(self.turns))
                 messages += made if turn.get("trained", True) else map(_untrained, made)
             except RejectionError as refusal:
                 number, count = self.skipped + place + 1, self.skipped + len(self.turns)
+                # The number is of the source's message, which its reader can look up.
                 raise RejectionError(refusal.reason, f"message {number} of {count}: {refusal.detail}") from refusal
             place = end
         return messages
-
-    def _end(self, place: int) -> int:
-        """Where the next turn starts: after the results if there are calls."""
-        end = place + 1
-        if self.turns[place].get("tool_calls"):
-            while end < len(self.turns) and self.turns[end]["role"] == "tool":
-                end += 1
-        return end
 
     def _turn(self, turn: Turn, results: Sequence[Turn], *, last: bool) -> list[HarmonyMessage]:
         role, calls = turn["role"], turn.get("tool_calls")
@@ -221,12 +205,21 @@ class _Turns:
                 raise RejectionError("parallel_calls", f"it makes {len(calls)} calls at once")
         made = [_Exchange(_call(call, self._recipient(call["name"])), call.get("id")) for call in calls]
         answers = [self._answer(result, made) for result in results]
-        _require_answers(made, last=last)
+        waiting = [exchange.call for exchange in made if exchange.result is None]
+        if waiting and not last:
+            call = quoted(waiting[0].recipient)
+            why = f"its call of {call} doesn't have a result, and other messages follow"
+            raise RejectionError("unanswered_call_before_next_turn", why)
+        if waiting and any(exchange.result is not None and not exchange.certain for exchange in made):
+            found = f"{len(made)} calls have {len(made) - len(waiting)} results without ids"
+            raise RejectionError("uncertain_pairing", f"{found}, and which belong together is not known")
         if self.policy.parallel_calls == "grouped":
             yield from [exchange.call for exchange in made]
             yield from answers
             return
-        for exchange in sorted(made, key=lambda exchange: exchange.result is None):
+        for exchange in sorted(
+            made, key=lambda exchange: exchange.result is None
+        ):  # a call without a result ends the text
             yield exchange.call
             if exchange.result is not None:
                 yield exchange.result
@@ -235,10 +228,14 @@ class _Turns:
         """The result with the name of its call."""
         identifier, name = result.get("tool_call_id"), result.get("name")
         waiting = [exchange for exchange in made if exchange.result is None]
+        # Without ids, results are in the order of their calls.
         known = [exchange for exchange in waiting if identifier and exchange.identifier == identifier]
         candidates = known or [exchange for exchange in waiting if not (identifier and exchange.identifier)]
         if not candidates:
-            raise RejectionError("tool_result_without_matching_open_call", _no_call(len(made), identifier))
+            whose = f"with the id {quoted(identifier)} " if identifier else ""
+            why = f"a result {whose}answers none of its {len(made)} calls, or one that has its result"
+            raise RejectionError("tool_result_without_matching_open_call", why)
+        # A result may also name its function; a name that differs is a fault, not a choice.
         fitting = [each for each in candidates if not name or each.call.recipient == self._recipient(name)]
         if not fitting:
             called = quoted(candidates[0].call.recipient)
@@ -264,70 +261,35 @@ def _said(turn: Turn) -> list[HarmonyMessage]:
         said.append(HarmonyMessage("assistant", thoughts, None, "analysis"))
     if not turn.get("tool_calls"):
         said.append(HarmonyMessage("assistant", content, None, "final"))
+    # Beside calls, text is a remark to the user, not the answer.
     elif content and not content.isspace():
         said.append(HarmonyMessage("assistant", content, None, "commentary"))
     return said
 
 
 def _call(call: Call, recipient: str) -> HarmonyMessage:
-    arguments = _arguments(call)
-    if recipient == PYTHON:
-        return HarmonyMessage("assistant", _code(arguments), PYTHON, "analysis", terminator="call")
-    values = arguments.values() if isinstance(arguments, dict) else arguments
-    body = compact(arguments).decode() if FLAT.issuperset(map(type, values)) else _written(arguments)
-    return HarmonyMessage("assistant", body, recipient, "commentary", "json", terminator="call")
-
-
-def _arguments(call: Call) -> dict[str, Any] | list[Any]:
     value, what = call["arguments"], f"the arguments of {quoted(call['name'])}"
-    if value is None or value == "":
-        return {}
+    value = {} if value is None or value == "" else value
     if isinstance(value, str):
         try:
-            value = parsed(value, "bad_tool_arguments", what)
+            value = cast("object", parsed(value, "bad_tool_arguments", what))
         except RejectionError as error:
             raise RejectionError("call_args_not_json_object", error.detail) from error
     if not isinstance(value, dict | list):
         raise RejectionError("call_args_not_json_object", f"{what} are {kind(value)}; make them an object")
-    return cast("dict[str, Any] | list[Any]", value)
-
-
-def _code(arguments: dict[str, Any] | list[Any]) -> str:
-    """The code of a Python call, its only argument."""
-    given = {key: value for key, value in arguments.items() if value is not None} if isinstance(arguments, dict) else {}
-    code = given.get("code")
-    if len(given) != 1 or not isinstance(code, str):
-        raise RejectionError("bad_python_arguments", "Python is called with other arguments than its code, a string")
-    return code
-
-
-def _no_call(calls: int, identifier: str | None) -> str:
-    whose = f"with the id {quoted(identifier)} " if identifier else ""
-    return f"a result {whose}answers none of its {calls} calls, or one that has its result"
-
-
-def _require_answers(made: Sequence[_Exchange], *, last: bool) -> None:
-    """Raises RejectionError for a call without a result before the next turn, and for a result of an unknown call."""
-    waiting = [exchange for exchange in made if exchange.result is None]
-    if not waiting:
-        return
-    if not last:
-        call = quoted(waiting[0].call.recipient)
-        raise RejectionError(
-            "unanswered_call_before_next_turn", f"its call of {call} doesn't have a result, and other messages follow"
+    arguments = cast("dict[str, Any] | list[Any]", value)
+    if recipient == PYTHON:
+        # The built-in tool takes code as it is, so the code has to be the only argument.
+        given = (
+            [(key, each) for key, each in arguments.items() if each is not None] if isinstance(arguments, dict) else []
         )
-    if any(exchange.result is not None and not exchange.certain for exchange in made):
-        found = f"{len(made)} calls have {len(made) - len(waiting)} results without ids"
-        raise RejectionError("uncertain_pairing", f"{found}, and which belong together is not known")
-
-
-def _without_old_thoughts(messages: list[HarmonyMessage], policy: Policy) -> tuple[list[HarmonyMessage], int]:
-    """The messages without the reasoning before the last user message, and the number of those dropped."""
-    if policy.thoughts == "keep_all":
-        return messages, 0
-    asked = max((place for place, message in enumerate(messages) if message.author == "user"), default=0)
-    kept = [*without_thoughts(messages[:asked]), *messages[asked:]]
-    return kept, len(messages) - len(kept)
+        if len(given) != 1 or given[0][0] != "code" or not isinstance(given[0][1], str):
+            why = "Python is called with other arguments than its code, a string"
+            raise RejectionError("bad_python_arguments", why)
+        return HarmonyMessage("assistant", given[0][1], PYTHON, "analysis", terminator="call")
+    values = arguments.values() if isinstance(arguments, dict) else arguments
+    body = compact(arguments).decode() if FLAT.issuperset(map(type, values)) else _written(arguments)
+    return HarmonyMessage("assistant", body, recipient, "commentary", "json", terminator="call")
 
 
 def without_thoughts(messages: Sequence[HarmonyMessage]) -> list[HarmonyMessage]:
@@ -340,26 +302,21 @@ def without_thoughts(messages: Sequence[HarmonyMessage]) -> list[HarmonyMessage]
         if message.author == "assistant" and message.channel == "analysis" and message.recipient is None:
             thought = True
             continue
+        # A turn ends with the next question.
         thought = thought and message.author != "user"
         kept.append(_untrained(message) if thought and message.author == "assistant" else message)
     return kept
 
 
-def _plain(messages: list[HarmonyMessage], policy: SpecialStrings | None) -> tuple[list[HarmonyMessage], int]:
-    """The messages with special strings escaped, and their number; without a policy, the messages unchanged."""
+def _escape(messages: list[HarmonyMessage], policy: Policy) -> int:
+    """Escape special strings in the messages, and return their number. Raises RejectionError if the policy rejects them."""
     escaped = 0
-    if policy is None:
-        return messages, escaped
     for place, message in enumerate(messages):
         if "<|" not in message.body:
             continue
-        if policy == "reject" and (found := TAG.search(message.body)):
+        if policy.special_strings == "reject" and (found := TAG.search(message.body)):
             where = f"message {place + 1} of {len(messages)} in Harmony ({message.author}), character {found.start()}"
             raise RejectionError("special_in_body", f"{where}: the text holds {quoted(found[0])}, which is structure")
-        body, count = TAG.subn(_broken, message.body)
+        body, count = TAG.subn(lambda tag: "<|" + ZERO_WIDTH_SPACE + tag[0][2:], message.body)
         messages[place], escaped = replace(message, body=body), escaped + count
-    return messages, escaped
-
-
-def _broken(found: re.Match[str]) -> str:
-    return "<|" + ZERO_WIDTH_SPACE + found[0][2:]
+    return escaped

@@ -12,7 +12,7 @@ All other sources are OpenAI messages, ShareGPT turns, a question with its answe
 a source, add a function and a line in `CONVERTERS`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
@@ -27,8 +27,8 @@ from .columns import effort_of, of_evaluation, of_record, of_tools
 from .compose import PYTHON_TOOLS, function_of, untrained_numbers
 from .grammar import START, Fault, parse
 from .message import Call, Composed, Effort, HarmonyMessage, Source, Turn
-from .official import harmony_messages
 from .preamble import declared
+from .render import harmony_messages
 
 Record = Mapping[str, Any]
 
@@ -48,28 +48,21 @@ Converter = Callable[[Record, str, Names], Source | Composed | Rejected]
 
 ProofTask = Literal["proof", "formalize", "both"]
 
-OFF = "off"
-"""Value of `reasoning` for a record without reasoning."""
-
-EFFORT = "reasoning_effort"
-"""OpenAI's parameter, and the variable of gpt-oss's own template."""
+OFF = "off"  # value of `reasoning` for a record without reasoning
+EFFORT = "reasoning_effort"  # OpenAI's parameter, and the variable of gpt-oss's own template
 
 EFFORTS: dict[str, Effort] = {
     "none": "low", "off": "low", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high",
 }  # fmt: skip
 """The effort for each value of EFFORT in lower case: Harmony has three."""
 
-TEXT = "text"
-"""The default field of Harmony text."""
-
-UNTRAINED = "untrained_messages"
-"""The field of normalized rows with the numbers of messages that are not trained on."""
+TEXT = "text"  # the default field of Harmony text
+UNTRAINED = "untrained_messages"  # the field of normalized rows with the numbers of messages that are not trained on
 
 SOLVE = "Solve the problem and put the final answer within \\boxed{}. Do not guess."
 FORMALIZE = "State the problem as a theorem in Lean 4. Answer with Lean code alone."
 
-Arrays = dict[tuple[int, int], list[Any]]
-"""Arguments that are arrays, by the numbers of the message and of its call."""
+Arrays = dict[tuple[int, int], list[Any]]  # arguments that are arrays, by the numbers of the message and of its call
 
 
 @rejecting
@@ -82,6 +75,7 @@ def chat(
     reasoning turned off gets low effort. Messages are read as for a chat template, but arguments of calls may be arrays, and
     messages of openai-harmony are kept as they are.
     """
+    # A question and its answer are named instead of messages.
     field = None if "prompt" in dict(names.given) else names.messages or field
     written = _written(record, field, names)
     if written is not None:
@@ -91,18 +85,15 @@ def chat(
     found = required(apart(required(conversation(given, field, names.tools, names.given)), "closed"))
     thinks = record.get("reasoning") != OFF
     stated, unread = _effort_of(record, found.variables)
+    if any("cut" in message for message in found.messages):  # a budget ended the reasoning: Harmony can't express that
+        unread.append(CUT[0])
     return Source(
         messages=[_turn(number, message, arrays, thinks=thinks) for number, message in enumerate(found.messages)],
         tools=found.tools,
         effort=(effort or stated) if thinks else "low",
         metadata={**of_record(record), **of_tools(found.tools)},
-        unread=(*(name for name in found.unread if name != EFFORT), *unread, *_cut(found.messages)),
+        unread=(*(name for name in found.unread if name != EFFORT), *unread),
     )
-
-
-def _cut(messages: Sequence[Message]) -> list[str]:
-    """The flag of reasoning that a budget ended: Harmony doesn't have a field for it."""
-    return [CUT[0]] if any("cut" in message for message in messages) else []
 
 
 def _effort_of(record: Record, variables: Mapping[str, Any]) -> tuple[Effort | None, list[str]]:
@@ -123,6 +114,7 @@ def _written(record: Record, field: str | None, names: Names) -> Source | None:
         layout = layout_of(record, field, names.tools, names.given)
         place = layout.shape.messages
         given = value_at(record, place, "no_messages") if place else None
+        # Parsing each row's messages twice would double the time, so only text that may have channels is parsed here.
         if isinstance(given, str) and '"channel"' in given:
             given = parsed(given, "no_messages", f"{place} (a string)")
     except RejectionError:
@@ -160,6 +152,7 @@ def text_field(record: Record, names: Names) -> str | None:
         given = value_at(record, field, "no_messages")
     except RejectionError:
         return field  # which `harmony_text` explains
+    # A list of messages as JSON text isn't Harmony text.
     if not isinstance(given, str) or (names.messages and given.lstrip().startswith("[")):
         return None
     if names.messages or given.lstrip().startswith(START):
@@ -191,6 +184,7 @@ def harmony_text(record: Record, field: str) -> list[HarmonyMessage]:
 def _math_v2(record: Record, split: str, names: Names = UNNAMED) -> Source:
     """A solution. Its Python tool, a function in the source, becomes Harmony's built-in one."""
     source = required(chat(record, names, effort=effort_of(split)))
+    # Some rows call the tool without an offer.
     offered = {function_of(tool)["name"] for tool in source.tools}
     called = {call["name"] for message in source.messages for call in message.get("tool_calls", ())}
     return replace(
@@ -201,7 +195,7 @@ def _math_v2(record: Record, split: str, names: Names = UNNAMED) -> Source:
     )
 
 
-def _formalize(record: Record) -> Source | Rejected:
+def _formalize(record: Record, _split: str, _names: Names = UNNAMED) -> Source | Rejected:
     """The problem as the question and its formal statement as the answer."""
     names = ("problem", "lean_header", "formal_statement")
     for name in names:
@@ -231,7 +225,7 @@ def _harmony_text(record: Record, field: str) -> Composed:
 CONVERTERS: dict[str, Converter] = {
     "math_v2": _math_v2,
     "math_proofs": _messages,
-    "math_proofs_formalize": lambda record, _split, _names=UNNAMED: _formalize(record),
+    "math_proofs_formalize": _formalize,
     "science": _messages,
     "agentic": _messages,
     "instruction_following": _messages,
@@ -258,8 +252,10 @@ NAMES = (
 
 def converter_for(path: str) -> str:
     """Return the converter for one of NVIDIA's repositories, or a path that contains its name; `openai_messages` for all others."""
+    # The last part that has the name counts: a cache may be in a folder of a similar name.
     names = path.lower().split("/")
     repository = next((name for name in reversed(names) if "nemotron-" in name), "")
+    # Others publish these datasets as Harmony text under similar names.
     named = "" if "harmony" in repository else repository.partition("nemotron-")[2]
     return next((converter for part, converter in NAMES if named.startswith(part)), "openai_messages")
 
@@ -270,6 +266,7 @@ def _turn(number: int, message: Message, arrays: Arrays, *, thinks: bool) -> Tur
         turn["reasoning_content"] = message["reasoning_content"]
     if "trained" in message:
         characters = message["trained"]
+        # An empty range of characters excludes the whole message.
         if characters:
             why = f"message {number + 1} names characters to train on, and Harmony is trained on by whole messages"
             raise RejectionError("bad_loss_flag", f"{why}; remove train_detail, or set train to false")
@@ -307,21 +304,15 @@ def _without_array(call: Any, place: tuple[int, int], arrays: Arrays) -> Any:  #
     function = call.get("function")
     if isinstance(function, dict):
         return {**call, "function": _without_array(function, place, arrays)}
-    array = _array(call.get("arguments"))
-    if array is None:
-        return call
-    arrays[place] = array
-    return {**call, "arguments": {}}
-
-
-def _array(arguments: object) -> list[Any] | None:
-    """Arguments that are an array or the JSON text of one; None for others, and for values that JSON cannot hold."""
+    given = call.get("arguments")
     try:
-        if isinstance(arguments, str) and arguments.lstrip().startswith("["):
-            return cast("list[Any]", parsed(arguments, "bad_tool_arguments", "arguments"))
-        if isinstance(arguments, list):
-            json_text(cast("list[Any]", arguments), "bad_tool_arguments", "arguments")
-            return cast("list[Any]", arguments)
-    except RejectionError:
-        return None
-    return None
+        if isinstance(given, str) and given.lstrip().startswith("["):
+            given = parsed(given, "bad_tool_arguments", "arguments")
+        elif isinstance(given, list):
+            json_text(cast("list[Any]", given), "bad_tool_arguments", "arguments")
+    except RejectionError:  # which `conversation` explains
+        return call
+    if not isinstance(given, list):
+        return call
+    arrays[place] = cast("list[Any]", given)
+    return {**call, "arguments": {}}

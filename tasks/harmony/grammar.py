@@ -37,8 +37,7 @@ TO = "to="
 WORD = re.compile(r"[^\s<]+")
 """A name in a header. The reference ends a channel at `<`, so words must not contain it."""
 
-ALL_RECIPIENTS = "all"
-"""A recipient that the reference omits when rendering, so that it cannot reproduce such a text."""
+ALL_RECIPIENTS = "all"  # a recipient that the reference omits when rendering, so that it cannot reproduce such a text
 
 CODES = {
     "E01": "empty_text",
@@ -104,7 +103,7 @@ class FaultError(ValueError):
 def parse(text: object) -> list[ParsedMessage] | Fault:
     """Return the messages of a Harmony text, at least one, or the first fault; in a header, tags are checked before words."""
     try:
-        return list(_messages(_checked(text)))
+        return list(_messages(text))
     except FaultError as error:
         return error.fault
 
@@ -118,17 +117,9 @@ def bodies(text: bytes) -> Iterator[tuple[str, bytes]]:
     if before or not messages:
         raise ValueError(f"{text[:40]!r} does not begin with {START}")
     for message in messages:
+        # The text was accepted, so a body ends at its last `<|`.
         header, _, rest = message.partition(MESSAGE.encode())
         yield read_header(header.decode()).author, rest[: rest.rindex(b"<|")]
-
-
-def _checked(text: object) -> str:
-    if not isinstance(text, str):
-        raise FaultError("E13", 0, f"Harmony text is a string, not {type(text).__name__}")
-    if not text:
-        raise FaultError("E01", 0, "a message is missing")
-    check_characters(text)
-    return text
 
 
 def check_characters(text: str) -> None:
@@ -150,16 +141,31 @@ def is_whole(text: str) -> bool:
     return True
 
 
-def _messages(text: str) -> Iterator[ParsedMessage]:
-    tags = TAG.finditer(text)
+def _messages(text: object) -> Iterator[ParsedMessage]:
+    if not isinstance(text, str):
+        raise FaultError("E13", 0, f"Harmony text is a string, not {type(text).__name__}")
+    if not text:
+        raise FaultError("E01", 0, "a message is missing")
+    check_characters(text)
+    tags = TAG.finditer(text)  # one scan: each of the three steps of a message takes its tags from it
     end = 0
     for tag in tags:
         if tag.start() != end or tag[0] != START:
             raise FaultError("E02", end, f"{text[end : end + 40]!r} is where {START} must")
         start = end
         body_start = _body_start(text, tags)
-        header = _header(text, start + len(START), body_start - len(MESSAGE))
-        closing = _closing(text, tags)
+        try:
+            header = read_header(text[start + len(START) : body_start - len(MESSAGE)])
+        except FaultError as error:  # whose offset is within the header
+            fault = error.fault
+            raise FaultError(fault.code, start + len(START) + fault.offset, fault.detail) from error
+        closing = next(tags, None)
+        if closing is None:
+            why = "the text ends within a body; end it with <|end|>, <|call|> or <|return|>"
+            raise FaultError("E04", len(text), why)
+        if closing[0] not in TERMINATORS:
+            code = "E05" if closing[0] == START else "E06"
+            raise FaultError(code, closing.start(), f"{closing[0]} is in a body")
         body_end, end = closing.span()
         yield ParsedMessage(
             header.author, text[body_start:body_end], *header[1:], TERMINATORS[closing[0]],
@@ -178,6 +184,7 @@ def _body_start(text: str, tags: Iterator[re.Match[str]]) -> int:
             return tag.end()
         if kind == START or kind in TERMINATORS:
             raise FaultError("E03", tag.start(), f"{kind} is where {MESSAGE} must")
+        # A channel precedes a content type, and each occurs once.
         if kind == CHANNEL:
             if passed:
                 raise FaultError("E10", tag.start(), f"{kind} is after {passed}")
@@ -189,33 +196,17 @@ def _body_start(text: str, tags: Iterator[re.Match[str]]) -> int:
     raise FaultError("E03", len(text), f"the text ends where {MESSAGE} must be")
 
 
-def _closing(text: str, tags: Iterator[re.Match[str]]) -> re.Match[str]:
-    """The terminator of a body, which must be the next tag."""
-    tag = next(tags, None)
-    if tag is None:
-        raise FaultError("E04", len(text), "the text ends within a body; end it with <|end|>, <|call|> or <|return|>")
-    if tag[0] not in TERMINATORS:
-        raise FaultError("E05" if tag[0] == START else "E06", tag.start(), f"{tag[0]} is in a body")
-    return tag
-
-
-def _header(text: str, start: int, end: int) -> Header:
-    try:
-        return read_header(text[start:end])
-    except FaultError as error:
-        fault = error.fault
-        raise FaultError(fault.code, start + fault.offset, fault.detail) from error
-
-
 @lru_cache(maxsize=4096)
 def read_header(header: str) -> Header:
     """Return the parts of a header whose tags are in order. Raises FaultError with an offset within the header."""
+    # Tags are in order already, so each part of the header is behind its tag.
     named, tag, constraint = header.partition(CONSTRAIN)
     if tag:
         named = named.removesuffix(" ")  # this blank may be missing
     speaking, channel_tag, channelled = named.partition(CHANNEL)
     author, *words = speaking.split(" ")
     _check_word(author, "E07", 0, "author")
+    # A content type is the last word of a header, so it is here only if no tag follows.
     recipient, plain = _words(words, len(author) + 1, None, types=not (tag or channel_tag))
     if recipient is None and author not in ROLES:
         raise FaultError("E08", 0, f"{author!r} isn't a role, and a tool's name needs a recipient after it")
@@ -227,7 +218,13 @@ def read_header(header: str) -> Header:
         recipient, plain = _words(words, start + len(channel) + 1, recipient, types=not tag)
     if not tag:
         return Header(author, recipient, channel, plain, constrained=plain is None)
-    return Header(author, recipient, channel, _constraint(header, constraint, recipient), constrained=True)
+    if recipient is None:
+        why = f"{CONSTRAIN} is in a header without a recipient, and would be read as one"
+        raise FaultError("E12", header.index(CONSTRAIN), why)
+    if not WORD.fullmatch(constraint):
+        why = f"{constraint!r} isn't a content type: one word must follow {CONSTRAIN} at once"
+        raise FaultError("E12", len(header) - len(constraint), why)
+    return Header(author, recipient, channel, constraint, constrained=True)
 
 
 def _check_word(word: str, code: str, offset: int, what: str) -> None:
@@ -255,15 +252,3 @@ def _words(words: list[str], offset: int, recipient: str | None, *, types: bool)
             recipient = word.removeprefix(TO)
         offset += len(word) + 1
     return recipient, plain
-
-
-def _constraint(header: str, content_type: str, recipient: str | None) -> str:
-    if recipient is None:
-        place = header.index(CONSTRAIN)
-        raise FaultError("E12", place, f"{CONSTRAIN} is in a header without a recipient, and would be read as one")
-    if not WORD.fullmatch(content_type):
-        place = len(header) - len(content_type)
-        raise FaultError(
-            "E12", place, f"{content_type!r} isn't a content type: one word must follow {CONSTRAIN} at once"
-        )
-    return content_type

@@ -32,11 +32,8 @@ LENGTHS = {"tokens": "stats_token_len", "completion_tokens": "stats_completion_t
 METADATA = [name for name in SCHEMA.names if name.startswith(("meta_", "source_"))]
 
 MAX_NAMES, MAX_NAME_LENGTH = 500, 100
-OTHER = "(other)"
-"""Replaces further names, because some sources use ids or texts as names."""
-
-Counts = dict[str, Any]
-"""A tree of counts: nested objects with integers as leaves."""
+OTHER = "(other)"  # replaces further names, because some sources use ids or texts as names
+Counts = dict[str, Any]  # a tree of counts: nested objects with integers as leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +67,7 @@ def fields_of(records: Iterable[Mapping[str, Any]]) -> Counts:
 
 
 def _by_field(records: Sequence[Mapping[str, Any]]) -> Counts:
+    # Records with the same fields are counted column by column.
     shapes: dict[tuple[str, ...], list[Iterable[Any]]] = {}
     for record in records:
         shapes.setdefault(tuple(record), []).append(record.values())
@@ -83,6 +81,7 @@ def _by_field(records: Sequence[Mapping[str, Any]]) -> Counts:
 
 def bounded(counts: Counts) -> Counts:
     """Return the counts with the MAX_NAMES most frequent names per object; other names, and long ones (MAX_NAME_LENGTH), become OTHER."""
+    # Long names last: they are others at any frequency. Names break ties, so the order of shards doesn't matter.
     names = sorted(counts, key=lambda name: (len(name) > MAX_NAME_LENGTH, -_total(counts[name]), name))
     kept = [name for name in names[:MAX_NAMES] if len(name) <= MAX_NAME_LENGTH]
     rest: Counts = {}
@@ -103,15 +102,13 @@ def coverage_of(rows: pa.Table) -> Counts:
     tokens counts under "128", one without tokens under "0".
     """
     columns = {name: len(rows) - rows[name].null_count for name in rows.column_names}
-    histograms = {name: _histogram(rows[column]) for name, column in LENGTHS.items()}
-    return {"rows": len(rows), "columns": columns, **histograms}
-
-
-def _histogram(lengths: pa.ChunkedArray) -> Counts:
-    """Counts by powers of two."""
-    _, bits = np.frexp(lengths.drop_null().to_numpy().astype(np.float64))
-    counts = np.bincount(bits.astype(np.int64)).tolist()
-    return {str((1 << bit) >> 1): count for bit, count in enumerate(counts) if count}
+    found: Counts = {"rows": len(rows), "columns": columns}
+    for name, column in LENGTHS.items():
+        # The exponent of a float is the number of bits of an integer, so a bin ends at every power of two.
+        _, bits = np.frexp(rows[column].drop_null().to_numpy().astype(np.float64))
+        counts = np.bincount(bits.astype(np.int64)).tolist()
+        found[name] = {str((1 << bit) >> 1): count for bit, count in enumerate(counts) if count}
+    return found
 
 
 def merged(one: Counts, other: Counts) -> Counts:
@@ -131,31 +128,28 @@ def inventory(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
 
     `metadata` is the share of rows with a value, per metadata column. Names and lengths are in sorted order.
     """
-    found: dict[str, dict[str, Counts]] = {}
+    totals: dict[tuple[str, str], Counts] = {}
     for entry in entries:
         counted = {
             "rows_in": entry.rows_in, "rows_out": entry.rows_out, "tokens": entry.tokens, "drops": dict(entry.drops),
             "source": entry.fields, "coverage": entry.coverage,
         }  # fmt: skip
-        splits = found.setdefault(entry.dataset, {})
-        splits[entry.split] = merged(splits.get(entry.split, {}), counted)
-    return {
-        dataset: {split: _summary(found[dataset][split]) for split in sorted(found[dataset])}
-        for dataset in sorted(found)
-    }
-
-
-def _summary(counted: Counts) -> dict[str, Any]:
-    coverage = counted["coverage"]
-    rows, columns = coverage.get("rows", 0), coverage.get("columns", {})
-    return {
-        **{name: counted[name] for name in ("rows_in", "rows_out", "tokens")},
-        "drops": _sorted(counted["drops"]),
-        "source": _sorted(counted["source"]),
-        "columns": _sorted(columns),
-        "metadata": {name: round(columns[name] / rows, 6) for name in METADATA if columns.get(name)},
-        "lengths": {name: dict(sorted(coverage.get(name, {}).items(), key=lambda pair: int(pair[0]))) for name in LENGTHS},
-    }  # fmt: skip
+        place = entry.dataset, entry.split
+        totals[place] = merged(totals.get(place, {}), counted)
+    found: dict[str, dict[str, Any]] = {}
+    for (dataset, split), counted in sorted(totals.items()):
+        coverage = counted["coverage"]
+        rows, columns = coverage.get("rows", 0), coverage.get("columns", {})
+        found.setdefault(dataset, {})[split] = {
+            **{name: counted[name] for name in ("rows_in", "rows_out", "tokens")},
+            "drops": _sorted(counted["drops"]),
+            "source": _sorted(counted["source"]),
+            "columns": _sorted(columns),
+            "metadata": {name: round(columns[name] / rows, 6) for name in METADATA if columns.get(name)},
+            # Names of lengths are numbers: as text, 128 would be before 16.
+            "lengths": {name: dict(sorted(coverage.get(name, {}).items(), key=lambda pair: int(pair[0]))) for name in LENGTHS},
+        }  # fmt: skip
+    return found
 
 
 def _sorted(counts: Counts) -> Counts:
@@ -171,22 +165,19 @@ def coverage_markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     lines = ["# Coverage", "", *_table(("dataset", "split", "rows in", "rows out", "dropped", "tokens"), rows)]
     for dataset, split, summary in splits:
-        lines += [f"## {dataset}, {split}", "", *_details(summary)]
+        source, lengths = summary["source"], summary["lengths"]
+        metadata = [(name, f"{share:.1%}") for name, share in summary["metadata"].items()]
+        bounds = sorted({bound for of in lengths.values() for bound in of}, key=int)
+        lines += [
+            f"## {dataset}, {split}", "",
+            *_table(("field of the source", "types"), [(name, _listed(of)) for name, of in source.get("fields", {}).items()]),
+            *_table(("field of messages", "types"), [(name, _listed(of)) for name, of in source.get("message_fields", {}).items()]),
+            *_table(("role", "messages"), list(source.get("roles", {}).items())),
+            *_table(("dropped because", "rows"), list(summary["drops"].items())),
+            *_table(("column", "rows that have it"), metadata),
+            *_table(("tokens from", "rows", "of the assistant"), [(int(bound), *(of.get(bound, 0) for of in lengths.values())) for bound in bounds]),
+        ]  # fmt: skip
     return "\n".join(lines)
-
-
-def _details(summary: Mapping[str, Any]) -> list[str]:
-    source, lengths = summary["source"], summary["lengths"]
-    metadata = [(name, f"{share:.1%}") for name, share in summary["metadata"].items()]
-    bounds = sorted({bound for of in lengths.values() for bound in of}, key=int)
-    return [
-        *_table(("field of the source", "types"), [(name, _listed(of)) for name, of in source.get("fields", {}).items()]),
-        *_table(("field of messages", "types"), [(name, _listed(of)) for name, of in source.get("message_fields", {}).items()]),
-        *_table(("role", "messages"), list(source.get("roles", {}).items())),
-        *_table(("dropped because", "rows"), list(summary["drops"].items())),
-        *_table(("column", "rows that have it"), metadata),
-        *_table(("tokens from", "rows", "of the assistant"), [(int(bound), *(of.get(bound, 0) for of in lengths.values())) for bound in bounds]),
-    ]  # fmt: skip
 
 
 def _listed(types: Mapping[str, int]) -> str:

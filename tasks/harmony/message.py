@@ -22,22 +22,16 @@ ROLES = frozenset({"system", "developer", "user", "assistant"})
 CHANNELS = ("analysis", "commentary", "final")
 """For private reasoning and calls of built-in tools; for calls of functions and text between them; for the answer."""
 
-FUNCTIONS = "functions."
-"""Prefix of the name of a developer's function, as recipient and as author."""
-
-TEMPLATE_VERSION = "2"
-"""Increment it when the same record and policy give a different text."""
-
-Effort = Literal["low", "medium", "high"]
-"""Reasoning effort."""
+FUNCTIONS = "functions."  # prefix of the name of a developer's function, as recipient and as author
+TEMPLATE_VERSION = "2"  # increment it when the same record and policy give a different text
+Effort = Literal["low", "medium", "high"]  # reasoning effort
 
 ParallelCalls = Literal["interleave", "grouped", "reject"]
 SpecialStrings = Literal["reject", "escape"]
 Thoughts = Literal["last_turn", "keep_all"]
 Trailing = Literal["drop", "reject"]
 
-Schemas = Mapping[str, Mapping[str, Any] | None]
-"""The JSON schema of a tool's arguments by its name as recipient."""
+Schemas = Mapping[str, Mapping[str, Any] | None]  # the JSON schema of a tool's arguments by its name as recipient
 
 
 @dataclass(slots=True)  # frozen, it would take ten times as long to make

@@ -21,23 +21,28 @@ from .semantics import CODES
 from .settings import HarmonyRecipe, HarmonySettings, policy_of
 
 KIND = "harmony"
-FORMAT_VERSION = 7
-"""Increment it when the same recipe and source give different bytes."""
+FORMAT_VERSION = 7  # increment it when the same recipe and source give different bytes
 
 EVERY_FIELD: Sequence[str] = ()
 
 
-HarmonyPlan = Planned[HarmonySettings, None]
-
-
-def plan_harmony(blend: Blend, settings: HarmonySettings, output_dir: str | None) -> HarmonyPlan:
+def plan_harmony(blend: Blend, settings: HarmonySettings, output_dir: str | None) -> Planned[HarmonySettings, None]:
     """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
 
     Raises InputError for anything that must be fixed first.
     """
     output_dir, store = places(blend, settings, output_dir, KIND)
     require_choices(blend, settings)
-    blend = _with_converters(blend, settings)
+    parts: dict[str, list[DataSource]] = {split: [] for split in blend.parts()}
+    for split, sources in blend.parts().items():
+        for source in sources:
+            name = source.converter or converter_for(source.path)
+            proofs = name == "math_proofs" and source.converter is None
+            # Proofs that are read in two ways become two datasets, because each pass accounts for every row.
+            for number, each in enumerate(PROOF_TASKS[settings.proofs] if proofs else (name,)):
+                named = f"{source.name}-{number}" if number else source.name
+                parts[split].append(source.model_copy(update={"converter": each, "name": named}))
+    blend = Blend.model_validate(parts)
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[HarmonyRecipe]:
         files = [name_within(source.path, part.file.uri) for part in slices]
@@ -55,6 +60,7 @@ def plan_harmony(blend: Blend, settings: HarmonySettings, output_dir: str | None
 
 def require_choices(blend: Blend, settings: HarmonySettings) -> None:
     """Raises InputError for an unknown converter or rule, and for keys that do not apply here."""
+    # A rule that doesn't exist would be switched off without effect.
     for code in settings.disabled_rules:
         if code not in CODES:
             raise InputError(f"disabled_rules: {code!r} is not a rule; {nearest(code, CODES)}")
@@ -66,24 +72,6 @@ def require_choices(blend: Blend, settings: HarmonySettings) -> None:
                     f"dataset {source.name!r}: unknown converter {source.converter!r}; "
                     f"{nearest(source.converter, CONVERTERS)}"
                 )
-
-
-def _with_converters(blend: Blend, settings: HarmonySettings) -> Blend:
-    """The blend with a converter set for every dataset; a dataset of proofs becomes two if they are read in two ways."""
-    parts = {
-        split: [each for source in sources for each in _converted(source, settings)]
-        for split, sources in blend.parts().items()
-    }
-    return Blend.model_validate(parts)
-
-
-def _converted(source: DataSource, settings: HarmonySettings) -> list[DataSource]:
-    name = source.converter or converter_for(source.path)
-    passes = PROOF_TASKS[settings.proofs] if name == "math_proofs" and source.converter is None else (name,)
-    return [
-        source.model_copy(update={"converter": each, "name": f"{source.name}-{number}" if number else source.name})
-        for number, each in enumerate(passes)
-    ]
 
 
 def _recipe(
@@ -112,6 +100,7 @@ def splits_of(source: DataSource, files: Sequence[str]) -> dict[str, str]:
 
     A name counts up to its first dot, and without the number of a part.
     """
+    # Parts of one split, `high.part_00.jsonl` and `high.part_01.jsonl`, have one name.
     stems = {file: without_number(without_ending(file).rpartition("/")[2]).partition(".")[0] for file in files}
     if source.split is not None:
         return dict.fromkeys(stems, source.split)

@@ -71,18 +71,20 @@ def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any] |
 
 def declared(messages: Iterable[HarmonyMessage]) -> tuple[str, ...]:
     """Return the recipients declared by the system and developer messages, in order."""
-    return tuple(name for message in messages for name in _declared(message.author, message.body))
-
-
-def _declared(author: str, body: str) -> list[str]:
-    if author not in {"system", "developer"}:
-        return []
-    names = [f"{name}.{tool}" for name, tools in NAMESPACE.findall(body) for tool in DECLARATION.findall(tools)]
-    return [PYTHON, *names] if author == "system" and PYTHON_SECTION.search(body) else names
+    found: list[str] = []
+    for message in messages:
+        # The built-in tool is described in a section of the system message, functions in namespaces.
+        if message.author == "system" and PYTHON_SECTION.search(message.body):
+            found.append(PYTHON)
+        if message.author in {"system", "developer"}:
+            spaces = NAMESPACE.findall(message.body)
+            found += [f"{space}.{tool}" for space, tools in spaces for tool in DECLARATION.findall(tools)]
+    return tuple(found)
 
 
 def body_of(role: Role, content: SystemContent | DeveloperContent, *, functions: bool) -> str:
     """Return the text of a system or developer message as the library writes it; `functions` if the conversation has any."""
+    # The library writes a whole message; the tags around its body are cut off.
     options = RenderOptions(conversation_has_function_tools=functions)
     text = encoding().decode_utf8(encoding().render(Message.from_role_and_content(role, content), options))
     return text.removeprefix(f"{START}{role.value}{MESSAGE}").removesuffix("<|end|>")
@@ -123,31 +125,24 @@ def _marked(value: Any, first: int, given: list[int]) -> Any:  # noqa: ANN401 - 
 
 @lru_cache(maxsize=1024)
 def _functions(tools: bytes) -> list[dict[str, Any]]:
-    return [_function(tool) for tool in loads(tools)]
-
-
-def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Name, description and repaired parameters of a tool."""
-    found = tool.get("function", tool)
-    function = cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
-    name, description = function.get("name"), function.get("description")
-    if not isinstance(name, str) or not name:
-        raise RejectionError("bad_tools", "a tool doesn't have a name")
-    if not isinstance(description, str | None):
-        raise RejectionError("bad_tools", f"the description of tool {name} isn't text")
-    return {"name": name, "description": description or "", "parameters": _parameters(name, function)}
-
-
-def _parameters(name: str, function: Mapping[str, Any]) -> dict[str, Any] | None:
-    given, required = function.get("parameters"), function.get("required")
-    if given is None:
-        return None
-    if not isinstance(given, Mapping):
-        raise RejectionError("bad_tools", f"the parameters of tool {name} aren't an object")
-    repaired = _repaired(cast("Mapping[str, Any]", given))
-    return (
-        {**repaired, "required": required} if isinstance(required, list) and not repaired.get("required") else repaired
-    )
+    """Name, description and repaired parameters of each tool."""
+    made: list[dict[str, Any]] = []
+    for tool in loads(tools):
+        found = tool.get("function", tool)
+        function = cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
+        name, description, given = (function.get(key) for key in ("name", "description", "parameters"))
+        if not isinstance(name, str) or not name:
+            raise RejectionError("bad_tools", "a tool doesn't have a name")
+        if not isinstance(description, str | None):
+            raise RejectionError("bad_tools", f"the description of tool {name} isn't text")
+        if not isinstance(given, Mapping | None):
+            raise RejectionError("bad_tools", f"the parameters of tool {name} aren't an object")
+        parameters = None if given is None else _repaired(cast("Mapping[str, Any]", given))
+        required = function.get("required")  # the library reads it within the parameters only
+        if parameters is not None and isinstance(required, list) and not parameters.get("required"):
+            parameters["required"] = required
+        made.append({"name": name, "description": description or "", "parameters": parameters})
+    return made
 
 
 def _repaired(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,6 +150,7 @@ def _repaired(schema: Mapping[str, Any]) -> dict[str, Any]:
     repaired = dict(schema)
     if isinstance(schema.get("properties"), Mapping):
         repaired["properties"] = {name: _if_schema(each) for name, each in schema["properties"].items()}
+        # Without a type the library writes `any` and drops the properties.
         repaired["type"] = "object" if schema.get("type") is None else schema["type"]
     if "items" in schema:
         repaired["items"] = _if_schema(schema["items"])

@@ -64,20 +64,23 @@ class DataLayout:
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
         """Link every shard on a local disk; on an object store the store copies it."""
         named, splits = Named(output_dir), dict[str, Counter[str]]()
+        # A shard whose rows were all dropped has no file.
         with_rows = [item for item in finished if WHOLE in item.receipt.parts]
         for item in with_rows:
             split, count = published_split(item.receipt.identity["recipe"]), item.receipt.parts[WHOLE]
             named.add(item, join(FOLDER, split), store.path(item.key, FILE))
             splits.setdefault(split, Counter()).update(rows=count.documents, tokens=count.tokens)
         counted = {split: dict(splits[split]) for split in sorted(splits)}
-        facts: dict[str, Any] = {"splits": counted, "licences": _licences(finished), **self._beside.header}
+        licences = sum((Counter(item.receipt.facts["licences"]) for item in finished), Counter[str]())
+        facts: dict[str, Any] = {"splits": counted, "licences": dict(sorted(licences.items())), **self._beside.header}
         found = inventory(map(_entry, finished))
+        # Sorted keys, so that equal inventories are equal bytes.
         documents = {
             INVENTORY: orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS),
             COVERAGE: coverage_markdown(found).encode(),
             **self._beside.documents,
         }
-        written = [_write(output_dir, name, data) for name, data in documents.items()]
+        written = [replace(publish_bytes(join(output_dir, name), each), path=name) for name, each in documents.items()]
         files = [*_catalogs(store, finished), *self._beside.files]
         derived = Named(output_dir)
         for item in self._beside.derived:
@@ -100,10 +103,6 @@ class DataLayout:
         return Published(named.names, blend, written, facts, self._beside.derived, derived.names)
 
 
-def _licences(finished: Sequence[Finished]) -> dict[str, int]:
-    return dict(sorted(sum((Counter(item.receipt.facts["licences"]) for item in finished), Counter[str]()).items()))
-
-
 def _entry(item: Finished) -> Entry:
     """The counts of a shard, for the inventory."""
     receipt = item.receipt
@@ -121,10 +120,6 @@ def _catalogs(store: Store, finished: Sequence[Finished]) -> list[tuple[str, Out
                 name = join(TOOLS, f"tools-{len(found):05d}-{item.key[:8]}.json")
                 found.append((store.path(item.key, CATALOG), replace(output, path=name)))
     return found
-
-
-def _write(output_dir: str, name: str, data: bytes) -> Output:
-    return replace(publish_bytes(join(output_dir, name), data), path=name)
 
 
 def published_split(recipe: Mapping[str, Any]) -> str:

@@ -54,13 +54,11 @@ CODES = {
     "S22": "empty_prompt",
 }
 
-WARNINGS = frozenset({"S10", "S15"})
-"""Rules that only warn."""
+WARNINGS = frozenset({"S10", "S15"})  # rules that only warn
 
 NONE_OFF: frozenset[str] = frozenset()
 
-Finding = tuple[int, str, str]
-"""The number of a message, the rule it breaks, and how."""
+Finding = tuple[int, str, str]  # the number of a message, the rule it breaks, and how
 
 TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -90,16 +88,11 @@ def faults(
         *_calls(messages, declared, schemas or {}),
         *prompt_faults(messages),
     ]
+    # Only parsed messages have offsets; a conversation without messages breaks rules too, as its message 0.
+    starts = [each.start if isinstance(each, ParsedMessage) else 0 for each in messages] or [0]
     return [
-        Fault(code, CODES[code], _offset(messages, number), detail)
-        for number, code, detail in sorted(findings)
-        if code not in off
+        Fault(code, CODES[code], starts[number], detail) for number, code, detail in sorted(findings) if code not in off
     ]
-
-
-def _offset(messages: Sequence[HarmonyMessage], number: int) -> int:
-    message = messages[number] if messages else None
-    return message.start if isinstance(message, ParsedMessage) else 0
 
 
 def _headers(messages: Sequence[HarmonyMessage]) -> Iterator[Finding]:
@@ -180,11 +173,8 @@ def _calls(messages: Sequence[HarmonyMessage], declared: Collection[str] | None,
                 yield number, code, detail
         elif message.author == "user" or message.channel == "final":
             for call in waiting:
-                yield (
-                    call,
-                    "S21",
-                    f"the call of {messages[call].recipient} doesn't have a result before message {number}",
-                )
+                why = f"the call of {messages[call].recipient} doesn't have a result before message {number}"
+                yield call, "S21", why
             waiting.clear()
 
 
@@ -193,6 +183,7 @@ def _of_result(
 ) -> Iterator[tuple[str, str]]:
     """Judge a result and remove its call from `waiting`."""
     author = result.author
+    # Of several open calls of a tool, the first is answered. A result that fits none still ends the wait of the first call.
     answered = next((call for call in waiting if messages[call].recipient == author), None)
     if result.recipient != "assistant":
         yield "S11", f"a result of {author} is addressed to {result.recipient or 'nobody'} instead of the assistant"
@@ -211,6 +202,7 @@ def argument_faults(
     """S13 to S15: the rules that the arguments of a call break, and how."""
     if declared is not None and recipient not in declared:
         yield "S14", f"{recipient} is called and not declared"
+    # Built-in tools take text, such as code, and have no schema.
     if not recipient.startswith(FUNCTIONS):
         return
     try:
@@ -236,7 +228,11 @@ def violation(value: object, schema: Mapping[str, Any], place: str) -> str | Non
     named = [
         kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str) and kind in TYPES
     ]
-    if named and not (value is None and schema.get("nullable")) and not any(_is_kind(value, kind) for kind in named):
+    # In JSON, 2.0 is an integer; in Python, a boolean is one.
+    is_whole_number = isinstance(value, float) and value.is_integer() and "integer" in named
+    types = tuple(each for kind in named for each in TYPES[kind])
+    fits = isinstance(value, types) and (not isinstance(value, bool) or "boolean" in named)
+    if named and not (fits or is_whole_number or (value is None and schema.get("nullable"))):
         return f"{place} is not of type {' or '.join(named)}"
     choices = schema.get("enum")
     if isinstance(choices, list) and value not in choices:
@@ -250,14 +246,9 @@ def violation(value: object, schema: Mapping[str, Any], place: str) -> str | Non
     return None
 
 
-def _is_kind(value: object, kind: str) -> bool:
-    if isinstance(value, bool) and kind in {"number", "integer"}:
-        return False
-    return isinstance(value, TYPES[kind]) or (kind == "integer" and isinstance(value, float) and value.is_integer())
-
-
 def _object_violation(value: dict[str, Any], schema: Mapping[str, Any], place: str) -> str | None:
     required, properties = schema.get("required"), schema.get("properties")
+    # Schemas in data are loose: entries of a wrong type are skipped.
     for name in required if isinstance(required, list) else []:
         if isinstance(name, str) and name not in value:
             return f"{place}.{name} is missing"
@@ -282,8 +273,7 @@ def prompt_faults(messages: Sequence[HarmonyMessage]) -> Iterator[Finding]:
         first = False
 
 
-TOOL_CODES = frozenset({"S11", "S12", "S13", "S14", "S15"})
-"""The rules about calls and results."""
+TOOL_CODES = frozenset({"S11", "S12", "S13", "S14", "S15"})  # the rules about calls and results
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +297,7 @@ class Quality:
     error_detail: str | None = field(default=None, compare=False)
 
 
-JUDGED = [each.name for each in fields(Quality) if each.name != "error_detail"]
-"""The columns of a quality."""
+JUDGED = [each.name for each in fields(Quality) if each.name != "error_detail"]  # the columns of a quality
 
 Parser = Callable[[str, Sequence[ParsedMessage]], Fault | None]
 """The fault that a second parser finds in a text and its messages, or None."""
@@ -353,8 +342,7 @@ def judge(
     )
 
 
-STAND_IN = "{}"
-"""A body that passes every rule in any position."""
+STAND_IN = "{}"  # a body that passes every rule in any position
 
 
 @dataclass(slots=True)
@@ -388,9 +376,11 @@ class _Outline:
 def accepted(composed: Composed, off: frozenset[str], least: int) -> ValidText | None:
     """Return the text of a conversation that is valid, or None if that is in doubt; `off` and `least` as for `judge`."""
     messages = composed.messages
+    # A body with `<|` may be read differently, so it is parsed.
     if not composed.tagless or not messages:
         return None
     try:
+        # Cached, too; a header that wouldn't be read back raises.
         openings = tuple([opening(message) for message in messages])
     except FaultError:
         return None
@@ -398,10 +388,17 @@ def accepted(composed: Composed, off: frozenset[str], least: int) -> ValidText |
     outline = _outline(openings, ends, off)
     if outline is None:
         return None
-    quality = _with_arguments(outline, messages, composed.declared, off)
+    known = composed.declared
+    broken = {
+        code
+        for number in outline.calls
+        for code, _ in argument_faults(str(messages[number].recipient), messages[number].body, known, known or {})
+    } - off
     completes = messages[-1].terminator == "call" or len(messages[-1].body.strip()) >= max(1, least)
-    if quality is None or not completes or ("S22" not in off and any(prompt_faults(messages))):
+    if broken - WARNINGS or not completes or ("S22" not in off and any(prompt_faults(messages))):
         return None
+    # The outline is shared by all conversations with these headers, so its quality isn't changed in place.
+    quality = replace(outline.quality, quality_valid_tool_schema=False) if broken else outline.quality
     bodies = [message.body for message in messages]
     pieces = [piece for message in zip(openings, bodies, ends, strict=True) for piece in message]
     text = "".join(pieces)
@@ -414,6 +411,7 @@ def accepted(composed: Composed, off: frozenset[str], least: int) -> ValidText |
 @lru_cache(maxsize=4096)
 def _outline(openings: tuple[str, ...], ends: tuple[str, ...], off: frozenset[str]) -> _Outline | None:
     """The outline of these headers; None if they break the grammar or a rule, or do not end in an answer or a call."""
+    # The body passes every rule, so the verdict is about headers and ends only.
     text = "".join([f"{opening}{STAND_IN}{end}" for opening, end in zip(openings, ends, strict=True)])
     messages = parse(text)
     quality = judge(text, messages, None, off, second_parser=None)
@@ -422,21 +420,6 @@ def _outline(openings: tuple[str, ...], ends: tuple[str, ...], off: frozenset[st
     spoken = tuple(message.author == "assistant" for message in messages)
     calls = tuple(number for number, message in enumerate(messages) if spoken[number] and message.recipient is not None)
     return _Outline(spoken, calls, spoken.index(True), quality)
-
-
-def _with_arguments(
-    outline: _Outline, messages: Sequence[HarmonyMessage], declared: Schemas | None, off: frozenset[str]
-) -> Quality | None:
-    """The quality with the arguments of its calls; None if they break a rule."""
-    found = [
-        code
-        for number in outline.calls
-        for code, _ in argument_faults(str(messages[number].recipient), messages[number].body, declared, declared or {})
-        if code not in off
-    ]
-    if not found:
-        return outline.quality
-    return replace(outline.quality, quality_valid_tool_schema=False) if WARNINGS.issuperset(found) else None
 
 
 def judged(

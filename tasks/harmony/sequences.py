@@ -40,8 +40,7 @@ from .message import ROLES, HarmonyMessage
 from .render import ENDS, TAGS, render
 from .vocabulary import IDS, VOCABULARY
 
-CONTROLS = Controls({tag: IDS[tag] for tag in sorted(TAGS)})
-"""The control tokens of Harmony text."""
+CONTROLS = Controls({tag: IDS[tag] for tag in sorted(TAGS)})  # the control tokens of Harmony text
 
 NONE, ANALYSIS, CALL, ANSWER = range(4)
 """Part of the assistant's output that a token belongs to: none (a different author), reasoning, a tool call, or text for the
@@ -88,24 +87,32 @@ class HarmonyRenderer:
             return Rejected(
                 "return_not_last", f"message {early[0]} of {count} ends with <|return|>; end it with <|end|>"
             )
-        found = [self._sequence(messages, first) for messages, first in self._targets(conversation)]
-        learned = [sequence for sequence in found if any(segment.trained for segment in sequence)]
-        return learned or Rejected("nothing_trained", "no token of it would be trained on under this loss policy")
-
-    def _sequence(self, messages: Sequence[HarmonyMessage], first: int) -> Segments:
-        learned = [*itertools.repeat(NOTHING, first), *learned_of(messages, self.policy)[first:]]
-        return [segment for each in zip(messages, learned, strict=True) for segment in segments_of(*each)]
+        found: list[Segments] = []
+        for messages, first in self._targets(conversation):
+            learned = [*itertools.repeat(NOTHING, first), *learned_of(messages, self.policy)[first:]]
+            found.append([part for each in zip(messages, learned, strict=True) for part in segments_of(*each)])
+        found = [sequence for sequence in found if any(segment.trained for segment in sequence)]
+        return found or Rejected("nothing_trained", "no token of it would be trained on under this loss policy")
 
     def _targets(self, conversation: HarmonyConversation) -> Iterator[tuple[Sequence[HarmonyMessage], int]]:
         """The messages of each sequence, and the number of the first that may be trained on."""
         messages = conversation.messages
-        asked = max((number for number, message in enumerate(messages) if message.author == "user"), default=0)
+        questions = [number for number, message in enumerate(messages) if message.author == "user"]
+        asked = max(questions, default=0)
+        # Nothing was forgotten, so the conversation is one sequence.
         if not conversation.forgets or not any(part_of(message) == ANALYSIS for message in messages[:asked]):
             yield messages, 0
         elif self.splits_turns and self.policy.on in {"assistant_all", "assistant_bodies"}:
-            for start, stop in _turns(messages):
+            borders = [0, *(number for number in questions if number), len(messages)]
+            for start, end in itertools.pairwise(borders):
+                spoken = [number for number in range(start, end) if messages[number].author == "assistant"]
+                if not spoken:
+                    continue
+                *turn, last = messages[start : spoken[-1] + 1]
+                # Without the messages after it, the turn ends as the model ended it.
+                last = replace(last, terminator="return") if _returned(last) else last
                 history = without_thoughts(messages[:start])
-                yield [*history, *_ended(messages[start:stop])], len(history)
+                yield [*history, *turn, last], len(history)
         else:
             yield [*without_thoughts(messages[:asked]), *messages[asked:]], 0
 
@@ -131,11 +138,15 @@ def encode(conversations: Sequence[str | Sequence[HarmonyMessage]], policy: Loss
     """
     batch, parts, counts = Batch(), list[int](), list[int]()
     for number, given in enumerate(conversations):
-        messages = _parsed(given, number) if isinstance(given, str) else given
+        messages = parse(given) if isinstance(given, str) else given
+        if isinstance(messages, Fault):
+            where = f"text {number}, character {messages.offset}"
+            raise InputError(f"{where}: {messages.detail} ({messages.code}); fix it or remove it")
         for message, learned in zip(messages, learned_of(messages, policy), strict=True):
             batch.add(segments_of(message, learned))
             parts.append(part_of(message))
         counts.append(len(messages))
+    # One call of the encoder for all.
     found = batch.encode(literal_encoder())
     ends = np.cumsum([0, *counts], dtype=np.int64)
     return Encoded(found.ids, found.trained, np.repeat(np.asarray(parts, np.int8), found.lengths), found.offsets[ends])
@@ -163,18 +174,21 @@ def learned_of(messages: Sequence[HarmonyMessage], policy: LossPolicy) -> list[L
     `assistant_bodies` omits headers, `end_of_turn` applies to every terminator, and `final_only` takes the last
     message by the assistant, if that is an answer.
     """
-    first = _first_chosen(messages, policy)
-    return [
-        _learned(message, before, policy) if number >= first and _wanted(message, policy) else NOTHING
-        for number, (before, message) in enumerate(zip([None, *messages], messages, strict=False))
-    ]
-
-
-def _first_chosen(messages: Sequence[HarmonyMessage], policy: LossPolicy) -> int:
-    if policy.on in {"assistant_all", "assistant_bodies"}:
-        return 0
-    author = "user" if policy.on == "last_turn" else "assistant"
-    return max((number for number, message in enumerate(messages) if message.author == author), default=0)
+    first, header = 0, policy.on != "assistant_bodies"
+    # `last_turn` begins at the last question, `final_only` at the assistant's last message.
+    if policy.on in {"last_turn", "final_only"}:
+        author = "user" if policy.on == "last_turn" else "assistant"
+        first = max((number for number, message in enumerate(messages) if message.author == author), default=0)
+    found = [NOTHING] * first
+    for before, message in zip([None, *messages][first:], messages[first:], strict=False):
+        if not _wanted(message, policy):
+            found.append(NOTHING)
+            continue
+        # After `<|end|>` the model goes on; after anything else, it is prompted with `<|start|>assistant`.
+        goes_on = before is not None and before.author == "assistant" and before.terminator == "end"
+        begins = header and goes_on and not _returned(before)
+        found.append(Learned(begins, header, body=True, end=policy.end_of_turn and not _returned(message)))
+    return found
 
 
 def _wanted(message: HarmonyMessage, policy: LossPolicy) -> bool:
@@ -184,17 +198,6 @@ def _wanted(message: HarmonyMessage, policy: LossPolicy) -> bool:
     if policy.on == "final_only":
         return part == ANSWER and message.channel == "final"
     return part == ANSWER or (part == ANALYSIS and policy.reasoning) or (part == CALL and policy.tool_calls)
-
-
-def _learned(message: HarmonyMessage, before: HarmonyMessage | None, policy: LossPolicy) -> Learned:
-    header = policy.on != "assistant_bodies"
-    goes_on = before is not None and before.author == "assistant" and before.terminator == "end"
-    return Learned(
-        author=header and goes_on and not _returned(before),
-        header=header,
-        body=True,
-        end=policy.end_of_turn and not _returned(message),
-    )
 
 
 def _returned(message: HarmonyMessage | None) -> bool:
@@ -218,6 +221,7 @@ def segments_of(message: HarmonyMessage, learned: Learned) -> Segments:
 def _opening(header: Header, role: int, author: bool, rest: bool) -> Segments:
     """The segments of a header. No token crosses the end of the author, because the blank after it begins a new one."""
     empty = HarmonyMessage(header.author, "", *header[1:])
+    # The renderer writes the header, so training and text can't differ.
     _, start, named, *others = re.split(CONTROLS.pattern, render([empty]).removesuffix(ENDS[empty.terminator]))
     behind = named.removeprefix(header.author)
     before = [_segment(start, role, author), _segment(header.author, role, author)]
@@ -230,26 +234,3 @@ def _segment(text: str, role: int, trained: bool) -> Segment:
 
 
 _end = lru_cache(maxsize=64)(_segment)
-
-
-def _turns(messages: Sequence[HarmonyMessage]) -> Iterator[tuple[int, int]]:
-    """`[start, stop)` of every turn with an answer: from a question to the assistant's last message."""
-    asked = [number for number, message in enumerate(messages) if message.author == "user"]
-    borders = [0, *(number for number in asked if number), len(messages)]
-    for start, end in itertools.pairwise(borders):
-        spoken = [number for number in range(start, end) if messages[number].author == "assistant"]
-        if spoken:
-            yield start, spoken[-1] + 1
-
-
-def _ended(messages: Sequence[HarmonyMessage]) -> list[HarmonyMessage]:
-    """The messages of a turn, ended as the model ended it."""
-    *others, last = messages
-    return [*others, replace(last, terminator="return") if _returned(last) else last]
-
-
-def _parsed(text: str, number: int) -> Sequence[HarmonyMessage]:
-    found = parse(text)
-    if isinstance(found, Fault):
-        raise InputError(f"text {number}, character {found.offset}: {found.detail} ({found.code}); fix it or remove it")
-    return found

@@ -30,7 +30,7 @@ from . import grammar, semantics
 from .columns import KEPT, SCHEMA, Place, row, table
 from .compose import compose
 from .converters import CONVERTERS, UNNAMED, Converter, Names
-from .grammar import Fault, ParsedMessage, parse
+from .grammar import Fault, parse
 from .inventory import bounded, coverage_of, fields_of, licences_of, merged
 from .message import Composed, Policy, Source
 from .render import cross_check
@@ -41,18 +41,15 @@ from .vocabulary import harmony_encoder
 FILE = f"{WHOLE}.parquet"
 CATALOG = "tools.json"
 
-RULES = {**grammar.CODES, **semantics.CODES}
-"""Rule names by code."""
+RULES = {**grammar.CODES, **semantics.CODES}  # rule names by code
 
 CHECKED_CHARACTERS = 1000
 """Of rows with more characters, fewer are sampled for the reference, so that a sample costs the same at any length."""
 
-GROUP_CHARACTERS = 8 << 20
-"""A row group ends after this many characters, or up to a batch later."""
+GROUP_CHARACTERS = 8 << 20  # a row group ends after this many characters, or up to a batch later
 
 Row = dict[str, Any]
-Accepted = tuple[ValidText, Row]
-"""A text in its parts, and its row without token counts."""
+Accepted = tuple[ValidText, Row]  # a text in its parts, and its row without token counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +82,11 @@ class Normalizer:
         valid = self._valid(composed)
         if isinstance(found, Source):
             self.unread.update(name for name in found.unread if name not in KEPT)
+        # Not a field of the row, but text of it that isn't read.
         if composed.facts.get("meta_dropped_thoughts"):
             self.unread["reasoning of earlier turns"] += 1
         tools_id = composed.facts.get("source_tools_id")
+        # Many rows offer the same tools; each list is written once.
         if isinstance(found, Source) and tools_id is not None and tools_id not in self.catalog:
             self.catalog[tools_id] = compact(found.tools)
         place = Place(recipe.dataset, recipe.split, recipe.file, number, recipe.blend_split)
@@ -99,7 +98,9 @@ class Normalizer:
         valid = accepted(composed, self.off, least)
         if valid is not None and not self._is_sampled(valid.text):
             return valid
-        valid, quality = judged(composed, self.off, least, self._second_parser)
+        valid, quality = judged(
+            composed, self.off, least, lambda *text: cross_check(*text) if self._is_sampled(text[0]) else None
+        )
         if valid is None:
             code = str(quality.quality_error_code)
             rule = RULES.get(code)
@@ -112,14 +113,11 @@ class Normalizer:
             raise RejectionError("empty_completion", detail)
         return valid
 
-    def _second_parser(self, text: str, messages: Sequence[ParsedMessage]) -> Fault | None:
-        """The reference, for sampled texts."""
-        return cross_check(text, messages) if self._is_sampled(text) else None
-
     def _is_sampled(self, text: str) -> bool:
         """Whether the reference parses this text too; a hash decides, so that the choice does not depend on other rows."""
         share = self.recipe.cross_check
         if 0 < share < 1:
+            # The reference takes time per character.
             share *= min(1, CHECKED_CHARACTERS / len(text))
         return xxh3_64_intdigest(text.encode()) < share * 2**64
 
@@ -196,6 +194,7 @@ def token_counts(texts: Sequence[ValidText]) -> tuple[np.ndarray, np.ndarray]:
     No token crosses a control token, so openings and bodies are encoded apart, each distinct one once, and an end is one
     token. One call of the encoder per batch runs at 250 MB/s; the reference takes 0.2 ms per KB.
     """
+    # A number for each distinct piece, in the order of their first occurrence.
     numbers: defaultdict[str, int] = defaultdict(count().__next__)
     pieces = [
         numbers[piece] for text in texts for pair in zip(text.openings, text.bodies, strict=True) for piece in pair
@@ -208,8 +207,7 @@ def token_counts(texts: Sequence[ValidText]) -> tuple[np.ndarray, np.ndarray]:
     return whole.astype(np.int64), completion.astype(np.int64)
 
 
-BATCH_ROWS = 256
-"""Rows to parse at a time when a shard is verified."""
+BATCH_ROWS = 256  # rows to parse at a time when a shard is verified
 
 
 def inspect_harmony_shard(store: Store, receipt: Receipt) -> list[str]:
@@ -230,6 +228,7 @@ def _problems_of(place: str, documents: int, tokens: int) -> list[str]:
         file = pq.ParquetFile(stream)
         if not file.schema_arrow.equals(SCHEMA):
             return [f"its columns are {file.schema_arrow.names}, not the columns of normalized rows"]
+        # Texts are read in small batches, because a row group has megabytes.
         for batch in file.iter_batches(BATCH_ROWS, columns=["text", "stats_token_len"], use_threads=False):
             for text, length in zip(batch["text"].to_pylist(), batch["stats_token_len"].to_pylist(), strict=True):
                 found = parse(text)

@@ -25,7 +25,7 @@ from tokenmill.tasks.sources.files import Rejected
 from tokenmill.tasks.tokenize.settings import SpecialTokens
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from .compose import compose, compose_literally
+from .compose import compose
 from .converters import EFFORT, TEXT, UNTRAINED, Names, chat, harmony_text, text_field
 from .message import TEMPLATE_VERSION, Effort, ParallelCalls, Policy, Thoughts, Trailing
 from .render import TAGS
@@ -33,8 +33,7 @@ from .semantics import prompt_faults
 from .sequences import CONTROLS, HarmonyConversation, HarmonyRenderer
 from .vocabulary import IDS, encoding
 
-HARMONY = "harmony"
-"""The name of this chat template."""
+HARMONY = "harmony"  # the name of this chat template
 
 OPTIONS: Mapping[str, Sequence[str]] = {
     "effort": get_args(Effort),
@@ -113,7 +112,7 @@ class HarmonyRows:
         source = required(chat(record, self.names, field=None))
         # Keeps the reasoning of earlier turns, because it may be trained on in a separate sequence
         keeping = replace(self.template.policy, thoughts="keep_all", special_strings="reject")
-        composed = required((compose if self.special == "reject" else compose_literally)(source, keeping))
+        composed = required(compose(source, keeping, literally=self.special != "reject"))
         return HarmonyConversation(composed.messages, self.template.policy.thoughts == "last_turn", source.unread)
 
     def sequences(self, conversation: HarmonyConversation) -> list[Segments] | Rejected:
@@ -162,14 +161,12 @@ def checked(rows: HarmonyRows, vocabulary: Vocabulary, store: str) -> dict[str, 
     Raises InputError, with the conversation and the fault, if masks or ids cannot be trusted.
     """
     question = [
+        # All that the answer depends on: libraries, too, because a new one may encode differently.
         "self-check", rows.template.digest, rows.template.variables, vocabulary.fingerprint,
         asdict(rows.renderer.policy), rows.renderer.splits_turns, rows.special, PROBES,
         *(version(library) for library in ("tokenmill", "openai-harmony", "tokenizers", "tiktoken")),
     ]  # fmt: skip
-    return remembered_check(question, store, lambda: _refused(rows, vocabulary))
 
-
-def _refused(rows: HarmonyRows, vocabulary: Vocabulary) -> dict[str, str]:
     @rejecting
     def sequences_of(probe: Conversation) -> list[Segments]:
         found = required(rows.read({"messages": probe.messages, "tools": probe.tools}))
@@ -177,7 +174,7 @@ def _refused(rows: HarmonyRows, vocabulary: Vocabulary) -> dict[str, str]:
         require_official(sequences, vocabulary)
         return sequences
 
-    return refusals(sequences_of, CONTROLS, vocabulary)
+    return remembered_check(question, store, lambda: refusals(sequences_of, CONTROLS, vocabulary))
 
 
 def require_official(sequences: Sequence[Segments], vocabulary: Vocabulary) -> None:
@@ -185,6 +182,7 @@ def require_official(sequences: Sequence[Segments], vocabulary: Vocabulary) -> N
     batch = Batch()
     for segments in sequences:
         batch.add(segments)
+    # The vocabulary's own reference, so that a fault isn't one of a faster engine.
     ids = batch.encode(text_encoder(vocabulary, CONTROLS, "reference", "literal")).ids
     names = {number: tag for tag, number in IDS.items()}
     text = "".join(names[each.token] if each.text is None else each.text for segments in sequences for each in segments)

@@ -21,14 +21,12 @@ from tokenmill.tasks.tokenize.exact import exact_encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-VOCABULARY = "o200k_harmony"
-"""The name of the vocabulary of Harmony text."""
+VOCABULARY = "o200k_harmony"  # the name of the vocabulary of Harmony text
 
 RANKS = "o200k_base.tiktoken"
 RANKS_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
-PLACE = "TIKTOKEN_ENCODINGS_BASE"
-"""The library's environment variable for the folder with RANKS."""
+PLACE = "TIKTOKEN_ENCODINGS_BASE"  # the library's environment variable for the folder with RANKS
 
 IDS = {
     "<|startoftext|>": 199998,
@@ -54,7 +52,15 @@ def ensure_vocabulary() -> None:
         return
     place = Path(user_cache("harmony", RANKS))
     if not _is_right(place):
-        publish_bytes(str(place), _shipped())
+        # Verified before it is published, so that a wrong package never fills the cache.
+        packed = resources.files("bpe_openai.data").joinpath(f"{RANKS}.gz")
+        found = gzip.decompress(packed.read_bytes()) if packed.is_file() else b""
+        if (digest := hashlib.sha256(found).hexdigest()) != RANKS_SHA256:
+            raise InputError(
+                f"{packed} has SHA-256 {digest} for {RANKS}, not {RANKS_SHA256}; install "
+                f"bpe-openai 0.1.4, or set {PLACE} to a folder that holds the right file"
+            )
+        publish_bytes(str(place), found)
     os.environ[PLACE] = str(place.parent)
 
 
@@ -72,20 +78,4 @@ def harmony_encoder() -> Encoder:
 
 
 def _is_right(path: Path) -> bool:
-    return path.is_file() and _sha256(path.read_bytes()) == RANKS_SHA256
-
-
-def _shipped() -> bytes:
-    """The content of RANKS in `bpe-openai`."""
-    packed = resources.files("bpe_openai.data").joinpath(f"{RANKS}.gz")
-    found = gzip.decompress(packed.read_bytes()) if packed.is_file() else b""
-    if _sha256(found) != RANKS_SHA256:
-        raise InputError(
-            f"{packed} has SHA-256 {_sha256(found)} for {RANKS}, not {RANKS_SHA256}; install "
-            f"bpe-openai 0.1.4, or set {PLACE} to a folder that holds the right file"
-        )
-    return found
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == RANKS_SHA256

@@ -6,7 +6,6 @@ import json
 import math
 import re
 
-import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from tokenmill.tasks.harmony.columns import SCHEMA, Place, row, table
@@ -49,24 +48,27 @@ def test_the_first_columns_are_those_that_are_known():
     assert all(field.nullable for field in read)
 
 
-def test_there_is_a_column_for_every_promise():
-    more = (
-        "stats_token_len stats_completion_tokens num_messages num_tool_calls quality_error_code quality_is_duplicate "
-        "dup_of prompt_id template_version messages_json source_row source_file"
-    )
-    assert SCHEMA.names[30:42] == more.split()
-    assert {"row_id", "meta_correctness_own", "meta_effort", "meta_difficulty", "meta_parallel_calls"} < set(
-        SCHEMA.names
-    )
-    assert len(set(SCHEMA.names)) == len(SCHEMA.names)
-    assert SCHEMA.field("stats_token_len").type == pa.int32()
-
-
 @pytest.mark.parametrize("name", sorted(rows.GOOD))
 def test_every_row_round_trips_through_the_schema(name):
     made_rows = [made(name, given, Place("d", split, "f", 0)) for given, split in rows.GOOD[name]]
     assert all(list(each) == SCHEMA.names for each in made_rows)
     assert table(made_rows).to_pylist() == made_rows
+
+
+@pytest.mark.parametrize(
+    ("dataset", "domain"),
+    [
+        ("nvidia/Nemotron-Math-v2", "math"),
+        ("nvidia/Nemotron-Math-Proofs-v1", "proof"),
+        ("nvidia/Nemotron-Science-v1", "science"),
+        ("nvidia/Nemotron-Agentic-v1", "agentic"),
+        ("nvidia/Nemotron-Instruction-Following-Chat-v1", "chat_if"),
+        ("radna0/nemotron-math-v2-harmony-tools", "math"),
+        ("nvidia/Nemotron-SWE-v1", None),
+    ],
+)
+def test_the_domain_is_in_the_name_of_the_dataset(dataset, domain):
+    assert made(place=Place(dataset, "low", "f", 0))["meta_domain"] == domain
 
 
 def test_equal_values_that_differ_keep_their_differences():

@@ -11,7 +11,7 @@ from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.chat.encoding import ROLES, Batch
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.harmony.compose import compose_literally
+from tokenmill.tasks.harmony.compose import compose
 from tokenmill.tasks.harmony.converters import openai_messages
 from tokenmill.tasks.harmony.message import HarmonyMessage, Policy
 from tokenmill.tasks.harmony.render import render
@@ -301,7 +301,7 @@ def chats(draw):
 
 
 def composed(messages, thoughts="last_turn"):
-    return compose_literally(openai_messages({"messages": messages}), Policy(thoughts=thoughts)).messages
+    return compose(openai_messages({"messages": messages}), Policy(thoughts=thoughts), literally=True).messages
 
 
 @given(chats())

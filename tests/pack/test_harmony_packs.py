@@ -12,7 +12,7 @@ from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.probes import NO_QUESTION
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony import message
-from tokenmill.tasks.harmony.compose import compose, compose_literally
+from tokenmill.tasks.harmony.compose import compose
 from tokenmill.tasks.harmony.converters import CONVERTERS, openai_messages
 from tokenmill.tasks.harmony.message import Policy, Source
 from tokenmill.tasks.harmony.render import render
@@ -217,7 +217,7 @@ def chats(tmp_path_factory):
 
 
 def composed(record, **policy):
-    return compose_literally(openai_messages(record), Policy(**policy)).messages
+    return compose(openai_messages(record), Policy(**policy), literally=True).messages
 
 
 def test_chat_is_composed_and_every_turn_with_thoughts_is_a_sequence(chats):
