@@ -25,7 +25,6 @@ from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers import AutoTokenizer
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.examples import max_examples
 from tests.peers import chat_templates
@@ -180,62 +179,15 @@ def qwen_answer(number, message, *, current):
     yield Part("\n", number)
 
 
-def deepseek(messages, _):
-    systems = [message["content"] for message in messages if message["role"] == "system"]
-    yield Part("<\uff5cbegin▁of▁sentence\uff5c>", HEADER)
-    yield Part("\n\n".join(systems), HEADER, data=True)
-    called = told = False
-    for number, message in enumerate(messages):
-        before = [each["role"] for each in messages[:number] if each["role"] not in {"system", "developer"}][-1:]
-        if message["role"] == "user":
-            yield Part("<\uff5cUser\uff5c>", number)
-            yield Part(message["content"], number, data=True)
-        elif message["role"] == "tool":
-            yield Part(("" if told else "<\uff5ctool▁outputs▁begin\uff5c>") + "<\uff5ctool▁output▁begin\uff5c>", number)
-            yield Part(message["content"], number, data=True)
-            yield Part("<\uff5ctool▁output▁end\uff5c>", number)
-            told = True
-        elif message["role"] == "assistant" and "tool_calls" in message:
-            yield from deepseek_calls(number, message, called=called)
-            called = True
-        elif message["role"] == "assistant":
-            yield Part("<\uff5ctool▁outputs▁end\uff5c>" if before == ["tool"] else "<\uff5cAssistant\uff5c>", number)
-            yield Part(message["content"], number, ANSWER, data=True)
-            yield Part("<\uff5cend▁of▁sentence\uff5c>", number, END)
-    roles = [message["role"] for message in messages if message["role"] not in {"system", "developer"}]
-    yield Part("<\uff5ctool▁outputs▁end\uff5c>" if roles[-1] == "tool" else "", len(messages) - 1)
-
-
-def deepseek_calls(number, message, *, called):
-    """The template writes the beginning of a message with calls only once in a conversation."""
-    if not called:
-        yield Part("<\uff5cAssistant\uff5c>", number)
-        yield Part(message["content"] or "", number, ANSWER, data=True)
-    for place, call in enumerate(message["tool_calls"]):
-        yield Part("\n" if called or place else "<\uff5ctool▁calls▁begin\uff5c>", number, CALLS)
-        yield Part("<\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>", number, CALLS)
-        yield Part(
-            f"{call['function']['name']}\n```json\n{call['function']['arguments'].text}\n```", number, CALLS, data=True
-        )
-        yield Part("<\uff5ctool▁call▁end\uff5c>", number, CALLS)
-    yield Part("<\uff5ctool▁calls▁end\uff5c>", number, CALLS)
-    yield Part("<\uff5cend▁of▁sentence\uff5c>", number, END)
-
-
 IM = ["<|im_start|>", "<|im_end|>"]
 QWEN = [*IM, "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
-FULLWIDTH = [
-    "<\uff5cbegin▁of▁sentence\uff5c>", "<\uff5cend▁of▁sentence\uff5c>", "<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "<\uff5ctool▁calls▁begin\uff5c>",
-    "<\uff5ctool▁calls▁end\uff5c>", "<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁call▁end\uff5c>", "<\uff5ctool▁sep\uff5c>", "<\uff5ctool▁outputs▁begin\uff5c>",
-    "<\uff5ctool▁outputs▁end\uff5c>", "<\uff5ctool▁output▁begin\uff5c>", "<\uff5ctool▁output▁end\uff5c>", "<think>", "</think>",
-]  # fmt: skip
 BUNDLED = {"nano3": (nano3, IM), "lightning35": (lightning35, IM)}
-FORMATS = {**BUNDLED, "chatml": (chatml, IM), "qwen": (qwen, QWEN), "deepseek": (deepseek, FULLWIDTH)}
+FORMATS = {**BUNDLED, "chatml": (chatml, IM), "qwen": (qwen, QWEN)}
 """How a family writes, and its control tokens."""
 SPLITTING = {*BUNDLED, "qwen"}
 """Families that strip reasoning from history."""
 TAGS = ("<think>", "</think>", "<tool_response>")
-"""What the templates of Qwen and DeepSeek look for in contents, and never find, because data cannot write tokens."""
+"""What Qwen's template looks for in contents, and never finds, because data cannot write tokens."""
 
 POLICIES = {
     "all": LossPolicy(),
@@ -290,13 +242,8 @@ def spans_of_turns(messages):
 def left_out(name, messages, learned):
     """Why a family's template cannot be learned from: what it leaves out of the messages that are trained on."""
     calling = [number for number, message in enumerate(messages) if "tool_calls" in message]
-    answers = [message["content"] or "" for message in messages if message["role"] == "assistant"]
-    if name == "deepseek" and any("</think>" in answer for answer in answers):
-        return {"thinking_in_answer"}  # it would write what is behind the tag alone
     if name == "chatml" and set(calling) & set(learned):
         return {"tool_calls_left_out"}
-    if name == "deepseek" and set(calling[1:]) & set(learned):
-        return {"no_generation_prompt", "content_left_out"}  # it writes the beginning of such a message but once
     return None
 
 
@@ -371,7 +318,6 @@ class Chat:
 
     def theirs(self, messages, tools, **options):
         """What transformers makes of a conversation with the family's template, a text unless `options` say otherwise."""
-        messages = [with_texts(message) for message in messages] if self.name == "deepseek" else messages
         options = {"tokenize": False} | options
         return self.tokenizer.apply_chat_template(
             messages, tools=tools or None, chat_template=self.template.source, **options
@@ -474,15 +420,6 @@ class Chat:
             assert self.vocabulary.decode(ids[mask == 1].tolist()) == said
 
 
-def with_texts(message):
-    """DeepSeek's template adds contents and arguments of calls to text, so they have to be text."""
-    calls = [
-        {**call, "function": {**call["function"], "arguments": call["function"]["arguments"].text}}
-        for call in message.get("tool_calls", [])
-    ]
-    return {**message, "content": message["content"] or "", "tool_calls": calls} if calls else message
-
-
 def _replaced(text, marks):
     for token, mark in marks.items():
         text = text.replace(token, mark)
@@ -530,12 +467,6 @@ def test_only_broken_conversations_are_excluded():
     assert READ.keys() - TALKS.keys() == {"no answer at all", "reasoning that never ends"}
 
 
-def spelled(chat, talk):
-    """Whether the data spells a control token."""
-    text = json.dumps([talk.messages, talk.tools], ensure_ascii=False)
-    return any(token in text for token in chat.special)
-
-
 @every_family
 def test_the_format_by_hand_is_what_transformers_renders(chat, name):
     """So everything that is compared with it below is compared with transformers."""
@@ -564,88 +495,6 @@ def test_every_conversation_follows_the_policy(chat, name, policy):
             chat.require_right(sequence, each)
         passed += 1
     assert passed >= 40
-
-
-def halves(chat, talk, start, stop):
-    """What transformers renders of a prefix, cut where the assistant begins to generate in one of the messages from
-    `start` on.
-    """
-    parts = chat.parts(talk.messages[:stop], talk.tools)
-    lengths = np.cumsum([0, *(len(part.text) for part in parts)]).tolist()
-    begun = {}
-    for place, part in zip(lengths, parts, strict=False):
-        if part.what and part.number >= start:
-            begun.setdefault(part.number, place)
-    text = chat.theirs(talk.messages[:stop], talk.tools)
-    cuts = [0, *begun.values(), len(text)]
-    return [text[one:other] for one, other in itertools.pairwise(cuts)]
-
-
-@every_family
-def test_ids_are_the_tokenizers_own_of_prompts_and_completions(chat, name):
-    """Encoded by transformers, prompts and completions apart: what a server sees that generates after the prompt."""
-    compared = 0
-    for (title, talk), found in zip(TALKS.items(), chat.sequences(TALKS.values(), LossPolicy()), strict=True):
-        if isinstance(found, str) or spelled(chat, talk):
-            continue
-        turns = spans_of_turns(talk.messages) if chat.splits(talk, LossPolicy()) else [(0, len(talk.messages))]
-        for (ids, _, _), (start, stop) in zip(found, turns, strict=True):
-            encoded = chat.tokenizer(halves(chat, talk, start, stop), add_special_tokens=False)["input_ids"]
-            assert ids.tolist() == list(itertools.chain(*encoded)), title
-        compared += 1
-    assert compared >= 40
-
-
-@every_family
-def test_control_tokens_in_data_are_never_control_ids(chat, name):
-    """The control ids are those that the template writes; transformers agrees where it is asked to tell data apart."""
-    control = {chat.ids[token] for token in chat.special}
-    injected = {title: talk for title, talk in TALKS.items() if spelled(chat, talk)}
-    assert len(injected) >= 6
-    agreed = 0
-    for (title, talk), found in zip(
-        injected.items(), chat.sequences(injected.values(), LossPolicy(), "never"), strict=True
-    ):
-        wanted = chat.expected(talk, LossPolicy(), "never")
-        if isinstance(wanted, set):
-            continue
-        ((ids, _, _),), (each,) = found, wanted
-        written = [chat.ids[text] for text, is_control in zip(each.texts, each.controls, strict=True) if is_control]
-        assert [number for number in ids.tolist() if number in control] == written, title
-        theirs = chat.theirs(talk.messages, talk.tools, tokenize=True, return_dict=False, sanitize_control_tokens=True)
-        agreed += [number for number in theirs if number in control] == written
-    # Not where data spells the tags that a template looks for (it finds them there), or keys spell control tokens.
-    assert agreed >= len(injected) - 4
-
-
-@pytest.mark.parametrize("name", BUNDLED)
-def test_bundled_formats_train_on_generation_tags(chat):
-    """As transformers finds them: its mask where it encodes alike, else its spans of characters, encoded apart."""
-    equal = 0
-    for (title, talk), found in zip(TALKS.items(), chat.sequences(TALKS.values(), LossPolicy(), "never"), strict=True):
-        if spelled(chat, talk):
-            continue
-        ((ids, mask, _),) = found
-        theirs = chat.theirs(
-            talk.messages, talk.tools, tokenize=True, return_assistant_tokens_mask=True, return_dict=True
-        )
-        if ids.tolist() == theirs["input_ids"]:
-            assert mask.tolist() == theirs["assistant_masks"], title
-            equal += 1
-        (text,), (spans,) = render_jinja_template(
-            [talk.messages],
-            tools=talk.tools or None,
-            chat_template=chat.template.source,
-            return_assistant_tokens_mask=True,
-        )
-        cuts = [0, *itertools.chain(*spans), len(text)]
-        encoded = [
-            chat.tokenizer(text[one:other], add_special_tokens=False)["input_ids"]
-            for one, other in itertools.pairwise(cuts)
-        ]
-        assert ids.tolist() == list(itertools.chain(*encoded)), title
-        assert mask.tolist() == [place % 2 for place, tokens in enumerate(encoded) for _ in tokens], title
-    assert equal >= 15
 
 
 EDGES = st.sampled_from(["", " ", "\n", "\n\n", "\t", "\u3000", "\r\n"])

@@ -33,71 +33,44 @@ def run(start, size):
     return list(range(start, start + size))
 
 
-def require_consecutive(text, parts, between):
-    """The parts of a split: together with what stood between them, they are the text, character for character."""
-    start = 0
-    for part in parts:
-        assert places(part) == run(start, len(part))
-        assert not part or len(part.spans) == len(part), "of its neighbours it knows nothing"
-        start += len(part) + between
-    assert start == len(text) + between
+CUTS = {
+    "strip": lambda text, _, __: text.strip(),
+    "lstrip": lambda text, _, __: text.lstrip(),
+    "rstrip": lambda text, _, __: text.rstrip(),
+    "strip characters": lambda text, piece, _: text.strip(piece),
+    "prefix": lambda text, piece, _: text.removeprefix(piece),
+    "suffix": lambda text, piece, _: text.removesuffix(piece),
+    "begin": lambda text, _, count: text[count:],
+    "end": lambda text, _, count: text[:count],
+    "split": lambda text, piece, count: text.split(piece, count),
+    "rsplit": lambda text, piece, count: text.rsplit(piece, count),
+    "partition": lambda text, piece, _: text.partition(piece),
+    "rpartition": lambda text, piece, _: text.rpartition(piece),
+}
 
 
-@given(TEXTS, st.none() | PIECES)
-def test_strip(text, chars):
-    left = len(text) - len(text.lstrip(chars))
-    for name, start in (("strip", left), ("lstrip", left), ("rstrip", 0)):
-        found, expected = getattr(traced(text), name)(chars), getattr(text, name)(chars)
-        assert found == expected
-        # A text of nothing but blanks is cut to nothing, from whichever side.
-        assert not expected or places(found) == run(start, len(expected))
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@given(text=TEXTS, piece=PIECES, count=COUNTS, ends=st.booleans())
+def test_parts_keep_their_places(cut, text, piece, count, ends):
+    text = f"{piece}{text}{piece}" if ends else text
+    found, behind = cut(traced(text), piece, count), 0
+    assert found == cut(text, piece, count)
+    assert type(found) is not str
+    for part in [found] if isinstance(found, str) else found:
+        known = places(part)
+        assert not part or known == run(known[0], len(part)), "a part is consecutive"
+        assert part == "".join(text[place] for place in known)
+        assert not part or known[0] >= behind
+        assert not part or len(part.spans) == len(part), "of its neighbors it knows nothing"
+        behind = known[-1] + 1 if part else behind
 
 
-@given(TEXTS, PIECES | TEXTS)
-def test_prefixes_and_suffixes(text, end):
-    for whole, start in ((text, 0), (end + text, len(end)), (end + end + text, len(end))):
-        expected = whole.removeprefix(end)
-        found = traced(whole).removeprefix(end)
-        assert found == expected
-        assert places(found) == run(len(whole) - len(expected), len(expected))
-        assert whole is text or len(whole) - len(expected) == start
-    for whole in (text, text + end, text + end + end):
-        found = traced(whole).removesuffix(end)
-        assert found == whole.removesuffix(end)
-        assert places(found) == run(0, len(found))
-
-
-@given(TEXTS, PLACES, PLACES, st.none() | st.integers(-3, 3).filter(bool))
-def test_slices(text, start, stop, step):
-    where = slice(start, stop, step)
-    found = traced(text)[where]
-    assert found == text[where]
-    assert places(found) == (list(range(len(text)))[where] if step in {None, 1} else [None] * len(found))
-    assert not found or step not in {None, 1} or len(found.spans) == len(found)
-
-
-@given(TEXTS.filter(bool), st.data())
-def test_one_character_is_plain(text, data):
-    place = data.draw(st.integers(-len(text), len(text) - 1))
-    assert traced(text)[place] == text[place]
-    assert type(traced(text)[place]) is str
-
-
-@given(TEXTS, PIECES, COUNTS)
-def test_split(text, separator, count):
-    for name in ("split", "rsplit"):
-        parts = getattr(traced(text), name)(separator, count)
-        assert parts == getattr(text, name)(separator, count)
-        require_consecutive(text, parts, len(separator))
-
-
-@given(TEXTS, PIECES)
-def test_partition(text, separator):
-    for name in ("partition", "rpartition"):
-        parts = getattr(traced(text), name)(separator)
-        assert isinstance(parts, tuple)
-        assert parts == getattr(text, name)(separator)
-        require_consecutive(text, parts, 0)
+@given(TEXTS, PLACES, PLACES, st.integers(-3, 3).filter(bool))
+def test_slices_with_steps_and_characters_are_plain(text, start, stop, step):
+    found = traced(text)[start:stop:step]
+    assert found == text[start:stop:step]
+    assert step == 1 or places(found) == [None] * len(found)
+    assert [type(traced(text)[place]) for place in range(len(text))] == [str] * len(text)
 
 
 @given(TEXTS, PIECES | st.just(""), TEXTS, COUNTS)

@@ -18,10 +18,19 @@ from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.pack.formats import ChatRows
 
 from tests.peers.templates.packages import Template
+from tests.peers.templates.table import TEXTS
+from tests.peers.templates.talks import talks
 from tests.peers.templates.trial import Trial, base, flags_of
 
 TRL = Path(str(distribution("trl").locate_file("trl/chat_templates")))
 TEMPLATES = {path.stem: path.read_text("utf-8") for path in sorted([*TRL.glob("*.jinja"), *BUNDLED.glob("*.jinja")])}
+
+FAMILIES = [
+    "cohere", "cohere2", "deepseek_r1_distill", "deepseekv3", "gemma", "gemma3", "gemma4_v5", "glm4moe", "gptoss", "lfm2",
+    "lfm2_2_5", "llama3", "llama3_1", "llama3_2", "nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "phi3",
+    "nemotron_3_ultra", "qwen2_5", "qwen2_5_vl", "qwen3", "qwen3_5_think", "qwen3_8", "nano3", "lightning35",
+    "cohere2_training", "qwen3_training", "glm4moe_training", "gemma3_training",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +59,16 @@ def written(rows, row):
     names = {number: token for token, number in rows.maker.renderer.controls.ids.items()}
     given = [each.segments() if isinstance(each, Filled) else each for each in found]
     return ["".join(names[piece.token] if piece.text is None else piece.text for piece in pieces) for pieces in given]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_texts_masks_and_ids_of_families(name, tmp_path):
+    """The judges are words that only one message has, the tokenizer, and the generation prompts of transformers."""
+    found = Trial(Template(name, TEMPLATES[name]), base(TEXTS), talks()).run(str(tmp_path))
+    assert found.accepted, found.reason
+    assert (found.wrong, found.ids, found.unended) == ({}, {}, {})
+    assert found.counts["right"] >= 17
 
 
 SPELLED = {

@@ -7,14 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.compose import compose
-from tokenmill.tasks.harmony.converters import CONVERTERS
-from tokenmill.tasks.harmony.grammar import START
-from tokenmill.tasks.harmony.message import Composed, HarmonyMessage, Policy, Source
+from tokenmill.tasks.harmony.message import Composed, Policy, Source
 from tokenmill.tasks.harmony.semantics import CODES, accepted, judged
 
-from bench.torture import ids
 from tests.examples import max_examples
-from tests.harmony import rows
 from tests.harmony.test_render import GOLDEN, PIECES, WILD, any_messages, conversations
 from tests.peers.harmony_tokens import SPECIAL_STRINGS
 
@@ -86,20 +82,6 @@ def test_exactly_valid_text_is_accepted_with_the_same_parts(messages, declared, 
     require_agreement(composed(messages, declared), off, least)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_texts_of_the_torture_are_accepted_as_they_are_parsed(seed):
-    texts = ids.documents(f"harmony-{seed}", 600)
-    for number in range(0, 600, 3):
-        user, thought, answer = texts[number : number + 3]
-        messages = [
-            HarmonyMessage("user", user),
-            HarmonyMessage("assistant", thought, channel="analysis"),
-            HarmonyMessage("assistant", answer, channel="final", terminator="return"),
-        ]
-        require_agreement(composed(messages))
-
-
 TYPED = {"type": "object", "properties": {"id": {"type": "string"}}, "additionalProperties": False}
 
 
@@ -137,13 +119,3 @@ def test_the_composition_knows_whether_a_body_holds_the_beginning_of_a_tag(texts
         assert not any("<|" in message.body for message in found.messages)
     elif isinstance(found, Composed):
         assert any("<|" in each for each in texts)
-
-
-@pytest.mark.parametrize("name", sorted(rows.GOOD))
-def test_rows_from_every_source_are_accepted(name):
-    for record, split in rows.GOOD[name]:
-        found = CONVERTERS[name](record, split)
-        found = compose(found, Policy()) if isinstance(found, Source) else found
-        ours = accepted(found, frozenset(), 1)
-        assert same(ours, strictly(found, frozenset(), 1))
-        assert ours.text[ours.prompt :].startswith(f"{START}assistant")

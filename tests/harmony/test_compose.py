@@ -13,8 +13,6 @@ from tokenmill.tasks.harmony.message import Composed, Policy, Source
 from tokenmill.tasks.harmony.render import cross_check, render
 from tokenmill.tasks.harmony.semantics import WARNINGS, faults
 from tokenmill.tasks.sources.exact_json import loads
-from tokenmill.tasks.tokenize.load import find_vocabulary
-from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 from tests.examples import max_examples
 from tests.peers.harmony_tokens import SPECIAL_STRINGS
@@ -383,16 +381,10 @@ WITH_TEXT = {
 
 
 @pytest.mark.parametrize("where", WITH_TEXT)
-def test_text_like_structure_is_rejected(where):
+def test_text_like_structure_is_rejected_or_broken_up(where):
     messages, source = WITH_TEXT[where](FORGED)
-    found = refused(*messages, **source)
-    assert found.reason == "special_in_body"
-    assert "'<|end|>'" in found.detail
-
-
-@pytest.mark.parametrize("where", WITH_TEXT)
-def test_text_that_looks_like_structure_can_be_broken_up(where):
-    messages, source = WITH_TEXT[where](FORGED)
+    rejected = refused(*messages, **source)
+    assert (rejected.reason, "'<|end|>'" in rejected.detail) == ("special_in_body", True)
     found = composed(*messages, **source, policy={"special_strings": "escape"})
     assert found.facts["meta_escaped_strings"] == 4
     assert any(FORGED.replace("<|", "<|\u200b") in message.body for message in found.messages)
@@ -466,7 +458,9 @@ def conversations(draw):
 
 @given(conversations(), POLICIES)
 def test_nothing_is_lost_and_nothing_is_invented(source, policy):
+    before = json.dumps(source.messages)
     found = compose(source, policy)
+    assert json.dumps(source.messages) == before
     assert isinstance(found, Composed), found
     is_harmony(found)
     assert [fault for fault in faults(found.messages, found.declared) if fault.code not in {*WARNINGS, "S22"}] == []
@@ -551,14 +545,6 @@ def test_any_row_is_harmony_or_has_a_reason(messages, python, policy):
     assert sum(message.terminator == "call" for message in found.messages) == made
 
 
-@max_examples(30)
-@given(conversations(), POLICIES)
-def test_composing_does_not_change_the_source(source, policy):
-    before = json.dumps(source.messages)
-    compose(source, policy)
-    assert json.dumps(source.messages) == before
-
-
 ODD = '{"n":9405511899223197000001,"x":1.50,"deep":[1E+05,-0,{"y":1e-7}],"plain":2.5}'
 
 
@@ -575,11 +561,3 @@ def test_numbers_are_written_as_json_writes_them(given):
     assert "n?: number, // default: 9405511899223197000001" in declared
     assert "x?: number, // default: 1.5" in declared.splitlines()
     assert faults([*found.messages], found.declared, WARNINGS) == []
-
-
-def test_the_second_name_of_a_reserved_token_is_structure_as_in_tiktoken():
-    vocabulary = find_vocabulary(TokenizerSource(model="o200k_harmony"))
-    assert vocabulary.controls["<|endofprompt|>"] == vocabulary.controls["<|reserved_200018|>"]
-    assert refused({**ASK, "content": "a<|endofprompt|>b"}, ANSWER).reason == "special_in_body"
-    escaped = composed({**ASK, "content": "a<|endofprompt|>b"}, ANSWER, policy={"special_strings": "escape"})
-    assert escaped.facts["meta_escaped_strings"] == 1

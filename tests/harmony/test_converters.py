@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.harmony.compose import compose
-from tokenmill.tasks.harmony.converters import CONVERTERS, PROOF_TASKS, converter_for
+from tokenmill.tasks.harmony.converters import CONVERTERS, converter_for
 from tokenmill.tasks.harmony.grammar import parse
 from tokenmill.tasks.harmony.message import Composed, Policy, Source
 from tokenmill.tasks.harmony.render import cross_check, render
@@ -17,6 +17,7 @@ from tokenmill.tasks.harmony.semantics import WARNINGS, faults, judge
 
 from tests.examples import max_examples
 from tests.harmony import rows
+from tests.harmony.test_compose import lines
 
 EVERY_ROW = [
     pytest.param(name, row, split, id=f"{name}-{number}")
@@ -38,31 +39,17 @@ def composed(name, row, split="train", **policy):
     return found
 
 
-def lines(messages):
-    """What is said after the generated messages: who to whom on which channel, what, and how it ends."""
-    said = [message for message in messages if message.author not in {"system", "developer"}]
-    return [
-        (f"{each.author}>{each.recipient}" if each.recipient else each.author, each.channel, each.body, each.terminator)
-        for each in said
-    ]
-
-
 @pytest.mark.parametrize(("name", "row", "split"), EVERY_ROW)
 def test_output_is_harmony_for_all_parsers_and_rules(name, row, split):
+    before = copy.deepcopy(row)
     found = composed(name, row, split)
+    assert row == before
     text = render(found.messages)
     parsed = parse(text)
     assert [each.message for each in parsed] == list(found.messages)
     assert cross_check(text, found.messages) is None
     assert [fault for fault in faults(found.messages, found.declared) if fault.code not in WARNINGS] == []
     assert judge(text, parsed, found.declared).quality_valid_harmony
-
-
-@pytest.mark.parametrize(("name", "row", "split"), EVERY_ROW)
-def test_converting_does_not_change_the_record(name, row, split):
-    before = copy.deepcopy(row)
-    composed(name, row, split)
-    assert row == before
 
 
 LEAN = "Prove it in Lean 4:\ntheorem two : 1 + 1 = 2 := by sorry"
@@ -142,7 +129,7 @@ def test_converted_messages(name):
     found = composed(converter, row, split)
     said = "".join(message.body for message in found.messages if message.author in {"system", "developer"})
     assert all(words in said for words in before), said
-    assert lines(found.messages) == (expected or lines(found.messages))
+    assert lines(found) == (expected or lines(found))
     assert found.facts.items() >= FACTS.get(name, {}).items()
     if name in DECLARED:
         assert list(found.declared) == DECLARED[name]
@@ -181,11 +168,6 @@ def test_rows_without_trained_text_are_rejected(name, row, reason):
     assert found.reason == reason
     changed = [field for field in row if row[field] != rows.PROOF.get(field)]
     assert reason != "no_formal_statement" or changed[0] in found.detail
-
-
-def test_every_task_of_proofs_is_made_of_converters():
-    assert {name for names in PROOF_TASKS.values() for name in names} <= CONVERTERS.keys()
-    assert set(PROOF_TASKS["both"]) == {*PROOF_TASKS["proof"], *PROOF_TASKS["formalize"]}
 
 
 @pytest.mark.parametrize("bare", [False, True])
@@ -240,43 +222,6 @@ def test_efforts_of_rows(row, fields, effort, unread):
     made = compose(found, Policy(effort="medium"))
     assert (made.facts["meta_effort"], found.unread) == (effort, unread)
     assert f"Reasoning: {effort or 'medium'}" in made.messages[0].body
-
-
-TEXT, SUMMARY = {"type": "reasoning.text", "text": "t"}, {"type": "reasoning.summary", "summary": "s"}
-SEALED = {"type": "reasoning.encrypted", "data": "x"}
-
-
-@pytest.mark.parametrize(
-    ("message", "thoughts", "unread"),
-    [
-        ({"reasoning_details": [TEXT]}, ["t"], ()),
-        ({"reasoning_details": [TEXT], "reasoning": "t"}, ["t"], ()),
-        ({"reasoning_details": [TEXT, SEALED], "reasoning": "t"}, ["t"], ("messages.reasoning_details",)),
-        ({"reasoning_details": [SUMMARY, SEALED]}, [], ("messages.reasoning_details",)),
-    ],
-)
-def test_details_of_reasoning_are_read_or_counted(message, thoughts, unread):
-    talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", **message}]
-    found = converted("openai_messages", {"messages": talk})
-    made = compose(found, Policy()).messages
-    assert [each.body for each in made if each.channel == "analysis"] == thoughts
-    assert found.unread == unread
-
-
-def test_calls_and_results_in_contents():
-    """As Anthropic writes them."""
-    talk = [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "r"}]},
-        {"role": "assistant", "content": "a"},
-    ]
-    tool = {"name": "f", "input_schema": {"type": "object", "properties": {"x": {"type": "integer"}}}}
-    made = composed("openai_messages", {"messages": talk, "tools": [tool]})
-    assert [(each.author, each.recipient, each.body) for each in made.messages[-3:]] == [
-        ("assistant", "functions.f", '{"x":1}'), ("functions.f", "assistant", "r"), ("assistant", None, "a")
-    ]  # fmt: skip
-    assert "type f = (_: {\nx?: number,\n}) => any;" in made.messages[1].body
 
 
 @pytest.mark.parametrize(

@@ -122,15 +122,10 @@ def test_a_fault_is_found_where_it_is(code, text):
     assert isinstance(found, Fault)
     assert (found.code, found.name, found.offset) == (code, CODES[code], offset)
     assert found.detail
-
-
-@pytest.mark.parametrize(("code", "text"), [(code, text) for code, texts in BAD.items() for text in texts])
-def test_a_fault_after_good_messages_is_found_as_well(code, text):
-    text, offset = marked(text)
-    found = parse(USER + CALL + text) if text else parse(text)
-    assert isinstance(found, Fault)
-    expected = "E02" if code == "E13" and not text.startswith("<|start|>") and found.code == "E02" else code
-    assert (found.code, found.offset) == (expected, offset + (len(USER + CALL) if text else 0))
+    if text:  # behind good messages, too
+        found = parse(USER + CALL + text)
+        is_outside = code == "E13" and not text.startswith("<|start|>") and found.code == "E02"
+        assert (found.code, found.offset) == ("E02" if is_outside else code, offset + len(USER + CALL))
 
 
 def test_every_code_has_a_case():
@@ -282,7 +277,10 @@ MESSAGES = st.builds(
 )
 
 
-@given(st.lists(MESSAGES, max_size=2).map("".join))
+ANY_PIECES = st.sampled_from([*HEADER_PIECES, *sorted(SPECIAL_STRINGS)[:8], "<|message|>", "<|start|>", "x"])
+
+
+@given(st.lists(MESSAGES, max_size=2).map("".join) | st.lists(ANY_PIECES, max_size=12).map("".join))
 @max_examples(500)
 @example("<|start|>assistant to=all<|channel|>final<|message|>x<|end|>")
 @example("<|start|>assistant<|channel|>final <|constrain|>json<|message|>x<|end|>")
@@ -296,15 +294,3 @@ def test_exactly_the_grammar_is_accepted_and_the_reference_reads_the_same(text):
     assert list(bodies(text.encode())) == [(each.author, each.body.encode()) for each in found]
     assert cross_check(text, found) is None
     assert [each.message for each in parse(render(found))] == [each.message for each in found]
-
-
-@given(
-    st.lists(
-        st.sampled_from([*HEADER_PIECES, *sorted(SPECIAL_STRINGS)[:8], "<|message|>", "<|start|>", "x"]), max_size=12
-    )
-)
-@max_examples(300)
-def test_nothing_makes_the_parser_fail(pieces):
-    text = "".join(pieces)
-    found = parse(text)
-    assert isinstance(found, list) == bool(GRAMMAR.fullmatch(text)), found

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import openai_harmony
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony import shard
 from tokenmill.tasks.harmony.columns import SCHEMA
-from tokenmill.tasks.harmony.grammar import Fault
+from tokenmill.tasks.harmony.grammar import Fault, parse
 from tokenmill.tasks.harmony.planning import splits_of
 from tokenmill.tasks.harmony.shard import inspect_harmony_shard
 from tokenmill.tasks.harmony.vocabulary import encoding
@@ -23,6 +24,7 @@ from tokenmill.tasks.report.cards import card
 from tokenmill.tasks.report.measured import measured
 
 from tests.harmony import rows
+from tests.peers.harmony_tokens import encode
 from tests.preparing_harmony import plan, prepare
 from tests.preparing_rl import write_rows
 
@@ -62,15 +64,27 @@ def published(out):
     }
 
 
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """The output folder of a normalization of all sources, its manifest, and its rows."""
+    folder = tmp_path_factory.mktemp("every_source")
+    datasets = every_source(folder)
+    datasets[0]["languages"] = ["no", "en"]
+    _, manifest = prepare({"datasets": datasets}, folder / "out")
+    return folder / "out", manifest, [row for split in published(folder / "out").values() for row in split]
+
+
 @pytest.mark.slow
-def test_every_row_of_every_source_is_read_by_the_reference_and_counted(tmp_path):
-    blend = {"datasets": every_source(tmp_path)}
-    _, manifest = prepare(blend, tmp_path / "out")
-    found = [row for split in published(tmp_path / "out").values() for row in split]
+def test_every_row_of_every_source_is_read_by_the_reference_and_counted(everything):
+    out, manifest, found = everything
     for row in found:
         ids = encoding().encode(row["text"], allowed_special="all")
         assert encoding().decode(ids) == row["text"]
-        assert len(ids) == row["stats_token_len"] > row["stats_completion_tokens"] > 0
+        spoken = parse(row["text"])
+        sizes = np.diff(encode(spoken).offsets)
+        by_assistant = [size for size, message in zip(sizes, spoken, strict=True) if message.author == "assistant"]
+        assert len(ids) == row["stats_token_len"] == sum(sizes)
+        assert row["stats_completion_tokens"] == sum(by_assistant) > 0
         messages = encoding().parse_messages_from_completion_tokens(ids, strict=True)
         assert [message.author.role for message in messages][-1] == openai_harmony.Role.ASSISTANT
         assert row["quality_valid_harmony"] is True
@@ -80,7 +94,7 @@ def test_every_row_of_every_source_is_read_by_the_reference_and_counted(tmp_path
     assert manifest["totals"]["rows"] == len(found) + sum(manifest["totals"]["dropped"].values())
     assert sum(manifest["totals"]["dropped"].values()) == len(BAD)
     assert {split: facts["rows"] for split, facts in manifest["splits"].items()} == {
-        split: len(rows) for split, rows in published(tmp_path / "out").items()
+        split: len(rows) for split, rows in published(out).items()
     }
 
 
@@ -168,13 +182,11 @@ def test_drop_names_rule_and_location(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_tools_of_every_row_are_in_a_catalog(tmp_path):
-    blend = {"datasets": every_source(tmp_path)}
-    prepare(blend, tmp_path / "out")
+def test_the_tools_of_every_row_are_in_a_catalog(everything):
+    out, _, found = everything
     catalog = {}
-    for file in (tmp_path / "out/tools").iterdir():
+    for file in (out / "tools").iterdir():
         catalog |= json.loads(file.read_bytes())
-    found = [row for split in published(tmp_path / "out").values() for row in split]
     offered = {row["source_tools_id"]: row["source_tools_count"] for row in found if row["source_tools_id"]}
     assert offered
     assert {name: len(tools) for name, tools in catalog.items()} == offered
@@ -189,19 +201,16 @@ def test_a_catalog_is_in_the_order_of_ids():
 
 
 @pytest.mark.slow
-def test_the_card_of_every_source(tmp_path):
-    blend = {"datasets": [each for each in every_source(tmp_path) if each["name"] != "messy"]}
-    blend["datasets"][0]["languages"] = ["no", "en"]
-    _, manifest = prepare(blend, tmp_path / "out")
-    text = card(measured(str(tmp_path / "out")))
+def test_the_card_of_every_source(everything):
+    out, manifest, found = everything
+    text = card(measured(str(out)))
     front = yaml.safe_load(text.split("---")[1])
     assert front["language"] == ["no", "en"]
-    found = [row for split in published(tmp_path / "out").values() for row in split]
     assert manifest["licences"] == Counter(row["source_license"] or "none named" for row in found)
     assert f"{len(found):,} documents" in text
-    assert {each["split"] for each in front["configs"][0]["data_files"]} == set(published(tmp_path / "out"))
-    assert all([*(tmp_path / "out").glob(each["path"][0])] for each in front["configs"][0]["data_files"])
-    assert str(tmp_path) not in text
+    assert {each["split"] for each in front["configs"][0]["data_files"]} == set(published(out))
+    assert all([*out.glob(each["path"][0])] for each in front["configs"][0]["data_files"])
+    assert str(out.parent) not in text
 
 
 def test_file_without_harmony_text_is_found(tmp_path):
