@@ -13,7 +13,6 @@ concatenated without decompression. Names contain a hash of the content, so that
 import hashlib
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,7 +20,7 @@ from glob import has_magic
 from typing import Any
 
 import orjson
-from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, Split, TransformSpec
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.kind import Kind, Planned, Release, Stage
@@ -39,14 +38,15 @@ from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.sources.selection import MissingSplitError
 from tokenmill.tasks.sources.slices import ContentIndex
-from tokenmill.tasks.storage import ChangeDetection, is_local, join
+from tokenmill.tasks.storage import is_local, join
 from tokenmill.tasks.tokenize.exact import encoder_of
 from tokenmill.tasks.tokenize.gate import Gate, Verdict, gate_notes
 from tokenmill.tasks.tokenize.load import commit_notes, commit_of, find_vocabulary, pinned, planned_vocabulary
-from tokenmill.tasks.tokenize.settings import Backend, TokenizerSource
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .batches import BatchPlan, RowFile, write_ordered
+from .rows import RowTarget
 from .settings import Compression, RlRecipe, RlSettings
 from .shard import ENDINGS, RowLengths, Work, inspect_rl_shard, write_shard
 from .tables import TableFiles, TableSource, find_table, table_slices
@@ -59,16 +59,6 @@ WHOLE_FILE = re.compile(r"(train|valid|test)_[0-9a-f]{8}\.jsonl(\.zst)?")
 
 KEYS = {"train": "train", "valid": "val", "test": "test"}
 """The manifest's names for the whole files, as configurations of NeMo-RL recipes expect them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _RlFile:
-    """A part of a shard: its shard, its file in the store, and its name in the output folder."""
-
-    item: Finished
-    documents: int
-    stored: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +76,17 @@ class JsonLinesLayout:
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
         """Link every shard on a local disk (elsewhere its name is its place in the store), and join the files of each split."""
-        splits = self._files(output_dir, store, finished)
+        linked = is_local(output_dir) and is_local(store.place)
+        ending = ENDINGS[self.compression]
+        splits: dict[str, list[RowFile]] = {split: [] for split in SPLITS}
+        for item in finished:
+            for part, count in item.receipt.parts.items():
+                files = splits[item.split_of(part)]
+                stored = store.path(item.key, f"{part}.{ending}")
+                # Numbered, so that a listing of the folder has the order of the plan.
+                name = join(output_dir, item.split_of(part), f"data_{len(files):05d}_{item.key[:8]}.{ending}")
+                files.append(RowFile(item, count.documents, stored, name if linked else stored))
+        splits = {split: files for split, files in splits.items() if files}
         names: dict[str, dict[str, list[str]]] = {}
         listed: list[Listed] = []
         written: list[Output] = []
@@ -103,28 +103,17 @@ class JsonLinesLayout:
         header: dict[str, Any] = {**whole, "run_hash": _hash([file for files in splits.values() for file in files])}
         return Published(names, blend_json(listed, self.weights), written, header)
 
-    def _files(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> dict[str, list[_RlFile]]:
-        """The files of each split that holds any rows, in the order of the plan."""
-        linked = is_local(output_dir) and is_local(store.place)
-        splits: defaultdict[str, list[_RlFile]] = defaultdict(list)
-        for item in finished:
-            for part, count in item.receipt.parts.items():
-                split, ending = item.split_of(part), ENDINGS[self.compression]
-                stored = store.path(item.key, f"{part}.{ending}")
-                name = join(output_dir, split, f"data_{len(splits[split]):05d}_{item.key[:8]}.{ending}")
-                splits[split].append(_RlFile(item, count.documents, stored, name if linked else stored))
-        return {split: splits[split] for split in SPLITS if splits[split]}
-
-    def _join(self, output_dir: str, split: str, files: Sequence[_RlFile]) -> tuple[Output, dict[str, Any]]:
+    def _join(self, output_dir: str, split: str, files: Sequence[RowFile]) -> tuple[Output, dict[str, Any]]:
         """Write the joined file of a split, whose path is relative to the output folder; its record, and entries of the manifest."""
+        # Only training rows are put in batches; a trainer reads the others once, in any order.
         batches = self.batches if split == "train" else None
         order = batches.identity() if batches else None
         path = join(FOLDER, f"{split}_{_hash(files, order)}.{ENDINGS[self.compression]}")
         place = join(output_dir, path)
         if batches is not None:
-            rows = [RowFile(file.item.shard.dataset, file.documents, file.stored) for file in files]
-            output, entries = write_ordered(rows, batches, place)
+            output, entries = write_ordered(files, batches, place)
             return replace(output, path=path), entries
+        # A link of a split's only file costs nothing, and its receipt has the hash already.
         if len(files) == 1 and is_local(place) and is_local(files[0].stored):
             link(files[0].stored, place)
             name = files[0].stored.rpartition("/")[2]
@@ -133,7 +122,7 @@ class JsonLinesLayout:
         return replace(join_files([file.stored for file in files], place), path=path), {}
 
 
-def _hash(files: Sequence[_RlFile], order: Mapping[str, Any] | None = None) -> str:
+def _hash(files: Sequence[RowFile], order: Mapping[str, Any] | None = None) -> str:
     """A hash of the contents in some files, and of the order of their rows if it is not theirs: eight hexadecimal digits."""
     content = [(file.item.key, file.stored.rpartition("/")[2]) for file in files]
     return hashlib.sha256(orjson.dumps([content, order] if order else content)).hexdigest()[:8]
@@ -157,74 +146,13 @@ class RlFound:
 RlPlan = Planned[RlSettings, RlFound]
 
 
-class _TableFinder:
-    """Finds tables, each once per plan; the hashes of local tables are cached in the store."""
-
-    def __init__(self, store: str, identity: ChangeDetection) -> None:
-        self._place = join(store, "tables.json")
-        self._identity: ChangeDetection = identity
-        self._index = ContentIndex.load(read_bytes(self._place) or b"{}")
-        self._found: dict[TableSource, TableFiles] = {}
-
-    def of(self, specs: Sequence[TransformSpec]) -> dict[str, TableFiles]:
-        """Return the tables that some transforms need. Raises InputError for an invalid transform or a missing table."""
-        asked = tables_asked_for(specs)
-        for name, source in asked.items():
-            if source not in self._found:
-                self._found[source] = find_table(source, name, self._index, self._identity)
-        return {name: self._found[source] for name, source in asked.items()}
-
-    def remember(self) -> None:
-        """Save the cache of hashes."""
-        if self._index.changed:
-            publish_bytes(self._place, self._index.dump())
-
-
-def _tables_of(blend: Blend, settings: RlSettings) -> list[tuple[str, str]]:
-    """The name in messages and the path of each table that placeholders refer to."""
-    specs = [settings.transforms, *(source.transforms for part in blend.parts().values() for source in part)]
-    found = [table for each in specs for table in tables_asked_for(each).items()]
-    return [(f"table {name!r}", table.path) for name, table in found]
-
-
-def _judged(
-    source: DataSource,
-    slices: Sequence[Slice],
-    settings: RlSettings,
-    chain: TransformList,
-    vocabulary: Vocabulary,
-    store: str,
-) -> Verdict:
-    texts = partial(_texts, settings, chain)
-    which = orjson.dumps([chain.identity(), row_filter(source).wanted, settings.target]).decode()
-    return Gate(vocabulary, slices, texts, which, store, literal=True).verdict()
-
-
-def _texts(settings: RlSettings, chain: TransformList, part: Slice) -> Iterator[str]:
+def _texts(target: RowTarget, chain: TransformList, part: Slice) -> Iterator[str]:
     """The texts of a slice whose tokens will be counted."""
-    target = TARGETS[settings.target]
     work = Work(chain.functions(), target)
     for batch in read_records(part, EVERY_FIELD):
         for found in work.done(batch.records):
             if not isinstance(found, Rejected):
                 yield from target.texts(found)
-
-
-def _recipe(
-    source: DataSource, split: str, settings: RlSettings, chain: TransformList, vocabulary: Vocabulary | None,
-    backend: Backend | None, valid_from: int | None,
-) -> RlRecipe:  # fmt: skip
-    by_hash = held_out(settings, split if settings.val_holdout is None else "train")
-    return recipe_of(
-        RlRecipe,
-        settings,
-        filters=row_filter(source).wanted,
-        transforms=chain.identity(),
-        tokenizer=vocabulary.fingerprint if vocabulary else None,
-        backend=backend,
-        valid_from=valid_from,
-        **by_hash,
-    )
 
 
 def worker_arguments(planned: RlPlan) -> dict[str, Any]:
@@ -249,44 +177,13 @@ def build_rl_shard(
     Raises RunError if the tables or the tokenizer found here differ from the plan's.
     """
     recipe = RlRecipe(**shard.identity["recipe"])
+    # Tables travel with their places; the recipe has only their content, which doesn't change with these.
     chain = TransformList.from_record(chains[f"{shard.split}/{shard.dataset}"])
-    work = Work(chain.functions(), TARGETS[recipe.target], _lengths(recipe, tokenizer))
-    return write_shard(shard, recipe, work, store, on_bad_row)
-
-
-def _lengths(recipe: RlRecipe, tokenizer: Mapping[str, Any]) -> RowLengths | None:
-    if recipe.max_tokens is None or recipe.backend is None:
-        return None
-    vocabulary = planned_vocabulary(TokenizerSource.model_validate(tokenizer), recipe.tokenizer)
-    encoder = encoder_of(vocabulary, recipe.backend, literal=True)
-    return RowLengths(TARGETS[recipe.target].texts, encoder, recipe.max_tokens)
-
-
-def _require_one_form(finished: Sequence[Finished]) -> None:
-    """Raises RunError if the file of a split would mix two forms of rows: its reader accepts either, not both."""
-    forms: dict[str, dict[str, str]] = {}
-    for item in finished:
-        for part, names in item.receipt.facts["forms"].items():
-            forms.setdefault(item.split_of(part), {}).update(dict.fromkeys(names, item.shard.dataset))
-    for split, found in forms.items():
-        if len(found) > 1:
-            where = ", ".join(f"{name} (dataset {dataset!r})" for name, dataset in sorted(found.items()))
-            raise RunError(
-                f"rows of {split} have different forms, which one file must not mix: {where}; convert them to "
-                "one form with transforms, or prepare the datasets separately"
-            )
-
-
-def _mode(planned: RlPlan) -> str:
-    """How rows were prepared, in the terms that trainers' tools expect in a manifest: `resolve`, else `local_split` if the last
-    rows are held out, else `transform` or `passthrough`.
-    """
-    found = planned.found
-    if any(chain.tables for chain in found.chains.values()):
-        return "resolve"
-    if planned.settings.val_holdout is not None:
-        return "local_split"
-    return "transform" if any(chain.specs for chain in found.chains.values()) else "passthrough"
+    target, lengths = TARGETS[recipe.target], None
+    if recipe.max_tokens is not None and recipe.backend is not None:
+        vocabulary = planned_vocabulary(TokenizerSource.model_validate(tokenizer), recipe.tokenizer)
+        lengths = RowLengths(target.texts, encoder_of(vocabulary, recipe.backend, literal=True), recipe.max_tokens)
+    return write_shard(shard, recipe, Work(chain.functions(), target, lengths), store, on_bad_row)
 
 
 def by_source_splits(blend: Blend) -> Blend:
@@ -296,22 +193,23 @@ def by_source_splits(blend: Blend) -> Blend:
     """
     if blend.datasets is None:
         raise InputError("splits=source: this blend lists its splits itself; remove the setting")
-    found = {split: [part for source in blend.datasets for part in _of_split(source, split)] for split in SPLITS}
+    found: dict[str, list[DataSource]] = {split: [] for split in SPLITS}
+    for source in blend.datasets:
+        # A file has no splits to choose from, and rows to train on must never be validated with.
+        if source.split is not None or (describe(source.path) and not has_magic(source.path)):
+            found["train"].append(source)
+            continue
+        for split in SPLITS:
+            part = source.model_copy(update={"split": "validation" if split == "valid" else split})
+            try:
+                discover(part)
+            except MissingSplitError:
+                # Many datasets lack validation or test data, but without training data there is nothing to prepare.
+                if split == "train":
+                    raise
+            else:
+                found[split].append(part)
     return blend.model_copy(update={"datasets": None, **{split: sources or None for split, sources in found.items()}})
-
-
-def _of_split(source: DataSource, split: Split) -> Iterator[DataSource]:
-    if source.split is not None or (describe(source.path) and not has_magic(source.path)):
-        yield from [source] if split == "train" else []
-        return
-    part = source.model_copy(update={"split": "validation" if split == "valid" else split})
-    try:
-        discover(part)
-    except MissingSplitError:
-        if split == "train":
-            raise
-        return
-    yield part
 
 
 def held_out_from(slices: Sequence[Slice], count: int) -> list[int | None]:
@@ -321,6 +219,7 @@ def held_out_from(slices: Sequence[Slice], count: int) -> list[int | None]:
     """
     found: list[int | None] = [None] * len(slices)
     left = count
+    # From the end, so that only the slices that hold the last rows are read.
     for number in reversed(range(len(slices))):
         if not left:
             return found
@@ -330,6 +229,7 @@ def held_out_from(slices: Sequence[Slice], count: int) -> list[int | None]:
             return found
         found[number] = 0
         left -= rows
+    # All rows would be held out.
     return [None] * len(slices)
 
 
@@ -346,26 +246,46 @@ class ReinforcementLearning(Kind[RlSettings, RlFound]):
     def plan(self, blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPlan:
         output_dir, store = places(blend, settings, output_dir, "rl")
         self.check(blend, settings, output_dir)
-        require_separate(_tables_of(blend, settings), store.place, output_dir)
+        specs = [settings.transforms, *(source.transforms for part in blend.parts().values() for source in part)]
+        asked = [table for each in specs for table in tables_asked_for(each).items()]
+        require_separate([(f"table {name!r}", table.path) for name, table in asked], store.place, output_dir)
         blend = by_source_splits(blend) if settings.splits == "source" else blend
         vocabulary = find_vocabulary(settings.tokenizer) if settings.max_tokens is not None else None
-        tables = _TableFinder(store.place, settings.change_detection)
+        # Tables are large, and hashed once: their hashes stay in the store, and datasets share them.
+        index_place = join(store.place, "tables.json")
+        index = ContentIndex.load(read_bytes(index_place) or b"{}")
+        known: dict[TableSource, TableFiles] = {}
         chains: dict[str, TransformList] = {}
         verdicts: dict[str, Verdict] = {}
 
         def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[RlRecipe]:
             name, specs = f"{split}/{source.name}", source.transforms or settings.transforms
-            chains[name] = TransformList(specs, tables.of(specs))
+            asked = tables_asked_for(specs)
+            for each, table in asked.items():
+                if table not in known:
+                    known[table] = find_table(table, each, index, settings.change_detection)
+            chain = chains[name] = TransformList(specs, {each: known[table] for each, table in asked.items()})
+            wanted = row_filter(source).wanted
             if vocabulary is not None:
-                verdicts[name] = _judged(source, slices, settings, chains[name], vocabulary, store.place)
-            backend = verdicts[name].backend if vocabulary is not None else None
-            held_out = [None] * len(slices)
+                texts = partial(_texts, TARGETS[settings.target], chain)
+                which = orjson.dumps([chain.identity(), wanted, settings.target]).decode()
+                verdicts[name] = Gate(vocabulary, slices, texts, which, store.place, literal=True).verdict()
+            valid_from: list[int | None] = [None] * len(slices)
             if settings.val_holdout is not None and split not in SPLITS:
-                held_out = held_out_from(slices, settings.val_holdout)
-            return [_recipe(source, split, settings, chains[name], vocabulary, backend, row) for row in held_out]
+                valid_from = held_out_from(slices, settings.val_holdout)
+            common: dict[str, Any] = {
+                "filters": wanted,
+                "transforms": chain.identity(),
+                "tokenizer": vocabulary.fingerprint if vocabulary else None,
+                "backend": verdicts[name].backend if vocabulary else None,
+                # Either the last rows are held out, or shares by hash.
+                **held_out(settings, split if settings.val_holdout is None else "train"),
+            }
+            return [recipe_of(RlRecipe, settings, valid_from=row, **common) for row in valid_from]
 
         plan = plan_shards(blend, settings, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes)
-        tables.remember()
+        if index.changed:
+            publish_bytes(index_place, index.dump())
         found = RlFound(vocabulary, chains, verdicts)
         notes = (commit_notes(settings.tokenizer, vocabulary) if vocabulary else {}) | gate_notes(verdicts)
         return Planned(blend, settings, output_dir, plan, found, notes)
@@ -374,7 +294,7 @@ class ReinforcementLearning(Kind[RlSettings, RlFound]):
         sources = [source for part in blend.parts().values() for source in part]
         for specs in [settings.transforms, *(source.transforms for source in sources)]:
             for name, table in tables_asked_for(specs).items():
-                if is_local(table.path):
+                if is_local(table.path):  # others would need a network to check
                     table_slices(table, name)
         if settings.max_tokens is not None:
             find_vocabulary(settings.tokenizer)
@@ -389,10 +309,29 @@ class ReinforcementLearning(Kind[RlSettings, RlFound]):
             )
 
     def release(self, planned: RlPlan, finished: Sequence[Finished]) -> Release:
-        _require_one_form(finished)
+        # The reader of a split's file accepts either form of rows, not both.
+        forms: dict[str, dict[str, str]] = {}
+        for item in finished:
+            for part, names in item.receipt.facts["forms"].items():
+                forms.setdefault(item.split_of(part), {}).update(dict.fromkeys(names, item.shard.dataset))
+        for split, mixed in forms.items():
+            if len(mixed) > 1:
+                where = ", ".join(f"{name} (dataset {dataset!r})" for name, dataset in sorted(mixed.items()))
+                raise RunError(
+                    f"rows of {split} have different forms, which one file must not mix: {where}; convert them to "
+                    "one form with transforms, or prepare the datasets separately"
+                )
         found = planned.found
+        # The first that applies, in the terms that trainers' tools expect in a manifest.
+        modes = {
+            "resolve": any(chain.tables for chain in found.chains.values()),
+            "local_split": planned.settings.val_holdout is not None,
+            "transform": any(chain.specs for chain in found.chains.values()),
+            "passthrough": True,
+        }
+        mode = next(name for name, applies in modes.items() if applies)
         splits = {source.split for sources in planned.blend.parts().values() for source in sources if source.split}
-        header: dict[str, Any] = {"mode": _mode(planned), "source_splits": sorted(splits)}
+        header: dict[str, Any] = {"mode": mode, "source_splits": sorted(splits)}
         if found.vocabulary is not None:
             gate = {name: asdict(verdict) for name, verdict in found.verdicts.items()}
             header["tokenizer"] = {

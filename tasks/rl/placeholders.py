@@ -56,7 +56,12 @@ def resolve_placeholders(tables: Mapping[str, Callable[[], LookupTable]]) -> Tra
 
     def table(name: object) -> LookupTable:
         if not isinstance(name, str) or name not in tables:
-            raise _unknown_table(name, tables)
+            tip = nearest(name if isinstance(name, str) else "", tables)
+            remedy = "give resolve_placeholders a table with that name, or exclude such rows with a filter"
+            raise RejectionError(
+                "unknown_placeholder_table", f"dataset is {quoted(name)}, which isn't a table; {tip}; {remedy}"
+            )
+        # Loading takes seconds, and a shard may hold no row that needs the table.
         if name not in loaded:
             loaded[name] = tables[name]()
         return loaded[name]
@@ -73,14 +78,6 @@ def resolve_placeholders(tables: Mapping[str, Callable[[], LookupTable]]) -> Tra
     return resolve
 
 
-def _unknown_table(name: object, tables: Mapping[str, object]) -> RejectionError:
-    tip = nearest(name if isinstance(name, str) else "", tables)
-    remedy = "give resolve_placeholders a table with that name, or exclude such rows with a filter"
-    return RejectionError(
-        "unknown_placeholder_table", f"dataset is {quoted(name)}, which isn't a table; {tip}; {remedy}"
-    )
-
-
 def _resolved(record: Record, table: LookupTable) -> Record:
     """A copy of the row with its question."""
     placeholder = record[PLACEHOLDER]
@@ -89,6 +86,7 @@ def _resolved(record: Record, table: LookupTable) -> Record:
     placeholder = cast("dict[str, Any]", placeholder)
     question, text = _row(PLACEHOLDER, placeholder.get("row"), table)
     answer = _answer(text)
+    # A grader can't judge without an answer, and every attempt would fail.
     if answer in (None, "", [], {}):
         raise _empty("placeholder_without_answer", placeholder["row"], "answer")
     asked = (_dapo if table.style == "dapo" else _skywork)(question, placeholder.get("question_template"))
@@ -108,33 +106,34 @@ def _with_question(record: Record, table: Callable[[object], LookupTable]) -> Re
     placeholder = cast("dict[str, Any]", placeholder)
     held = table(f"{placeholder.get('dataset')}/{placeholder.get('split')}")
     number = placeholder.get("row")
+    # Some published rows write the number as text.
     number = int(number) if isinstance(number, str) and number.strip().isdecimal() else number
     question, text = _row(QUESTION_PLACEHOLDER, number, held)
-    asked, answer = _between(placeholder, _bare(question, held)), _answer_text(text)
+    # The placeholder has its own texts around the question, so those that DAPO wrote into it go.
+    if held.style == "dapo":
+        question = question.partition(DAPO_INSTRUCTION)[2] if DAPO_INSTRUCTION in question else question
+        question = question.rpartition(DAPO_REMINDER)[0] if DAPO_REMINDER in question else question
+    names = ("lead", "trail") if placeholder.get("mode") == "canonical" else ("prefix", "suffix")
+    before, after = (_text(placeholder, name, QUESTION_PLACEHOLDER) or "" for name in names)
+    asked, answer = f"{before}{question.strip()}{after}", _answer_text(text)
     if not asked.strip() or not answer:
         empty = "answer" if asked.strip() else "question"
         raise _empty(f"placeholder_without_{empty}", number, empty)
     resolved = dict(record, question=asked, expected_answer=answer)
     del resolved[QUESTION_PLACEHOLDER]
     params = _params(record)
-    if items := _first_asks(params.get("input"), asked):
-        resolved[PARAMS] = {**params, "input": items}
+    # Rows of other environments ask nothing, or a text; only a first message is made the question.
+    items = cast("list[Any]", params.get("input")) if isinstance(params.get("input"), list) else []
+    if items and isinstance(items[0], dict):
+        resolved[PARAMS] = {**params, "input": [{**items[0], "content": asked}, *items[1:]]}
     if isinstance(record.get("matched_sources"), list):
-        resolved["matched_sources"] = [_answered(source, answer) for source in record["matched_sources"]]
+        resolved["matched_sources"] = [
+            {**source, "expected_answer": answer}
+            if isinstance(source, dict) and "expected_answer" in source
+            else source
+            for source in record["matched_sources"]
+        ]
     return resolved
-
-
-def _bare(question: str, table: LookupTable) -> str:
-    if table.style == "dapo":
-        question = question.partition(DAPO_INSTRUCTION)[2] if DAPO_INSTRUCTION in question else question
-        question = question.rpartition(DAPO_REMINDER)[0] if DAPO_REMINDER in question else question
-    return question.strip()
-
-
-def _between(placeholder: Mapping[str, Any], question: str) -> str:
-    names = ("lead", "trail") if placeholder.get("mode") == "canonical" else ("prefix", "suffix")
-    before, after = (_text(placeholder, name, QUESTION_PLACEHOLDER) or "" for name in names)
-    return f"{before}{question}{after}"
 
 
 def _answer_text(text: str) -> str:
@@ -147,18 +146,6 @@ def _answer_text(text: str) -> str:
     except ValueError:
         return text
     return str(cast("list[object]", value)[0] if isinstance(value, list) and value else value)
-
-
-def _first_asks(items: object, asked: str) -> list[Any]:
-    """The messages of a prompt, the first with this content; empty without any."""
-    items = cast("list[Any]", items) if isinstance(items, list) else []
-    return [{**items[0], "content": asked}, *items[1:]] if items and isinstance(items[0], dict) else []
-
-
-def _answered(source: object, answer: str) -> object:
-    if not isinstance(source, dict) or "expected_answer" not in source:
-        return source
-    return {**cast("dict[str, Any]", source), "expected_answer": answer}
 
 
 def _row(field: str, number: object, table: LookupTable) -> tuple[str, str]:
@@ -196,7 +183,7 @@ def _answer(text: str) -> Any:  # noqa: ANN401 - JSON may be anything
         return text
     try:
         value = loads(text)
-        compact(value)
+        compact(value)  # repeated keys and other values that can't be written again leave the answer a text
     except (TypeError, ValueError):
         return text
     values = list(cast("dict[str, Any]", value).values()) if isinstance(value, dict) else value
@@ -211,6 +198,7 @@ def _dapo(question: str, template: object) -> str:
         raise _malformed(TEMPLATE, template, "an object with prefix or suffix")
     template = cast("dict[str, Any]", template)
     prefix, suffix = _text(template, "prefix", TEMPLATE), _text(template, "suffix", TEMPLATE)
+    # A template with neither is probably one for a different style.
     if prefix is suffix is None:
         _require_empty(template, "prefix or suffix")
     inner = _unwrapped(question)

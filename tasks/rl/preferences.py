@@ -32,11 +32,13 @@ def one_form(record: Record) -> Record:
     answers = {name: _dialogue(record[name]) for name in ANSWERS}
     if isinstance(record.get("conversations"), list):
         return {"prompt": [_message(turn) for turn in record["conversations"]], **answers}
+    # Of the names for a question, `prompt` is TRL's own.
     asked = record.get("prompt") or next((record[name] for name in QUESTIONS if record.get(name)), None)
     if isinstance(asked, str) and "prompt" not in record and record.get("input"):
         asked = f"{asked}\n{record['input']}"
     if record.get("system") and isinstance(asked, str):
         asked = [{"role": "system", "content": record["system"]}, {"role": "user", "content": asked}]
+    # A row that has this form already keeps its bytes, and fields that aren't read.
     changed = {**answers, **({} if asked is None else {"prompt": asked})}
     return record if all(record.get(name) == value for name, value in changed.items()) else changed
 
@@ -54,7 +56,7 @@ def _rejected(record: Record) -> list[Any] | None:
 def _dialogue(answer: Any) -> Any:  # noqa: ANN401 - not checked yet
     """An answer as messages, if it is a turn, turns or a dialogue as text."""
     if isinstance(answer, str) and answer.startswith("\n\nHuman:"):
-        _, *parts = SAID.split(answer)
+        _, *parts = SAID.split(answer)  # speakers and texts in turn
         roles = {"Human": "user", "Assistant": "assistant"}
         return [
             {"role": roles[who], "content": text.strip()} for who, text in zip(parts[::2], parts[1::2], strict=True)

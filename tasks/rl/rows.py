@@ -36,8 +36,8 @@ class RowTarget:
     """A program that reads prepared rows.
 
     `check` returns why a row cannot be used. `texts` lists the texts of a valid row that a model reads, each once; tools, calls
-    and non-text parts count as JSON. `unread` names the fields of a valid row that the program ignores. `form` names the form of a row if the program accepts several; a file must not mix them,
-    because it is read as one table.
+    and non-text parts count as JSON. `unread` names the fields of a valid row that the program ignores. `form` names the form
+    of a row if the program accepts several; a file must not mix them, because it is read as one table.
     """
 
     name: str
@@ -58,6 +58,7 @@ def placeholder_of(record: Record) -> str | None:
 
 def is_null(value: object) -> bool:
     """Return whether a value is null or an object of nulls."""
+    # Parquet writes a null struct as an object of nulls, at any depth.
     return all(map(is_null, cast("Record", value).values())) if isinstance(value, dict) else value is None
 
 
@@ -106,7 +107,7 @@ def _message(message: object, where: str) -> Rejected | None:
 def known_role(message: Record, known: tuple[str, ...], where: str) -> Rejected | None:
     """Require one of the `known` roles."""
     role = message.get("role")
-    if role in known:
+    if role in known:  # a tuple, because a role of the data may be unhashable
         return None
     return Rejected("unknown_role", f"the role of {where} is {quoted(role)}; known: {', '.join(known)}")
 
@@ -119,6 +120,7 @@ def _tool_calls(calls: object, where: str) -> Rejected | None:
 
 def tools(found: object, field: str) -> Rejected | None:
     """Require tools to be absent, empty, or an array of objects."""
+    # "" and {} are how CSV and Parquet write "no tools".
     if found is None or found in ("", {}) or _are_objects(found):
         return None
     return Rejected("bad_tools", f"{field} is {contents(found)}; make it an array of objects")

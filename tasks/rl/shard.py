@@ -101,6 +101,7 @@ def write_shard(shard: PlannedShard, recipe: RlRecipe, work: Work, store: Store,
     """
     with building(shard, store, on_bad_row) as builder:
         writer = _RowWriter(builder, recipe, work)
+        # Rows that nothing looks into aren't parsed; formats without a text per row give records all the same.
         unread = None if work.reads_rows else read_objects(shard.part)
         if unread is None:
             for batch in read_records(shard.part, ()):
@@ -130,7 +131,12 @@ class _RowWriter:
     def write(self, batch: RecordBatch) -> None:
         """Count the rows of a batch, and write those that are good and not too long."""
         found = self.work.done(batch.records)
-        lines = _lines(batch, found)
+        # A row that no transform changed is written as it was read. Records without bytes come from Parquet, which may hold NaN.
+        raws = batch.raw or [None] * len(found)
+        lines = [
+            _as_read(raw) if raw is not None and each is record else _line(each, finite=raw is not None)
+            for each, record, raw in zip(found, batch.records, raws, strict=True)
+        ]
         rejected = {index: line for index, line in enumerate(lines) if isinstance(line, Rejected)}
         begins = {
             index: excerpt(batch.raw[index]) if batch.raw else excerpt_of(batch.records[index]) for index in rejected
@@ -139,6 +145,7 @@ class _RowWriter:
             batch,
             [BadRow(int(batch.rows[index]), why.reason, why.detail, begins[index]) for index, why in rejected.items()],
         )
+        # From here on by index: rows that are kept share arrays with the batch.
         indices = np.delete(np.arange(len(lines)), [*rejected])
         tokens = np.zeros(len(lines), np.int64)
         if self.work.lengths is not None and indices.size:
@@ -179,16 +186,6 @@ class _RowWriter:
         return self.parts[name]
 
 
-def _lines(batch: RecordBatch, found: Sequence[Record | Rejected]) -> list[bytes | Rejected]:
-    """Return the bytes of each row: its own, if it has any and `found` is the record itself."""
-    if not batch.raw:
-        return [_line(each, finite=False) for each in found]
-    return [
-        _as_read(raw) if each is record else _line(each, finite=True)
-        for each, record, raw in zip(found, batch.records, batch.raw, strict=True)
-    ]
-
-
 def _line(found: Record | Rejected, *, finite: bool) -> bytes | Rejected:
     """Return the bytes of a row that is written; `finite` means that it is without NaN and infinity, which aren't valid JSON."""
     if isinstance(found, Rejected):
@@ -197,10 +194,14 @@ def _line(found: Record | Rejected, *, finite: bool) -> bytes | Rejected:
         line = _written(found)
     except (TypeError, ValueError, RecursionError) as error:  # values that only Parquet has; deep nesting
         return Rejected("not_json", f"the row holds a value that cannot be written as JSON: {error}; remove it")
-    if not finite and isinstance(line, bytes) and b"null" in line and not _finite(found):
-        return Rejected(
-            "not_json", "the row contains NaN or an infinity, which isn't valid JSON; drop or replace the value"
-        )
+    # orjson writes NaN and infinity as null. Only a row with null is searched for them, by the slower encoder that finds them.
+    if not finite and isinstance(line, bytes) and b"null" in line:
+        try:
+            json.dumps(found, allow_nan=False, default=str)
+        except ValueError:
+            return Rejected(
+                "not_json", "the row contains NaN or an infinity, which isn't valid JSON; drop or replace the value"
+            )
     return line
 
 
@@ -209,20 +210,11 @@ def _written(record: Record) -> bytes | Rejected:
     try:
         return orjson.dumps(record, option=orjson.OPT_PASSTHROUGH_SUBCLASS)
     except TypeError:
-        key = repeated_key(record)
-        if key is not None:
+        # An object with a repeated key, which is kept as a subclass of dict, or an integer that orjson can't write.
+        if (key := repeated_key(record)) is not None:
             why = f"the row is rewritten, and the key {quoted(key)} appears twice in one of its objects"
             return Rejected("repeated_key", f"{why}; keep one, or leave the field out with select")
         return compact(record)
-
-
-def _finite(record: Record) -> bool:
-    """Whether all numbers are finite; orjson writes null for others."""
-    try:
-        json.dumps(record, allow_nan=False, default=str)
-    except ValueError:
-        return False
-    return True
 
 
 def _as_read(raw: bytes) -> bytes:
@@ -241,20 +233,17 @@ def _by_part(indices: np.ndarray, batch: RecordBatch | BytesBatch, recipe: RlRec
     if recipe.valid_from is not None:
         numbers = batch.rows[indices] >= recipe.valid_from
     elif recipe.holdout_seed is not None:
-        digests = _digests(batch, indices.tolist(), recipe.holdout_seed)
+        # By the row as it was read, so that transforms and other rows don't move it to a different split.
+        if isinstance(batch, RecordBatch) and not batch.raw:
+            rows = [repr(batch.records[index]).encode() for index in indices.tolist()]
+        else:
+            rows = [batch.raw[index].removeprefix(BYTE_ORDER_MARK).strip() for index in indices.tolist()]
+        digests = [xxh3_64_intdigest(row, recipe.holdout_seed) for row in rows]
         numbers = parts_of(np.asarray(digests, np.uint64), recipe.holdout_valid, recipe.holdout_test)
     else:
         return [(WHOLE, indices)] if indices.size else []
     found = [(name, indices[numbers == number]) for number, name in enumerate(PARTS)]
     return [(name, chosen) for name, chosen in found if chosen.size]
-
-
-def _digests(batch: RecordBatch | BytesBatch, indices: Sequence[int], seed: int) -> list[int]:
-    """Return a hash of each row as it was read, 64 bits, so that transforms and other rows don't move it to a different split."""
-    if isinstance(batch, RecordBatch) and not batch.raw:
-        return [xxh3_64_intdigest(repr(batch.records[index]).encode(), seed) for index in indices]
-    raw = batch.raw
-    return [xxh3_64_intdigest(raw[index].removeprefix(BYTE_ORDER_MARK).strip(), seed) for index in indices]
 
 
 def inspect_rl_shard(store: Store, receipt: Receipt) -> list[str]:

@@ -126,6 +126,7 @@ def find_table(source: TableSource, name: str, index: ContentIndex, identity: Ch
     Raises InputError for a table that is missing or empty or has other columns, SourceCorrupt for a file without footer.
     """
     pinned = index.identify(table_slices(source, name), FIELDS, identity)
+    # One row at most is counted in each file.
     if not any(count_rows(part, 1) for part in pinned):
         raise InputError(f"table {name!r}: {source.path} doesn't contain rows; fix the path")
     return TableFiles(source.style, tuple(pinned))
@@ -150,6 +151,7 @@ def _require_questions(metadata: pq.FileMetaData, fields: Sequence[str], uri: st
     """Raise InputError unless a file has the columns of a question table."""
     schema = metadata.schema.to_arrow_schema()
     known: dict[str, pa.DataType] = {each.name: each.type for each in schema}
+    # Null stands for a type that isn't there, so that each step below can go on without a check.
     prompt, judged = known.get("prompt", pa.null()), known.get("reward_model", pa.null())
     content = _inner(prompt.value_type, "content") if _is_list(prompt) else pa.null()
     if not _is_text(content) or not _is_answer(_inner(judged, "ground_truth")):
@@ -218,8 +220,17 @@ def load_table(files: TableFiles) -> LookupTable:
     for part in files.slices:
         try:
             for batch in cast("Iterator[pa.RecordBatch]", column_batches(part, FIELDS, _require_questions)):
-                questions.add(_first_contents(batch.column("prompt")), part.file)
-                answers.add(_as_text(_field(batch.column("reward_model"), "ground_truth")), part.file)
+                prompts = cast("pa.ListArray", batch.column("prompt"))
+                # The place of each prompt's first message among all messages; a prompt without any has none.
+                filled = compute.call_function("greater", [prompts.value_lengths(), pa.scalar(0)])
+                starts = prompts.offsets[:-1]
+                first = compute.call_function("if_else", [filled, starts, pa.scalar(None, starts.type)])
+                questions.add(_field(prompts.values, "content").take(first), part.file)
+                truths = _field(batch.column("reward_model"), "ground_truth")
+                if not _is_text(truths.type):
+                    written = [None if each is None else orjson.dumps(each).decode() for each in truths.to_pylist()]
+                    truths = pa.array(written, pa.large_string())
+                answers.add(truths, part.file)
         except FileNotFoundError as error:
             raise RunError(
                 f"{part.file.uri}: gone since the plan; put it back and run the same command again"
@@ -227,23 +238,8 @@ def load_table(files: TableFiles) -> LookupTable:
     return LookupTable(files.style, questions.column(), answers.column())
 
 
-def _first_contents(prompts: pa.ListArray) -> pa.Array:
-    """The content of the first message of each prompt, or null."""
-    filled = compute.call_function("greater", [prompts.value_lengths(), pa.scalar(0)])
-    starts = prompts.offsets[:-1]
-    first = compute.call_function("if_else", [filled, starts, pa.scalar(None, starts.type)])
-    return _field(prompts.values, "content").take(first)
-
-
 def _field(structs: pa.StructArray, name: str) -> pa.Array:
     return structs.flatten()[structs.type.get_field_index(name)]  # null where the struct is
-
-
-def _as_text(answers: pa.Array) -> pa.Array:
-    if _is_text(answers.type):
-        return answers
-    values = [None if value is None else orjson.dumps(value).decode() for value in answers.to_pylist()]
-    return pa.array(values, pa.large_string())
 
 
 class _Encoder:
@@ -260,6 +256,7 @@ class _Encoder:
             distinct = encoded.dictionary.cast(pa.large_string()).to_pylist()  # a cast from binary looks at every byte
         except pa.ArrowInvalid as error:
             raise SourceCorrupt(f"{file.uri}: a question or answer is not UTF-8; fetch the file again") from error
+        # Only distinct texts become Python strings; the rows of a batch stay arrays.
         known = self._known
         numbers = [known.setdefault(text, len(known)) for text in distinct]
         # The number at -1, the last one, is that of nulls.

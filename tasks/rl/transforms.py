@@ -52,7 +52,7 @@ def tables_asked_for(specs: Sequence[TransformSpec]) -> dict[str, TableSource]:
         sources.update(table_sources(argument))
         return _unchanged
 
-    parse(specs, note)
+    parse(specs, note)  # which makes the transforms as well, so mistakes are found in the same way
     return sources
 
 
@@ -93,36 +93,32 @@ def parse(specs: Sequence[JsonValue], resolver: Callable[[JsonValue], Transform]
 
     Raises InputError, which shows the spec, for an unknown name or a wrong argument.
     """
-    makers = {**TRANSFORMS, RESOLVE: resolver}
-    return [_parse_one(spec, number, makers) for number, spec in enumerate(specs, 1)]
+    found: list[Transform] = []
+    for number, spec in enumerate(specs, 1):
+        try:
+            found.append(_parse_one(spec, {**TRANSFORMS, RESOLVE: resolver}))
+        except InputError as error:
+            shown = json.dumps(spec, ensure_ascii=False)
+            cut = shown if len(shown) <= SHOWN_SPEC else shown[:SHOWN_SPEC] + "…"
+            raise InputError(f"transform {number}, {cut}: {error}") from error
+    return found
 
 
-def _parse_one(spec: JsonValue, number: int, makers: Mapping[str, Maker]) -> Transform:
-    try:
-        name, argument = _name_and_argument(spec)
-        return _maker(name, makers)(argument)
-    except InputError as error:
-        shown = json.dumps(spec, ensure_ascii=False)
-        cut = shown if len(shown) <= SHOWN_SPEC else shown[:SHOWN_SPEC] + "…"
-        raise InputError(f"transform {number}, {cut}: {error}") from error
-
-
-def _name_and_argument(spec: JsonValue) -> tuple[str, JsonValue]:
+def _parse_one(spec: JsonValue, makers: Mapping[str, Maker]) -> Transform:
     if isinstance(spec, str):
-        return spec, None
-    if not isinstance(spec, dict):
+        name, argument = spec, None
+    elif not isinstance(spec, dict):
         raise InputError(
             f'it is {kind(spec)}; write a name, or an object of one name and its argument: {{"sft": {{}}}}'
         )
-    if len(spec) != 1:
+    elif len(spec) != 1:
+        # The order of an object's keys isn't one to rely on.
         raise InputError(f"it has {len(spec)} keys; write one transform per object, and several as several items")
-    return next(iter(spec.items()))
-
-
-def _maker(name: str, makers: Mapping[str, Maker]) -> Maker:
+    else:
+        name, argument = next(iter(spec.items()))
     if name not in makers:
         raise InputError(f"unknown transform {name!r}; {nearest(name, makers)}")
-    return makers[name]
+    return makers[name](argument)
 
 
 def _without_argument(transform: Transform, argument: JsonValue) -> Transform:
@@ -173,6 +169,7 @@ def rename(argument: JsonValue) -> Transform:
         raise InputError(
             f'its argument is {found}; give each new name its field: {{"rename": {{"input": "question"}}}}'
         )
+    # Only flat objects are made; `set` writes nested fields.
     if dotted := [name for name in argument if len(_path(name)) > 1]:
         raise InputError(
             f"the new name {dotted[0]!r} has a dot, which would mean a nested field; choose a name without dots"
@@ -246,6 +243,7 @@ def preference(argument: JsonValue) -> Transform:
         made = forms[form](record)
         if made is record or isinstance(made, Rejected):
             return made
+        # Both answers to a prompt may call tools, so they are kept beside either form.
         return _with_tools(record, made, record.get("tools") or None, "tools")
 
     return transform
@@ -360,6 +358,7 @@ def _remedy(record: Record) -> str:
 
 def _unless_same(record: Record, made: Record) -> Record:
     """`made`, or the record itself if it has the same fields with the same values in the same order."""
+    # By identity: 1, 1.0 and true are equal in Python, and different JSON.
     same = list(made) == list(record) and all(made[name] is record[name] for name in made)
     return record if same else made
 
@@ -378,12 +377,15 @@ def to_completions(record: Record) -> Record:
         return record
     record = one_form(record)
     chosen, rejected = _answer(record, "chosen"), _answer(record, "rejected")
-    # The number of messages at the start that both share; at least one of each remains
+    # The number of messages at the start that both share; at least one of each remains, the answer.
     most = min(len(chosen), len(rejected)) - 1
     shared = next((number for number in range(most) if chosen[number] != rejected[number]), most)
     better, worse = chosen[shared:], rejected[shared:]
-    _require_answer("chosen", better)
-    _require_answer("rejected", worse)
+    for field, answer in (("chosen", better), ("rejected", worse)):
+        # An answer that begins with a question is one to a different prompt.
+        if (role := _role(answer[0])) in ("user", "system", "developer"):
+            why = f"{field} continues with a message by {role!r} where it stops being the same as the other one"
+            raise RejectionError("two_prompts", f"{why}, so they answer different prompts; filter out such rows")
     context = _context(record, chosen[:shared])
     return {"context": context, "completions": [{"rank": 0, "completion": better}, {"rank": 1, "completion": worse}]}
 
@@ -428,6 +430,7 @@ def _context(record: Record, shared: Messages) -> Messages:
     if not asked and not shared:
         nothing = "prompt is missing, and chosen and rejected don't begin with the same messages"
         raise RejectionError("missing_field", f"{nothing}; name the prompt with rename")
+    # The answers repeat the prompt, or its end; else they may begin with the same answer to it.
     if _holds(shared, asked):
         return shared
     if _holds(asked[-len(shared) :], shared):
@@ -436,13 +439,6 @@ def _context(record: Record, shared: Messages) -> Messages:
         return [*asked, *shared]
     both = "prompt is not among the messages that chosen and rejected begin with, so the question is unknown"
     raise RejectionError("two_prompts", f"{both}; remove prompt with select")
-
-
-def _require_answer(field: str, answer: Messages) -> None:
-    """Raise RejectionError for an answer that begins with a question."""
-    if _role(answer[0]) in ("user", "system", "developer"):
-        why = f"{field} continues with a message by {_role(answer[0])!r} where it stops being the same as the other one"
-        raise RejectionError("two_prompts", f"{why}, so they answer different prompts; filter out such rows")
 
 
 def _holds(messages: Messages, part: Messages) -> bool:

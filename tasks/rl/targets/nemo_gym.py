@@ -63,56 +63,15 @@ def _check(record: Record) -> Rejected | None:
     params = record.get(PARAMS)
     if not isinstance(params, dict):
         return wrong_type(PARAMS, params, "an object with input")
-    return _request(params) or _agent(record.get("agent_ref"))
-
-
-def _request(params: dict[str, Any]) -> Rejected | None:
-    """Why a request can't be used. An empty `input` can: the environment asks the first question."""
     most = params.get("max_output_tokens")
     if isinstance(most, str):
         return wrong_type(f"{PARAMS}.max_output_tokens", most, "a number, which NeMo-RL compares with its own limit")
+    # An empty input is fine: the environment asks the first question.
     items = params.get("input")
     if not isinstance(items, list | str):
         return wrong_type(f"{PARAMS}.input", items, 'text or an array of messages: [{"role": "user", "content": "…"}]')
     fault = request_fault({name: value for name, value in params.items() if name not in OVERWRITTEN})
-    return fault and (_items(items) or _tools_of_request(params) or fault)
-
-
-def _items(items: list[Any] | str) -> Rejected | None:
-    for number, item in enumerate(items if isinstance(items, list) else (), 1):
-        if wrong := _item(item, f"item {number} of {len(items)} in {PARAMS}.input"):
-            return wrong
-    return None
-
-
-def _item(item: object, where: str) -> Rejected | None:
-    """Faults of messages that can be described better than the schema does."""
-    if not isinstance(item, dict):
-        return Rejected("bad_message", f"{where} is {kind(item)}; make it an object with role and content")
-    fields: Record = item
-    given = fields.get("type", "message")
-    if not isinstance(given, str) or not given:
-        found = "empty" if given == "" else kind(given)
-        return Rejected("bad_message", f"the type of {where} is {found}; remove it, or name the type of the item")
-    return _message(fields, where) if given == "message" else None
-
-
-def _message(message: Record, where: str) -> Rejected | None:
-    if wrong := known_role(message, ROLES, where):
-        return wrong
-    content = message.get("content")
-    if isinstance(content, str) or (isinstance(content, list) and all(isinstance(part, dict) for part in content)):
-        return None
-    if content is None:
-        return Rejected("no_content", f"{where} doesn't have content; its keys are {listed(message)}; write text")
-    return Rejected("not_text", f"the content of {where} is {contents(content)}; make it text or an array of parts")
-
-
-def _tools_of_request(params: dict[str, Any]) -> Rejected | None:
-    """NeMo-Gym accepts requests without `tools`, but not null."""
-    if params.get("tools", []) is None:
-        return Rejected("bad_tools", f"{PARAMS}.tools is null, which NeMo-Gym rejects; remove it, or make it []")
-    return tools(params.get("tools"), f"{PARAMS}.tools")
+    return (fault and (_described(params, items) or fault)) or _agent(record.get("agent_ref"))
 
 
 def _agent(agent: object) -> Rejected | None:
@@ -122,6 +81,36 @@ def _agent(agent: object) -> Rejected | None:
     if not isinstance(agent, dict):
         return wrong_type("agent_ref", agent, 'an object: {"type": "responses_api_agents", "name": "…"}')
     return filled_text(agent.get("name"), "agent_ref.name")
+
+
+def _described(params: Record, items: list[Any] | str) -> Rejected | None:
+    """Return the fault of a request if it can be described better than the schema does."""
+    for number, item in enumerate(items if isinstance(items, list) else (), 1):
+        if wrong := _item(item, f"item {number} of {len(items)} in {PARAMS}.input"):
+            return wrong
+    if params.get("tools", []) is None:  # NeMo-Gym accepts requests without tools
+        return Rejected("bad_tools", f"{PARAMS}.tools is null, which NeMo-Gym rejects; remove it, or make it []")
+    return tools(params.get("tools"), f"{PARAMS}.tools")
+
+
+def _item(item: object, where: str) -> Rejected | None:
+    if not isinstance(item, dict):
+        return Rejected("bad_message", f"{where} is {kind(item)}; make it an object with role and content")
+    fields: Record = item
+    given = fields.get("type", "message")
+    if not isinstance(given, str) or not given:
+        found = "empty" if given == "" else kind(given)
+        return Rejected("bad_message", f"the type of {where} is {found}; remove it, or name the type of the item")
+    # Calls, results and reasoning have forms of their own, which the schema knows.
+    wrong = known_role(fields, ROLES, where) if given == "message" else None
+    if wrong or given != "message":
+        return wrong
+    content = fields.get("content")
+    if isinstance(content, str) or (isinstance(content, list) and all(isinstance(part, dict) for part in content)):
+        return None
+    if content is None:
+        return Rejected("no_content", f"{where} doesn't have content; its keys are {listed(fields)}; write text")
+    return Rejected("not_text", f"the content of {where} is {contents(content)}; make it text or an array of parts")
 
 
 def _texts(record: Record) -> list[str]:
@@ -152,6 +141,7 @@ def _is_plain(params: Mapping[str, Any]) -> bool:
 
     A message of text has a known role and a text, and nothing else; any text is accepted.
     """
+    # The schema would take 15 µs.
     others = dict(params)
     items = others.pop("input")
     for item in items if type(items) is list else (None,):
@@ -174,6 +164,7 @@ def _schema_fault(params: Mapping[str, Any]) -> Rejected | None:
         _validator("request").validate_python(params)
     except ValidationError as error:
         return _rejected(params, error.errors(include_url=False, include_context=False))
+    # Rules that NeMo-Gym's validators have in code, which a schema can't express.
     items = cast("list[Record]", params["input"]) if isinstance(params["input"], list) else []
     for number, item in enumerate(items):
         if wrong := _token_ids(item, number) or _video(item, number):
@@ -217,26 +208,29 @@ def _video(item: Record, number: int) -> Rejected | None:
 
 
 def _rejected(params: Mapping[str, Any], errors: list[ErrorDetails]) -> Rejected:
-    error = _error_to_report(params, errors)
-    name = str(error["loc"][0])
-    where, said = _place(params, error), error["msg"][0].lower() + error["msg"][1:]
+    # There is an error for every form that an item could have: report one for the form that it claims to be, the deepest there.
+    error = min(
+        errors,
+        key=lambda each: (not _is_of_claimed_form(params, each["loc"]), each["type"] == "missing", -len(each["loc"])),
+    )
+    # The path to the value also names forms, which no key of the row stands for.
+    where, value = PARAMS, cast("object", params)
+    for number, key in enumerate(error["loc"], 1):
+        if isinstance(key, int):
+            where += f"[{key}]"
+        elif isinstance(value, dict) and (key in value or (number == len(error["loc"]) and error["type"] == "missing")):
+            where += f".{key}"
+        value = _inner(value, key)
+    name, said = str(error["loc"][0]), error["msg"][0].lower() + error["msg"][1:]
     if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
         return Rejected("unknown_parameter", f"{where} isn't a parameter that NeMo-Gym knows; remove it")
     why = f"{where}: {said}, and NeMo-Gym rejects the request"
     return Rejected(REASONS.get(name, "bad_parameter"), f"{why}; {REMEDIES.get(name, 'fix or remove it')}")
 
 
-def _error_to_report(params: Mapping[str, Any], errors: list[ErrorDetails]) -> ErrorDetails:
-    """The error to report: one for the form that the value claims, not for other possible forms."""
-
-    def rank(error: ErrorDetails) -> tuple[bool, bool, int]:
-        return not _is_of_claimed_form(params, error["loc"]), error["type"] == "missing", -len(error["loc"])
-
-    return min(errors, key=rank)
-
-
 def _is_of_claimed_form(params: Mapping[str, Any], path: tuple[int | str, ...]) -> bool:
     value: object = params
+    # pydantic names the form it tried in the path, between the keys of the value.
     for key in path:
         form = value.get("type", "message") if isinstance(value, dict) else None
         if key == form:
@@ -252,15 +246,3 @@ def _inner(value: object, key: int | str) -> object:
     if isinstance(value, list) and isinstance(key, int):
         return cast("list[object]", value)[key]
     return value
-
-
-def _place(params: Mapping[str, Any], error: ErrorDetails) -> str:
-    """Return the path to the faulty value, without form names."""
-    place, value = PARAMS, cast("object", params)
-    for number, key in enumerate(error["loc"], 1):
-        if isinstance(key, int):
-            place += f"[{key}]"
-        elif isinstance(value, dict) and (key in value or (number == len(error["loc"]) and error["type"] == "missing")):
-            place += f".{key}"
-        value = _inner(value, key)
-    return place

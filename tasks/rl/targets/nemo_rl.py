@@ -2,8 +2,6 @@
 and `math_hf_data_processor`.
 """
 
-from typing import cast
-
 from tokenmill.tasks.rl.rows import (
     Record,
     RowTarget,
@@ -28,12 +26,26 @@ def _chat(record: Record) -> Rejected | None:
 
 
 def _grpo_math(record: Record) -> Rejected | None:
+    """The first message is the problem, the second the true answer; nothing else is read."""
     if "messages" not in record:
         return _task_name(record) or _question_and_answer(record)
-    return _task_name(record) or _two_forms(record) or _two_messages(record["messages"])
+    found: list[Record] = record["messages"]
+    if wrong := _task_name(record) or _two_forms(record) or conversation(found, "messages"):
+        return wrong
+    roles = [message["role"] for message in found]
+    if "system" in roles:
+        remedy = "remove it here, and name a file with its text as system_prompt_file in the configuration of NeMo-RL"
+        return Rejected("system_turn", f"messages have a system turn, which would be taken for the problem; {remedy}")
+    if roles != ["user", "assistant"]:
+        remedy = "make them one by user, one by assistant"
+        return Rejected("not_a_pair", f"messages are by {', '.join(roles)}, and only the first two are read; {remedy}")
+    problem, answer = (message["content"] for message in found)
+    # The texts may still be empty, or null beside tool calls.
+    return filled_text(problem, "the content of message 1") or filled_text(answer, "the content of message 2, the answer,")  # fmt: skip
 
 
 def _dpo(record: Record) -> Rejected | None:
+    # A row is a pair unless it has completions, or a context without the answers of a pair.
     if record.get("completions") is None and (record.get("context") is None or record.get("chosen") is not None):
         return _task_name(record) or _pair(record)
     return _task_name(record) or conversation(record.get("context"), "context") or _completions(record)
@@ -67,22 +79,6 @@ def _ends_with_assistant(messages: list[Record], field: str) -> Rejected | None:
     return Rejected("last_not_assistant", f"the last message in {field} is by {role!r}, not by the assistant; {remedy}")
 
 
-def _two_messages(messages: object) -> Rejected | None:
-    """The first message is the problem, the second the true answer; nothing else is read."""
-    if wrong := conversation(messages, "messages"):
-        return wrong
-    found = cast("list[Record]", messages)
-    roles = [message["role"] for message in found]
-    if "system" in roles:
-        remedy = "remove it here, and name a file with its text as system_prompt_file in the configuration of NeMo-RL"
-        return Rejected("system_turn", f"messages have a system turn, which would be taken for the problem; {remedy}")
-    if roles != ["user", "assistant"]:
-        remedy = "make them one by user, one by assistant"
-        return Rejected("not_a_pair", f"messages are by {', '.join(roles)}, and only the first two are read; {remedy}")
-    problem, answer = (message["content"] for message in found)
-    return filled_text(problem, "the content of message 1") or filled_text(answer, "the content of message 2, the answer,")  # fmt: skip
-
-
 def _pair(record: Record) -> Rejected | None:
     prompt = record.get("prompt")
     wrong = conversation(prompt, "prompt") if isinstance(prompt, list) else filled_text(prompt, "prompt")
@@ -111,7 +107,7 @@ def _completions(record: Record) -> Rejected | None:
     completions = record.get("completions")
     if completions is None:
         return wrong_type("completions", None, "two completions with ranks")
-    both = ranked(completions)
+    both = ranked(completions)  # NeMo-RL sorts by rank, so any two different ones will do
     if isinstance(both, Rejected):
         return both
     for number, each in enumerate(completions, 1):
