@@ -91,6 +91,7 @@ class AddedTokens:
                 "isn't trusted with added tokens that compete for whitespace or characters in normalized text"
             )
         texts = sorted({text for text, _ in found}, key=lambda text: (len(text), text))
+        # A document with a longer one also contains the shorter one in it.
         shortest = [text for number, text in enumerate(texts) if not any(other in text for other in texts[:number])]
         return [*map(re.escape, shortest), *self._composed()]
 
@@ -98,27 +99,17 @@ class AddedTokens:
         """Return whether ids of data with earlier fingerprints may be wrong."""
         return any(self._stripping(literal=False)) or any(self._competing(literal=True)) or any(self._composed())
 
-    def _written_differently(self, a: str, b: str) -> Iterator[str]:
-        """Normalized tokens, between two letters, to which NFC joins a mark, or that it makes of other characters."""
-        for text in [token.content for token in self.tokens if self.composes and token.normalized][:TRIED]:
-            yield from (f"{a}{text}{mark}{b}" for mark in composed_with(text[-1:])[:1])
-            for each in sorted(set(text) & composing()[1].keys()):
-                yield f"{a}{text.replace(each, composing()[1][each][0])}{b}"
-
     def _composed(self) -> Iterator[str]:
         """Regular expressions for characters that NFC makes part of a normalized token, or takes from one."""
-        changed = (
-            [token.content for token in self.tokens if token.normalized and token.content] if self.composes else []
-        )
-        if not changed:
+        changed = [token.content for token in self.tokens if token.normalized and token.content]
+        if not changed or not self.composes:
             return
         marks, others = composing()
         ends = {text[-1] for text in changed if composed_with(text[-1])}
         yield from (f"{re.escape(end)}[{_ranges(marks)}]" for end in sorted(ends))
         used = set("".join(changed))
-        found = {text[0] for text in changed if text[0] in marks}.union(
-            *(others[each] for each in used & others.keys())
-        )
+        found = {text[0] for text in changed if text[0] in marks}
+        found.update(*(others[each] for each in used & others.keys()))
         if found:
             yield f"[{_ranges(sorted(found))}]"
 
@@ -153,22 +144,26 @@ class AddedTokens:
         kinds: dict[tuple[bool, ...], list[Added]] = {}
         for token in self.tokens:
             kinds.setdefault((*token.flags, token.is_spaced), []).append(token)
-        tried = [
-            token.content
-            for tokens in kinds.values()
-            for token in (*tokens[: TRIED // 2], *tokens[TRIED // 2 :][-TRIED // 2 :])
-        ]
+        # The first and the last of each kind.
+        half = TRIED // 2
+        tried = [each.content for tokens in kinds.values() for each in (*tokens[:half], *tokens[half:][-half:])]
         flagged = [token.content for token in self.tokens if token.lstrip or token.rstrip or token.single_word]
         spaced = [token.content for token in self.tokens if token.is_spaced][:TRIED]
         few = list(dict.fromkeys([*flagged[:TRIED], *(tokens[0].content for tokens in kinds.values())]))
         known = "".join(token.content for token in self.tokens)
         a, b = [*(letter for letter in ascii_letters if letter not in known), "a", "b"][:2]
+        # Normalized tokens to which NFC joins a mark, or that it makes of other characters.
+        composed: list[str] = []
+        for text in [token.content for token in self.tokens if self.composes and token.normalized][:TRIED]:
+            composed += [f"{a}{text}{mark}{b}" for mark in composed_with(text[-1:])[:1]]
+            others = composing()[1]
+            composed += [f"{a}{text.replace(each, others[each][0])}{b}" for each in sorted(set(text) & others.keys())]
         return [
             *(f"{a}{run}{token}{run}{b}{token}{run}{token}" for token in few for run in (*RUNS, *spaced)),
             *(f"{a}{run}{token}{b}" for token in flagged[:TRIED] for run in (*RUNS, *spaced)),
             *(f"{a}{one}{other} {one} {other}\n{one}" for one in few for other in tried),
             *(f"{a} {text} {b}{text}" for _, _, text in itertools.islice(overlaps(self.tokens), TRIED * TRIED)),
-            *self._written_differently(a, b),
+            *composed,
         ]
 
 
@@ -304,20 +299,15 @@ def folder_tokens(config: Mapping[str, Any], ids: Mapping[str, int]) -> list[dic
     more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     special = [*(config.get(key) for key in NAMED), *(more.values() if isinstance(more, dict) else more)]
     tokens: dict[str, dict[str, Any]] = {}
-    for token, is_special in [
-        *((listed[key], False) for key in sorted(listed, key=int)),
-        *((each, True) for each in special),
-    ]:
+    numbered = [(listed[key], False) for key in sorted(listed, key=int)]
+    # A token that is listed and named keeps the flags of the list, and is special.
+    for token, is_special in [*numbered, *((each, True) for each in special)]:
         flags: dict[str, Any] = token if isinstance(token, dict) else {"content": token}
         if flags.get("content"):
             written = tokens.setdefault(flags["content"], {**dict.fromkeys(FLAGS, False), **flags})
             written["special"] = written["special"] or is_special
     numbers = itertools.count(1 + max(ids.values()))
     return [
-        {
-            "id": ids[name] if name in ids else next(numbers),
-            "content": name,
-            **{flag: bool(token[flag]) for flag in FLAGS},
-        }
+        {"id": ids[name] if name in ids else next(numbers), "content": name, **{flag: bool(token[flag]) for flag in FLAGS}}
         for name, token in tokens.items()
-    ]
+    ]  # fmt: skip

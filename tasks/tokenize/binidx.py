@@ -78,8 +78,15 @@ class BinIdxWriter:
                 f"tokens: expected one dimension of {self._dtype}, found {tokens.ndim} of {tokens.dtype}; check the "
                 "largest id and convert before appending"
             )
-        checked = _checked(lengths)
-        total = int(checked.sum(dtype=np.int64))
+        if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
+            raise ValueError(f"lengths: expected one dimension of integers, found {lengths.ndim} of {lengths.dtype}")
+        for bad in lengths[(lengths < 0) | (lengths > LONGEST_DOCUMENT)][:1]:
+            raise ValueError(
+                f"lengths: expected 0 to {LONGEST_DOCUMENT} tokens in a document, found {bad}; set max_doc_tokens to cut "
+                "longer documents"
+            )
+        checked = np.ascontiguousarray(lengths, "<i4")
+        total = int(checked.sum(dtype=np.int64))  # the sum of a shard doesn't fit in 32 bits
         if total != len(tokens):
             raise ValueError(f"lengths: expected a sum of {len(tokens)}, the number of tokens, found {total}")
         self._stream.write(np.ascontiguousarray(tokens).data)  # the buffer itself: no copy of gigabytes
@@ -94,12 +101,12 @@ class BinIdxWriter:
 def index(lengths: np.ndarray, dtype: np.dtype[np.integer]) -> bytes:
     """Return the content of an `.idx` for documents of these lengths ([documents], int32, tokens) and ids of `dtype`."""
     content = io.BytesIO()
-    write_index(content, lambda: [lengths], len(lengths), dtype)
+    write_index(content.write, lambda: [lengths], len(lengths), dtype)
     return content.getvalue()
 
 
 def write_index(
-    stream: Stream,
+    write: Callable[[memoryview], object],
     pieces: Callable[[], Iterable[np.ndarray]],
     documents: int,
     dtype: np.dtype[np.integer],
@@ -109,15 +116,15 @@ def write_index(
 
     The first document begins at token `start` of the `.bin`. `pieces` is called twice, because lengths and offsets are in separate arrays.
     """
-    stream.write(memoryview(HEADER.pack(MAGIC, VERSION, _dtype_code(dtype), documents, documents + 1)))
+    write(memoryview(HEADER.pack(MAGIC, VERSION, _dtype_code(dtype), documents, documents + 1)))
     for lengths in pieces():
-        stream.write(lengths.data)
+        write(lengths.data)
     end = start * dtype.itemsize
     for lengths in pieces():
-        stream.write((end + _places(lengths, dtype)).data)
+        write((end + _places(lengths, dtype)).data)
         end += int(lengths.sum(dtype=np.int64)) * dtype.itemsize
     for first in range(0, documents + 1, BOUNDARIES):
-        stream.write(np.arange(first, min(first + BOUNDARIES, documents + 1), dtype="<i8").data)
+        write(np.arange(first, min(first + BOUNDARIES, documents + 1), dtype="<i8").data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +148,17 @@ def read_index(content: bytes, bin_size: int) -> Index:
 
     Raises BinIdxError for any changed byte, except int32 in place of uint16 for zero tokens.
     """
-    dtype, documents = _read_header(content)
+    if len(content) < HEADER.size:
+        raise BinIdxError("size in bytes", f"at least {HEADER.size}", len(content))
+    magic, version, code, documents, boundaries_held = HEADER.unpack_from(content)
+    _expect("magic", MAGIC, magic)
+    _expect("version", VERSION, version)
+    if code not in DTYPES:
+        raise BinIdxError("dtype code", "4 (int32) or 8 (uint16)", code)
+    _expect("number of document boundaries", documents + 1, boundaries_held)
+    _expect("size in bytes", HEADER.size + 12 * documents + 8 * boundaries_held, len(content))
+    # The size is right, so these arrays are within the content. Nothing is copied.
+    dtype = DTYPES[code]
     lengths = np.frombuffer(content, "<i4", documents, HEADER.size)
     starts = np.frombuffer(content, "<i8", documents, HEADER.size + 4 * documents)
     boundaries = np.frombuffer(content, "<i8", documents + 1, HEADER.size + 12 * documents)
@@ -151,19 +168,6 @@ def read_index(content: bytes, bin_size: int) -> Index:
     found = Index(dtype, lengths)
     _expect("size of the .bin in bytes", found.tokens * dtype.itemsize, bin_size)
     return found
-
-
-def _read_header(content: bytes) -> tuple[np.dtype[np.integer], int]:
-    if len(content) < HEADER.size:
-        raise BinIdxError("size in bytes", f"at least {HEADER.size}", len(content))
-    magic, version, code, sequences, boundaries = HEADER.unpack_from(content)
-    _expect("magic", MAGIC, magic)
-    _expect("version", VERSION, version)
-    if code not in DTYPES:
-        raise BinIdxError("dtype code", "4 (int32) or 8 (uint16)", code)
-    _expect("number of document boundaries", sequences + 1, boundaries)
-    _expect("size in bytes", HEADER.size + 12 * sequences + 8 * boundaries, len(content))
-    return DTYPES[code], sequences
 
 
 def _expect(field: str, expected: object, found: object) -> None:
@@ -191,15 +195,3 @@ def _places(lengths: np.ndarray, dtype: np.dtype[np.integer]) -> np.ndarray:
     np.cumsum(lengths[:-1], out=starts[1:])
     starts *= dtype.itemsize
     return starts
-
-
-def _checked(lengths: np.ndarray) -> np.ndarray:
-    """`lengths` as int32, the type in an index. Raises ValueError if they do not fit."""
-    if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
-        raise ValueError(f"lengths: expected one dimension of integers, found {lengths.ndim} of {lengths.dtype}")
-    for bad in lengths[(lengths < 0) | (lengths > LONGEST_DOCUMENT)][:1]:
-        raise ValueError(
-            f"lengths: expected 0 to {LONGEST_DOCUMENT} tokens in a document, found {bad}; set max_doc_tokens to cut "
-            "longer documents"
-        )
-    return np.ascontiguousarray(lengths, "<i4")

@@ -17,9 +17,6 @@ from .binidx import token_dtype
 from .encoders import Tokens, utf8_of
 from .settings import PretrainRecipe
 
-WHOLE = "all"
-"""The name of the only part of a shard without held-out documents."""
-
 
 @dataclass(frozen=True, slots=True)
 class Documents:
@@ -37,14 +34,31 @@ class Documents:
 def assemble(encoded: Tokens, recipe: PretrainRecipe) -> Documents:
     """Turn encoded texts into documents according to the recipe. Raises RunError for an id outside the vocabulary."""
     check_ids(encoded, recipe.vocabulary_size)
-    lengths = encoded.lengths
-    kept = np.flatnonzero(lengths)
-    ids, lengths, truncated = _truncate(encoded.ids, lengths[kept], recipe)
-    return Documents(_with_ends(ids, lengths, recipe), lengths + _added(recipe), kept, truncated)
+    kept = np.flatnonzero(encoded.lengths)
+    ids, lengths, truncated = encoded.ids, encoded.lengths[kept], 0
+    if (limit := recipe.max_text_tokens) is not None:
+        long = np.flatnonzero(lengths > limit)
+        ends = np.cumsum(lengths)
+        keep = np.ones(len(ids), np.bool_)
+        # A loop, but only over documents that are too long.
+        for start, end in zip((ends - lengths)[long].tolist(), ends[long].tolist(), strict=True):
+            keep[start + limit : end] = False
+        ids, lengths, truncated = ids[keep], np.minimum(lengths, limit), len(long)
+    stored = lengths + recipe.added
+    tokens = np.empty(len(ids) + recipe.added * len(lengths), token_dtype(recipe.vocabulary_size))
+    ends = np.cumsum(stored)
+    is_text = np.ones(len(tokens), np.bool_)
+    for identifier, places in ((recipe.bos, ends - stored), (recipe.eos, ends - 1)):
+        if identifier is not None:
+            is_text[places] = False
+            tokens[places] = identifier
+    tokens[is_text] = ids
+    return Documents(tokens, stored, kept, truncated)
 
 
 def check_ids(encoded: Tokens, vocabulary_size: int) -> None:
     """Raises RunError unless every id is below `vocabulary_size`; a larger one would wrap silently in a narrow dtype."""
+    # One pass over the ids; which text it is matters only for the message.
     if not encoded.ids.size or int(encoded.ids.max()) < vocabulary_size:
         return
     worst = int(encoded.ids.argmax())
@@ -53,43 +67,6 @@ def check_ids(encoded: Tokens, vocabulary_size: int) -> None:
         f"id {int(encoded.ids[worst])} in text {text} of the batch is outside the vocabulary of {vocabulary_size} ids; "
         "the tokenizer's files do not fit together"
     )
-
-
-def _added(recipe: PretrainRecipe) -> int:
-    return (recipe.bos is not None) + (recipe.eos is not None)
-
-
-def most_ids(recipe: PretrainRecipe) -> int | None:
-    """Return the most ids of a text in a document, without BOS and EOS; None without a limit."""
-    return None if recipe.max_doc_tokens is None else recipe.max_doc_tokens - _added(recipe)
-
-
-def _truncate(ids: np.ndarray, lengths: np.ndarray, recipe: PretrainRecipe) -> tuple[np.ndarray, np.ndarray, int]:
-    """Cut documents to `max_doc_tokens`, including BOS and EOS."""
-    limit = most_ids(recipe)
-    if limit is None:
-        return ids, lengths, 0
-    long = np.flatnonzero(lengths > limit)
-    ends = np.cumsum(lengths)
-    keep = np.ones(len(ids), np.bool_)
-    for start, end in zip((ends - lengths)[long].tolist(), ends[long].tolist(), strict=True):
-        keep[start + limit : end] = False
-    return ids[keep], np.minimum(lengths, limit), len(long)
-
-
-def _with_ends(ids: np.ndarray, lengths: np.ndarray, recipe: PretrainRecipe) -> np.ndarray:
-    """The ids in their final dtype, with BOS before and EOS after each document if the recipe has them."""
-    added = _added(recipe)
-    tokens = np.empty(len(ids) + added * len(lengths), token_dtype(recipe.vocabulary_size))
-    ends = np.cumsum(lengths + added)
-    is_text = np.ones(len(tokens), np.bool_)
-    places = {"bos": ends - lengths - added, "eos": ends - 1}
-    for name, identifier in (("bos", recipe.bos), ("eos", recipe.eos)):
-        if identifier is not None:
-            is_text[places[name]] = False
-            tokens[places[name]] = identifier
-    tokens[is_text] = ids
-    return tokens
 
 
 def assign_parts(texts: pa.LargeStringArray, recipe: PretrainRecipe) -> np.ndarray:

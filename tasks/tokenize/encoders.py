@@ -65,6 +65,21 @@ def utf8_of(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
     return bounds, np.frombuffer(characters or b"", np.uint8)
 
 
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The mergeable ranks of a tiktoken encoding, in a file.
+
+    `encoding` is its name for tiktoken, `pattern` returns the regular expression by which it cuts text, `pretokenizer` is
+    gigatoken's name for that, or None; `special` maps control strings that are matched in text to ids.
+    """
+
+    place: str
+    encoding: str
+    pattern: Callable[[], str]
+    pretokenizer: str | None
+    special: Mapping[str, int]
+
+
 class NoEncoder:
     """One id for each text that isn't empty: for reading rows without an engine, which takes half a second to load."""
 
@@ -79,24 +94,36 @@ class GigatokenEncoder:
 
     tokenizer: gigatoken.Tokenizer
 
+    @classmethod
+    def from_definition(cls, definition: bytes) -> Encoder:
+        """Load a tokenizer.json. Raises ValueError for a vocabulary that it doesn't support."""
+        try:
+            return cls(gigatoken.Tokenizer.from_json(definition))
+        except (RuntimeError, KeyError, TypeError) as error:  # RuntimeError comes from its Rust core
+            raise ValueError(f"cannot load this tokenizer: {str(error).partition(chr(10))[0]}") from error
+
+    @classmethod
+    def from_ranks(cls, ranks: Ranks) -> Encoder:
+        """Load ranks. Raises ValueError for a vocabulary that it doesn't support."""
+        if ranks.pretokenizer is None:
+            raise ValueError(f"does not know how {ranks.encoding} splits text")
+        return cls(gigatoken.Tokenizer.from_tiktoken(ranks.place, ranks.pretokenizer, dict(ranks.special)))
+
     def encode(self, texts: pa.LargeStringArray) -> Tokens:
-        layout: Any = self.tokenizer.encode_batch(_as_awkward(texts), parallel=False).layout
+        import awkward as ak  # takes 0.1 s, and only encoding needs it
+
+        # An awkward array of strings over Arrow's own buffers, without a copy.
+        bounds, content = utf8_of(texts)
+        strings = ak.Array(
+            ak.contents.ListOffsetArray(
+                ak.index.Index64(bounds),
+                ak.contents.NumpyArray(cast("Any", content), parameters={"__array__": "char"}),
+                parameters={"__array__": "string"},
+            )
+        )
+        layout: Any = self.tokenizer.encode_batch(strings, parallel=False).layout
         offsets = np.asarray(layout.offsets.data)
         return Tokens(np.asarray(layout.content.data)[offsets[0] : offsets[-1]], offsets - offsets[0])
-
-
-def _as_awkward(texts: pa.LargeStringArray) -> Any:  # noqa: ANN401 - an ak.Array
-    """The same text as an awkward array of strings, without a copy."""
-    import awkward as ak  # takes 0.1 s, and only encoding needs it
-
-    bounds, content = utf8_of(texts)
-    return ak.Array(
-        ak.contents.ListOffsetArray(
-            ak.index.Index64(bounds),
-            ak.contents.NumpyArray(cast("Any", content), parameters={"__array__": "char"}),
-            parameters={"__array__": "string"},
-        )
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +132,28 @@ class FastokensEncoder:
 
     tokenizer: fastokens.Tokenizer
 
+    @classmethod
+    def from_definition(cls, definition: bytes) -> Encoder:
+        """Load a tokenizer.json. Raises ValueError for a vocabulary that it doesn't support."""
+        try:
+            return cls(fastokens.Tokenizer.from_json_str(definition.decode()))
+        except ValueError as error:
+            raise ValueError(f"cannot load this tokenizer: {str(error).partition(chr(10))[0]}") from error
+
+    @classmethod
+    def from_ranks(cls, ranks: Ranks) -> Encoder:
+        """Load ranks. Raises ValueError for a vocabulary that it doesn't support."""
+        special = dict(ranks.special)
+        return cls(fastokens.Tokenizer.from_tiktoken(ranks.place, pattern=ranks.pattern(), special_tokens=special))
+
     def encode(self, texts: pa.LargeStringArray) -> Tokens:
         ids, offsets = self.tokenizer.encode_batch_flat(texts.to_pylist())
         return Tokens(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.uint64).astype(np.int64))
+
+
+Loader = type[GigatokenEncoder] | type[FastokensEncoder]
+ENGINES: Mapping[Engine, Loader] = {"gigatoken": GigatokenEncoder, "fastokens": FastokensEncoder}
+"""In the order in which they are tried: the first one loads faster."""
 
 
 @dataclass(slots=True)
@@ -130,6 +176,7 @@ class RenewedEncoder:
 
     def encode(self, texts: pa.LargeStringArray) -> Tokens:
         tokens = self.encoder.encode(texts)
+        # One thread renews it; to wait would stop the others for a second.
         if _private_bytes() - self._size > self.most_growth and self._loading.acquire(blocking=False):
             try:
                 self._start()
@@ -180,72 +227,18 @@ class ReferenceEncoder:
         try:
             return self.encode_texts(texts)
         except BaseException as error:
-            if type(error).__name__ in GIVING_UP:
-                return self._one_by_one(texts, str(error))
+            gave_up, why = type(error).__name__ in GIVING_UP, str(error)
+            if gave_up and len(texts) > 1:
+                # One by one, to find the text, which the message shows.
+                return [ids for text in texts for ids in self._encoded([text])]
+            if gave_up:
+                better = (
+                    "that has an unknown token"
+                    if "unk" in why.lower()
+                    else "whose regular expression takes fewer steps"
+                )
+                raise RunError(
+                    f"the tokenizer cannot encode the text that begins {texts[0][:40]!r} ({why}); leave its row out, or choose a "
+                    f"tokenizer {better}"
+                ) from error
             raise
-
-    def _one_by_one(self, texts: list[str], why: str) -> Sequence[Sequence[int]]:
-        if len(texts) > 1:
-            return [ids for text in texts for ids in self._encoded([text])]
-        better = "that has an unknown token" if "unk" in why.lower() else "whose regular expression takes fewer steps"
-        raise RunError(
-            f"the tokenizer cannot encode the text that begins {texts[0][:40]!r} ({why}); leave its row out, or choose a "
-            f"tokenizer {better}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """The mergeable ranks of a tiktoken encoding, in a file.
-
-    `encoding` is its name for tiktoken, `pattern` returns the regular expression by which it cuts text, `pretokenizer` is
-    gigatoken's name for that, or None; `special` maps control strings that are matched in text to ids.
-    """
-
-    place: str
-    encoding: str
-    pattern: Callable[[], str]
-    pretokenizer: str | None
-    special: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Loader:
-    """How an engine loads a tokenizer.json (bytes), or ranks. Both raise ValueError for a vocabulary that it doesn't support."""
-
-    from_definition: Callable[[bytes], Encoder]
-    from_ranks: Callable[[Ranks], Encoder]
-
-
-def _gigatoken(definition: bytes) -> Encoder:
-    try:
-        return GigatokenEncoder(gigatoken.Tokenizer.from_json(definition))
-    except (RuntimeError, KeyError, TypeError) as error:  # RuntimeError comes from its Rust core
-        raise ValueError(f"cannot load this tokenizer: {str(error).partition(chr(10))[0]}") from error
-
-
-def _gigatoken_ranks(ranks: Ranks) -> Encoder:
-    if ranks.pretokenizer is None:
-        raise ValueError(f"does not know how {ranks.encoding} splits text")
-    return GigatokenEncoder(gigatoken.Tokenizer.from_tiktoken(ranks.place, ranks.pretokenizer, dict(ranks.special)))
-
-
-def _fastokens(definition: bytes) -> Encoder:
-    try:
-        return FastokensEncoder(fastokens.Tokenizer.from_json_str(definition.decode()))
-    except ValueError as error:
-        raise ValueError(f"cannot load this tokenizer: {str(error).partition(chr(10))[0]}") from error
-
-
-def _fastokens_ranks(ranks: Ranks) -> Encoder:
-    special = dict(ranks.special)
-    return FastokensEncoder(
-        fastokens.Tokenizer.from_tiktoken(ranks.place, pattern=ranks.pattern(), special_tokens=special)
-    )
-
-
-ENGINES: Mapping[Engine, Loader] = {
-    "gigatoken": Loader(_gigatoken, _gigatoken_ranks),
-    "fastokens": Loader(_fastokens, _fastokens_ranks),
-}
-"""In the order in which they are tried: the first one loads faster."""

@@ -57,10 +57,13 @@ class ExactEncoder:
             if len(texts) == 1:
                 return replace(self.reference().encode(texts), by_reference=1)
             middle = len(texts) // 2  # halves find the text in a few calls, and keep the engine for all others
-            return _joined(self.encode(texts[:middle]), self.encode(texts[middle:]))
+            one, other = self.encode(texts[:middle]), self.encode(texts[middle:])
+            offsets = np.concatenate([one.offsets, one.offsets[-1] + other.offsets[1:]])
+            return Tokens(np.concatenate([one.ids, other.ids]), offsets, one.by_reference + other.by_reference)
         rows = self._suspicious(texts)
         if self.tangles:
-            rows = np.union1d(rows, np.flatnonzero(_matches(texts, self._any_tangle)))
+            tangled = compute.MatchSubstringOptions("|".join(self.tangles))
+            rows = np.union1d(rows, np.flatnonzero(_matches(texts, tangled)))
         return replaced(tokens, rows, self.reference().encode(texts.take(pa.array(rows)))) if rows.size else tokens
 
     def _suspicious(self, texts: pa.LargeStringArray) -> np.ndarray:
@@ -69,7 +72,8 @@ class ExactEncoder:
             return np.empty(0, np.int64)
         bounds, content = utf8_of(texts)
         content = content[bounds[0] : bounds[-1]]
-        high = content >= self._lowest_lead_byte
+        # Of ordinary text, most bytes are below the first byte of any suspect.
+        high = content >= chr(int(self._is_suspect.argmax())).encode()[0]
         if np.count_nonzero(high) > len(content) / SPARSE:  # Arrow's expression is faster than many look-ups
             return np.flatnonzero(_matches(texts, self._any_suspect))
         leads = np.flatnonzero(high)
@@ -77,19 +81,11 @@ class ExactEncoder:
         return np.unique(np.searchsorted(bounds - bounds[0], places, side="right") - 1)
 
     @cached_property
-    def _lowest_lead_byte(self) -> int:
-        return chr(int(np.flatnonzero(self._is_suspect)[0])).encode()[0]
-
-    @cached_property
     def _any_suspect(self) -> compute.MatchSubstringOptions:
         edges = np.flatnonzero(np.diff(self._is_suspect, prepend=False, append=False)).tolist()
         ranges = zip(edges[::2], edges[1::2], strict=True)
         characters = "".join(f"{chr(first)}-{chr(behind - 1)}" for first, behind in ranges)
         return compute.MatchSubstringOptions(f"[{characters}]")
-
-    @cached_property
-    def _any_tangle(self) -> compute.MatchSubstringOptions:
-        return compute.MatchSubstringOptions("|".join(self.tangles))
 
     @cached_property
     def _is_suspect(self) -> np.ndarray:
@@ -109,6 +105,7 @@ def _matches(texts: pa.LargeStringArray, pattern: compute.MatchSubstringOptions)
 def _code_points(content: np.ndarray, leads: np.ndarray) -> np.ndarray:
     """The code points, int32, beyond ASCII at the byte offsets `leads` of valid UTF-8 (RFC 3629)."""
     first = content[leads].astype(np.int32)
+    # All three following bytes are read for every character; those behind a shorter one aren't used.
     one, two, three = (
         content[np.minimum(leads + step, len(content) - 1)].astype(np.int32) & 0x3F for step in (1, 2, 3)
     )
@@ -116,11 +113,6 @@ def _code_points(content: np.ndarray, leads: np.ndarray) -> np.ndarray:
     of_three = (first & 0x0F) << 12 | one << 6 | two
     of_four = (first & 0x07) << 18 | one << 12 | two << 6 | three
     return np.where(first < OF_THREE_BYTES, of_two, np.where(first < OF_FOUR_BYTES, of_three, of_four))
-
-
-def _joined(one: Tokens, other: Tokens) -> Tokens:
-    offsets = np.concatenate([one.offsets, one.offsets[-1] + other.offsets[1:]])
-    return Tokens(np.concatenate([one.ids, other.ids]), offsets, one.by_reference + other.by_reference)
 
 
 def replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:

@@ -29,6 +29,7 @@ BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 SPACE = "\u2581"
 """What SentencePiece writes for a space."""
 
+BYTES_OF_LETTERS = {letter: byte for byte, letter in byte_letters().items()}
 
 WORD = compute.MatchSubstringOptions(f"[^{re.escape(''.join(filter(str.isspace, map(chr, range(0x3001)))))}]+")
 """Finds what Python's `str.split` separates. With Arrow 26.0, the result of `utf8_split_whitespace` changes from call to call for
@@ -79,7 +80,8 @@ def kinds_of(vocabulary: Vocabulary) -> TokenKinds:
     """Return the kinds of all tokens of a vocabulary; takes 0.5 s, and 2 s more for an encoding of tiktoken."""
     fallback, long = (np.zeros(vocabulary.size, np.bool_) for _ in range(2))
     for number, (spelled, is_byte) in token_bytes(orjson.loads(vocabulary.definition())).items():
-        fallback[number] = is_byte or not _is_text(spelled)
+        # Lossy decoding changes exactly those bytes that aren't UTF-8.
+        fallback[number] = is_byte or spelled.decode(errors="ignore").encode() != spelled
         long[number] = len(spelled) >= LONG_BYTES
     pattern = "|".join(map(re.escape, vocabulary.special_tokens))
     return TokenKinds(fallback, long, compute.MatchSubstringOptions(pattern) if pattern else None)
@@ -90,8 +92,19 @@ def token_bytes(definition: Mapping[str, Any]) -> dict[int, tuple[bytes, bool]]:
     model, added = definition["model"], definition.get("added_tokens") or []
     listed = model["vocab"]
     pieces = listed.items() if isinstance(listed, dict) else ((piece, at) for at, (piece, _) in enumerate(listed))
-    spell = _byte_level if _is_byte_level(definition) else _piece
-    found = {number: spell(piece) for piece, number in pieces}
+    parts: Sequence[Mapping[str, Any]] = [definition.get(name) or {} for name in ("pre_tokenizer", "decoder")]
+    steps = [step for part in parts for step in [part, *part.get("pretokenizers", []), *part.get("decoders", [])]]
+    is_byte_level = any(step.get("type") == "ByteLevel" for step in steps)
+    found: dict[int, tuple[bytes, bool]] = {}
+    for piece, number in pieces:
+        if not is_byte_level:
+            byte = BYTE_PIECE.fullmatch(piece)
+            found[number] = (bytes([int(byte[1], 16)]), True) if byte else (piece.replace(SPACE, " ").encode(), False)
+            continue
+        try:
+            found[number] = piece.translate(BYTES_OF_LETTERS).encode("latin-1"), False
+        except UnicodeEncodeError:  # a control string, which is written as it is
+            found[number] = piece.encode(), False
     return found | {token["id"]: (token["content"].encode(), False) for token in added}
 
 
@@ -113,32 +126,3 @@ def count_tokens(texts: pa.LargeStringArray, encoder: Encoder, kinds: TokenKinds
         controls = compute.call_function("sum", [found]).as_py() or 0
     fallback, long = (int(np.count_nonzero(mask[ids])) for mask in (kinds.fallback, kinds.long))
     return TokenCounts(len(ids), fallback, long, controls, seconds)
-
-
-def _is_text(spelled: bytes) -> bool:
-    try:
-        spelled.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _is_byte_level(definition: Mapping[str, Any]) -> bool:
-    parts: Sequence[Mapping[str, Any]] = [definition.get(name) or {} for name in ("pre_tokenizer", "decoder")]
-    steps = [step for part in parts for step in [part, *part.get("pretokenizers", []), *part.get("decoders", [])]]
-    return any(step.get("type") == "ByteLevel" for step in steps)
-
-
-BYTES_OF_LETTERS = {letter: byte for byte, letter in byte_letters().items()}
-
-
-def _byte_level(piece: str) -> tuple[bytes, bool]:
-    try:
-        return piece.translate(BYTES_OF_LETTERS).encode("latin-1"), False
-    except UnicodeEncodeError:  # a control string, which is written as it is
-        return piece.encode(), False
-
-
-def _piece(piece: str) -> tuple[bytes, bool]:
-    byte = BYTE_PIECE.fullmatch(piece)
-    return (bytes([int(byte[1], 16)]), True) if byte else (piece.replace(SPACE, " ").encode(), False)

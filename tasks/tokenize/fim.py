@@ -90,6 +90,7 @@ class FimRecipe:
         """
         marks = np.flatnonzero(np.isin(ids, [self.prefix, self.middle, self.suffix]))
         found, lengths = ids[marks], np.diff(np.concatenate([[0], marks, [len(ids)]]))
+        # Only SPM writes the suffix token right behind the prefix token.
         in_spm = (
             (found == self.prefix)
             & (lengths[1:] == 1)
@@ -109,6 +110,7 @@ def fim_recipe(fim: Fim | None, vocabulary: Vocabulary) -> FimRecipe | None:
     if fim is None or not fim.rate:
         return None
     strings = _control_strings(fim, vocabulary)
+    # A tokenizer that adds a space before each text, as SentencePiece does, would add one within words.
     pieces = vocabulary.reference(True).encode(pa.array(PIECES_TRIED, pa.large_string()))
     if vocabulary.decode(pieces.ids.tolist()) != "".join(PIECES_TRIED):
         raise InputError(
@@ -200,15 +202,27 @@ class FimEncoder:
             matches = compute.call_function("match_substring_regex", [texts], options)
             chosen &= ~matches.to_numpy(zero_copy_only=False)
         fragments = self._fragments(content, bounds, np.flatnonzero(chosen))
+        # Every draw has its own number in the document's stream, so none depends on how many came before.
         own, numbers = digests[fragments.owners], 1 + DRAWS * fragments.numbers
         first, layout, *cuts = (_uniform(own, numbers + draw) for draw in range(DRAWS))
-        wanted = fragments.whole | (first < (self.recipe.fragment_rate or 0))
-        wanted &= (fragments.stops > fragments.starts) & ~self._excluded(content, fragments)
+        wanted = (fragments.whole | (first < (self.recipe.fragment_rate or 0))) & (fragments.stops > fragments.starts)
+        if self.recipe.no_prefix is not None:
+            head = np.frombuffer(self.recipe.no_prefix.encode(), np.uint8)
+            long = np.flatnonzero(fragments.stops - fragments.starts >= len(head))
+            same = (content[fragments.starts[long][:, None] + np.arange(len(head))] == head).all(axis=1)
+            wanted[long[same]] = False
         fragments, spm = fragments.where(wanted), layout[wanted] < self.recipe.spm_rate
         edges = _edges(content, fragments, np.stack([cut[wanted] for cut in cuts], axis=1))
-        return self._shortened(
-            texts, Filled(self._arranged(content, bounds, edges, fragments, spm), fragments.owners, spm)
-        )
+        tokens, owners = self._arranged(content, bounds, edges, fragments.owners, spm), fragments.owners
+        if self.most is not None:
+            # A document that is too long would be cut within its pieces, so it is encoded as it was.
+            rows = np.unique(owners)
+            rows = rows[tokens.lengths[rows] > self.most]
+            if rows.size:
+                tokens = replaced(tokens, rows, self.encoder.encode(texts.take(pa.array(rows))))
+                kept = ~np.isin(owners, rows)
+                owners, spm = owners[kept], spm[kept]
+        return Filled(tokens, owners, spm)
 
     def _fragments(self, content: np.ndarray, bounds: np.ndarray, rows: np.ndarray) -> _Fragments:
         """The fragments of the documents `rows`."""
@@ -224,45 +238,35 @@ class FimEncoder:
         owners, numbers, starts, stops, whole = np.array(found, np.int64).reshape(-1, 5).T
         return _Fragments(owners, numbers, starts, stops, whole.astype(np.bool_))
 
-    def _excluded(self, content: np.ndarray, fragments: _Fragments) -> np.ndarray:
-        """Whether each fragment begins with `no_prefix`."""
-        found = np.zeros(len(fragments.owners), np.bool_)
-        if self.recipe.no_prefix is not None:
-            head = np.frombuffer(self.recipe.no_prefix.encode(), np.uint8)
-            long = fragments.stops - fragments.starts >= len(head)
-            found[long] = (content[fragments.starts[long][:, None] + np.arange(len(head))] == head).all(axis=1)
-        return found
-
     def _arranged(
-        self, content: np.ndarray, bounds: np.ndarray, edges: np.ndarray, fragments: _Fragments, spm: np.ndarray
+        self, content: np.ndarray, bounds: np.ndarray, edges: np.ndarray, owners: np.ndarray, spm: np.ndarray
     ) -> Tokens:
         """Encode all pieces, and put each fragment's pieces into the order of its layout."""
-        owners = fragments.owners
+        # Documents and pieces, end to end, are the batch's own text.
         ends = np.insert(bounds, np.repeat(owners + 1, EDGES), edges.ravel())
         texts = pa.LargeStringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(content))
         pieces = self.encoder.encode(texts)
-        order = _order(len(ends) - 1, owners + 1 + EDGES * np.arange(len(owners)), spm)
+        count = len(pieces.lengths)
+        # The numbers of pieces in storage order. Those of control tokens follow the last piece.
+        prefixes = owners + 1 + EDGES * np.arange(len(owners))
+        opening, filling, closing = (np.full(len(prefixes), count + control) for control in range(CONTROLS))
+        middles, suffixes = prefixes + 1, prefixes + 2
+        as_psm = np.stack([opening, prefixes, closing, suffixes, filling, middles], axis=1)
+        as_spm = np.stack([opening, closing, suffixes, filling, prefixes, middles], axis=1)
+        rest = np.delete(np.arange(count), np.stack([prefixes, middles, suffixes]).ravel())
+        moved = prefixes - 3 * np.arange(len(prefixes))
+        order = np.insert(rest, np.repeat(moved, 6), np.where(spm[:, None], as_spm, as_psm).ravel())
+        # The pieces of each document, of which there is one if nothing was rearranged.
         counts = 1 + (EDGES + CONTROLS) * np.bincount(owners, minlength=len(bounds) - 1)
-        is_control = order >= len(pieces.lengths)
+        is_control = order >= count
         lengths = np.append(pieces.lengths, np.ones(CONTROLS, np.int64))[order]
         starts = np.append(pieces.offsets[:-1], np.zeros(CONTROLS, np.int64))[order]
         stops = _ends(lengths)
+        # Each id comes from its piece's beginning, as far behind it as it is behind the piece's new one.
         ids = pieces.ids[np.repeat(starts - stops[:-1], lengths) + np.arange(stops[-1])]
         controls = np.array([self.recipe.prefix, self.recipe.middle, self.recipe.suffix], np.uint32)
-        ids[stops[:-1][is_control]] = controls[order[is_control] - len(pieces.lengths)]
+        ids[stops[:-1][is_control]] = controls[order[is_control] - count]
         return Tokens(ids, stops[_ends(counts)], pieces.by_reference)
-
-    def _shortened(self, texts: pa.LargeStringArray, filled: Filled) -> Filled:
-        """With the documents that are too long as they were."""
-        if self.most is None:
-            return filled
-        owners = np.unique(filled.owners)
-        rows = owners[filled.tokens.lengths[owners] > self.most]
-        if not rows.size:
-            return filled
-        kept = ~np.isin(filled.owners, rows)
-        whole = self.encoder.encode(texts.take(pa.array(rows)))
-        return Filled(replaced(filled.tokens, rows, whole), filled.owners[kept], filled.spm[kept])
 
 
 def _uniform(digests: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -281,20 +285,6 @@ def _edges(content: np.ndarray, fragments: _Fragments, draws: np.ndarray) -> np.
     cuts = first[:, None] + (draws * (last - first + 1)[:, None]).astype(np.int64)
     before = np.searchsorted(continuing - np.arange(len(continuing)), cuts, side="right")
     return np.column_stack([fragments.starts, np.sort(cuts + before, axis=1), fragments.stops])
-
-
-def _order(pieces: int, prefixes: np.ndarray, spm: np.ndarray) -> np.ndarray:
-    """Return the numbers of `pieces` in storage order; `prefixes` are the numbers of the fragments' prefixes.
-
-    Middle and suffix follow their prefix. The control tokens have the numbers behind the last piece.
-    """
-    opening, filling, closing = (np.full(len(prefixes), pieces + control) for control in range(CONTROLS))
-    middles, suffixes = prefixes + 1, prefixes + 2
-    as_psm = np.stack([opening, prefixes, closing, suffixes, filling, middles], axis=1)
-    as_spm = np.stack([opening, closing, suffixes, filling, prefixes, middles], axis=1)
-    rest = np.delete(np.arange(pieces), np.stack([prefixes, middles, suffixes]).ravel())
-    moved = prefixes - 3 * np.arange(len(prefixes))
-    return np.insert(rest, np.repeat(moved, 6), np.where(spm[:, None], as_spm, as_psm).ravel())
 
 
 def _ends(lengths: np.ndarray) -> np.ndarray:

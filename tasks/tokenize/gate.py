@@ -80,16 +80,14 @@ class Comparison:
 
 def gate_notes(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
     """Human-readable reasons why datasets (by `split/name`) are not encoded by the first engine."""
-    return {
-        name: "; ".join(
-            [
-                f"{'the reference tokenizer' if verdict.backend == 'reference' else verdict.backend} is used",
-                *(f"{engine} {reason}" for engine, reason in verdict.refused.items()),
-            ]
-        )
-        for name, verdict in verdicts.items()
-        if verdict.refused
-    }
+    notes: dict[str, str] = {}
+    for name, verdict in verdicts.items():
+        if verdict.refused:
+            used = "the reference tokenizer" if verdict.backend == "reference" else verdict.backend
+            notes[name] = "; ".join(
+                [f"{used} is used", *(f"{engine} {why}" for engine, why in verdict.refused.items())]
+            )
+    return notes
 
 
 Documents = Callable[[Slice], Iterator[str]]
@@ -122,8 +120,13 @@ class Gate:
 
     def difference(self, engine: Engine) -> str | None:
         """Return how an engine differs from the reference; None if it does not."""
+        rows: list[list[Any]] = []
+        for part in self._sampled:
+            # Filters change the documents of a slice. Keys without any are as they were before there were filters.
+            chosen = [part.filters, part.where] if part.filters or part.where else []
+            rows.append([part.content, part.rows, *chosen, *([part.keys] if part.keys else [])])
         key = [
-            engine, self.vocabulary.fingerprint, self.literal, self.which, [_which(part) for part in self._sampled],
+            engine, self.vocabulary.fingerprint, self.literal, self.which, rows,
             nasty_strings(self.vocabulary), SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS, SWEEP_VERSION, [version(library) for library in LIBRARIES],
         ]  # fmt: skip
         place = join(self.store, "gates", f"{hashlib.sha256(orjson.dumps(key)).hexdigest()[:32]}.json")
@@ -137,6 +140,7 @@ class Gate:
     @cached_property
     def _sampled(self) -> list[Slice]:
         count = len(self.slices)
+        # Sources are often sorted, so the middle and the end differ from the beginning.
         return [self.slices[number] for number in sorted({0, count // 2, count - 1} if count else ())]
 
     @cached_property
@@ -170,18 +174,13 @@ def compare(vocabulary: Vocabulary, engine: Engine, expected: Encoded, *, litera
     found = encoder.encode(pa.array(texts, pa.large_string()))
     if np.array_equal(found.ids, reference.ids) and np.array_equal(found.offsets, reference.offsets):
         return Comparison(len(texts), None)
+    # The first text that differs is enough to reject the engine.
     for number, text in enumerate(texts):
         one, other = (ids.ids[ids.offsets[number] : ids.offsets[number + 1]] for ids in (found, reference))
         if not np.array_equal(one, other):
             difference = f"encodes {text[:80]!r} as {one[:12].tolist()}, the reference as {other[:12].tolist()}"
             return Comparison(len(texts), difference)
     raise RunError("the encoders disagree on the number of documents; report this set of texts")
-
-
-def _which(part: Slice) -> list[Any]:
-    """What names the rows of a slice."""
-    chosen = [part.filters, part.where] if part.filters or part.where else []
-    return [part.content, part.rows, *chosen, *([part.keys] if part.keys else [])]
 
 
 def texts_of(text_field: str, part: Slice) -> Iterator[str]:
@@ -208,6 +207,7 @@ def fastest_engine(gate: Gate, size: int) -> Engine | None:
     key = [vocabulary.fingerprint, gate.literal, libraries, platform.node(), platform.machine(), COURSE]
     place = user_cache("races", f"{hashlib.sha256(orjson.dumps(key)).hexdigest()[:32]}.json")
     speeds = remembered(place, dict[Engine, Speed], lambda: _race(gate))
+    # Only as many engines are compared as it takes to find one that passes.
     by_time = sorted(speeds, key=lambda engine: speeds[engine].seconds(size))
     return next((engine for engine in by_time if gate.difference(engine) is None), None)
 
@@ -219,19 +219,17 @@ def _race(gate: Gate) -> dict[Engine, Speed]:
     with explained("check tokenizer: measuring the speed of engines, once per machine"):
         for engine in ENGINES:
             with suppress(ValueError):  # for a vocabulary that the engine does not support
-                speeds[engine] = _speed(gate, engine, course)
+                start = time.process_time()
+                gate.vocabulary.fast(engine, gate.literal)
+                loaded = time.process_time()
+                # The exact encoder may sweep first, which is neither loading nor encoding.
+                encoder = exact_encoder(gate.vocabulary, engine, literal=gate.literal)
+                begun = time.process_time()
+                for texts in course:
+                    encoder.encode(texts)
+                size = max(sum(texts.nbytes for texts in course), 1)
+                speeds[engine] = Speed(loaded - start, (time.process_time() - begun) / size)
     return speeds
-
-
-def _speed(gate: Gate, engine: Engine, course: list[pa.LargeStringArray]) -> Speed:
-    start = time.process_time()
-    gate.vocabulary.fast(engine, gate.literal)
-    loaded = time.process_time()
-    encoder = exact_encoder(gate.vocabulary, engine, literal=gate.literal)
-    begun = time.process_time()
-    for texts in course:
-        encoder.encode(texts)
-    return Speed(loaded - start, (time.process_time() - begun) / max(sum(texts.nbytes for texts in course), 1))
 
 
 def _course(gate: Gate) -> Iterator[list[str]]:
@@ -262,7 +260,7 @@ def nasty_strings(vocabulary: Vocabulary) -> list[str]:
         *NASTY,
         *forms,
         *(f"before{form}after {form} {form}{form}\n" for form in forms),
-        *(token[:-1] for token in added),
+        *(token[:-1] for token in added),  # almost a token
         *vocabulary.added.neighbors(),
     ]
 

@@ -103,10 +103,12 @@ def _of_page(name: str, setting: str) -> HubModel:
     _require_model(parts[0], name, setting)
     if parts[0] in NO_OWNERS:
         raise InputError(f"{setting}: {name!r} is not the page of a model; give org/name, or a local path")
+    # An old repository has no owner: gpt2/tree/main.
     end = next((place for place in (1, 2) if parts[place : place + 1] and parts[place] in BEFORE_REVISION), 2)
     verb, rest = parts[end : end + 1], parts[end + 1 :]
     if verb and (verb[0] not in BEFORE_REVISION or not rest):
         raise InputError(f"{setting}: {name!r} is a page next to the model's files; write {'/'.join(parts[:end])}")
+    # A pull request's revision is refs/pr/7.
     length = 3 if rest[:1] == ["refs"] else 1
     return HubModel("/".join(parts[:end]), "/".join(rest[:length]) or None, "/".join(rest[length:]))
 
@@ -120,6 +122,7 @@ def _of_id(name: str, setting: str) -> HubModel:
         parts = parts[parts[0] == "models" :]
     elif name.startswith((".", "/", "~")) or "\\" in name or len(parts) > 2:  # noqa: PLR2004 - org/name
         raise InputError(f"{setting}: file or folder not found: {name!r}; check the path")
+    # Behind the revision of hf://org/name@v1/tokenizer.json there may be a file; slashes alone belong to a branch.
     file = FILE.search(after) if is_reference and "/" in after else None
     revision = unquote(after[: file.start()] if file else after)
     return HubModel("/".join(parts[:2]), revision or None, file[0].strip("/") if file else "/".join(parts[2:]))
@@ -149,6 +152,7 @@ def fetched(model: HubModel, choose: Choice, setting: str) -> Path:
     except LocalEntryNotFoundError as error:  # the connection was lost between two files
         raise RunError(f"{where}: {' '.join(str(error).split())[:200]}; run the same command again") from error
     except OSError as error:
+        # With a filled cache, a hub that is away or busy doesn't stop anybody.
         is_passing = isinstance(error, HfHubHTTPError) and error.response.status_code in PASSING
         if cached and (is_passing or isinstance(error, HubUnreachableError)):
             return cached
@@ -170,6 +174,7 @@ def _cached(model: HubModel) -> Path | None:
 
 def _downloaded(model: HubModel, choose: Choice, where: str, waits: Sequence[float]) -> Path:
     """The folder of the model's current commit, after its chosen files were downloaded."""
+    # One request answers both questions, so a commit in between can't mix two states.
     found = information("model", model.repository, model.revision, waits=waits, seconds=SECONDS)
     commit, names = found["sha"], [sibling["rfilename"] for sibling in found["siblings"]]
     remembered(_listing(model, commit), list[str], lambda: names)
@@ -182,10 +187,10 @@ def _downloaded(model: HubModel, choose: Choice, where: str, waits: Sequence[flo
         raise InputError(f"{where}: it has none of the files that are needed; it has {held}{remedy}")
     folder = model.place / "snapshots" / commit
     missing = [name for name in chosen if not (folder / name).is_file()]  # a file of a commit never changes
-    for _ in in_threads(
-        lambda name: patiently(partial(_download, model, commit, name), waits=waits), missing, DOWNLOADS
-    ):
+    download = partial(_download, model, commit)
+    for _ in in_threads(lambda name: patiently(partial(download, name), waits=waits), missing, DOWNLOADS):
         pass
+    # Only now: the cache must not lead from a branch to a commit of which files are missing.
     if model.revision != commit:
         publish_bytes(str(model.place / "refs" / (model.revision or "main")), commit.encode())
     return folder

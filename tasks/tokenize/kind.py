@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 from tokenmill.tasks.blend.mix import Mix
-from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, Fim
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.runtime import cores
 from tokenmill.tasks.shards.kind import LITTLE_BYTES, Kind, Needs, Planned, Release, Stage
 from tokenmill.tasks.shards.manifest import FULL_VALIDATION, SEQUENCES, join_published
@@ -36,7 +36,7 @@ from tokenmill.tasks.shards.publication import (
     mix_of,
     parts_with_tokens,
 )
-from tokenmill.tasks.shards.publish import Output, place_files, publish_bytes
+from tokenmill.tasks.shards.publish import place_files, publish_bytes
 from tokenmill.tasks.shards.receipt import PartCount, Receipt, recipe_of
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import PREFIX, Store, read_bytes
@@ -45,7 +45,6 @@ from tokenmill.tasks.sources.parquet import require_text
 from tokenmill.tasks.storage import is_local, join
 
 from .binidx import BinIdxError, read_index, token_dtype
-from .documents import most_ids
 from .encoders import NoEncoder
 from .exact import encoder_of
 from .fim import FimEncoder, FimRecipe, fim_lines, fim_recipe
@@ -74,49 +73,16 @@ class PretrainFound:
 PretrainPlan = Planned[PretrainSettings, PretrainFound]
 
 
-def _fim_of(source: DataSource, split: str, settings: PretrainSettings) -> Fim | None:
-    """Return the dataset's key, or the setting, which is for training data."""
-    return source.fim or (None if split in ("valid", "test") else settings.fim)
-
-
-def _recipe(
-    source: DataSource,
-    split: str,
-    settings: PretrainSettings,
-    vocabulary: Vocabulary,
-    verdict: Verdict,
-    fim: FimRecipe | None,
-) -> PretrainRecipe:
-    return recipe_of(
-        PretrainRecipe,
-        settings,
-        text_field=source.text_field,
-        tokenizer=vocabulary.fingerprint,
-        vocabulary_size=vocabulary.size,
-        backend=verdict.backend,
-        bos=vocabulary.bos if settings.tokenizer.add_bos else None,
-        eos=vocabulary.eos if settings.tokenizer.add_eos else None,
-        fim=asdict(fim) if fim else None,
-        **held_out(settings, split),
-    )
-
-
 def worker_arguments(planned: PretrainPlan) -> dict[str, Any]:
     """Return the arguments that workers get besides the shard."""
     settings, found = planned.settings, planned.found
-    return {
-        "tokenizer": pinned(settings.tokenizer, found.vocabulary.commit).model_dump(),
-        "engines": {name: fastest_engine(found.gates[name], size) for name, size in _large_data_sets(planned.plan)},
-        "on_bad_row": settings.on_bad_row,
-    }
-
-
-def _large_data_sets(plan: Plan) -> list[tuple[str, int]]:
-    """The datasets (by `split/name`) with enough bytes left to encode for a choice of engine to matter, and those bytes."""
     left: Counter[str] = Counter()
-    for shard in plan.pending:
+    for shard in planned.plan.pending:
         left[f"{shard.split}/{shard.dataset}"] += shard.part.size
-    return [(name, size) for name, size in left.items() if size >= RACE_FROM]
+    # A race takes seconds, so it pays for datasets with much left to encode only.
+    engines = {name: fastest_engine(found.gates[name], size) for name, size in left.items() if size >= RACE_FROM}
+    tokenizer = pinned(settings.tokenizer, found.vocabulary.commit).model_dump()
+    return {"tokenizer": tokenizer, "engines": engines, "on_bad_row": settings.on_bad_row}
 
 
 def build_pretrain_shard(
@@ -131,6 +97,7 @@ def build_pretrain_shard(
     Raises RunError as `planned_vocabulary` does.
     """
     recipe = PretrainRecipe(**shard.identity["recipe"])
+    # Every engine that passes the gate gives the same ids, so the fastest may differ from the recipe's.
     backend = engines.get(f"{shard.split}/{shard.dataset}") or recipe.backend
     vocabulary = planned_vocabulary(TokenizerSettings.model_validate(tokenizer), recipe.tokenizer)
     literal = recipe.special_tokens_in_text != "allow"
@@ -138,7 +105,8 @@ def build_pretrain_shard(
     strings = fim.strings(vocabulary) if fim else frozenset[str]()
     guarded = vocabulary.guarding(strings) if strings else vocabulary
     encoder = encoder_of(guarded, backend, literal=literal)
-    rearranging = fim and FimEncoder(encoder, fim, () if literal else strings, most_ids(recipe))
+    # As text, control strings in a document can't be mistaken for those around its pieces.
+    rearranging = fim and FimEncoder(encoder, fim, () if literal else strings, recipe.max_text_tokens)
     return tokenize_shard(shard, recipe, encoder, guarded.special_tokens, store, on_bad_row, rearranging)
 
 
@@ -189,36 +157,18 @@ class PairLayout:
             header, files = publish_phases(output_dir, cut_phases(training, self.mix), self.mix, blend)
             ranges = [pair for phase in header["phases"] for pair in phase["pairs"]]
             documents |= {join_published(output_dir, each["path"]): each["documents"] for each in ranges}
-        files = [*files, *_publish_beside(output_dir, blend, documents)]
+        whole = orjson.loads(blend)
+        contents = {
+            # Megatron-LM would take the iterator of a test split for a list of them, and fail after the last step.
+            FULL_VALIDATION: {**whole, "valid": whole["valid"] and whole["valid"][1::2], "test": None},
+            # Every document is one sequence, and an index has one more boundary than documents.
+            SEQUENCES: {prefix: [count, count + 1] for prefix, count in documents.items()},
+        }
+        for name, content in contents.items():
+            text = orjson.dumps(content, option=orjson.OPT_INDENT_2)
+            publish_bytes(join(output_dir, name), text)
+            files = [*files, described(name, text)]
         return Published({}, blend, files, header, self.prefixes, names)
-
-
-def _publish_beside(output_dir: str, blend: bytes, documents: Mapping[str, int]) -> list[Output]:
-    """Write the files beside the blend. Every document is one sequence, and an index has one more place than documents."""
-    whole = orjson.loads(blend)
-    contents = {
-        # Megatron-LM would take the iterator of a test split for a list of them, and fail after the last step.
-        FULL_VALIDATION: {**whole, "valid": whole["valid"] and whole["valid"][1::2], "test": None},
-        SEQUENCES: {prefix: [count, count + 1] for prefix, count in documents.items()},
-    }
-    texts = {name: orjson.dumps(content, option=orjson.OPT_INDENT_2) for name, content in contents.items()}
-    for name, text in texts.items():
-        publish_bytes(join(output_dir, name), text)
-    return [described(name, text) for name, text in texts.items()]
-
-
-def _pair(store: Store, receipt: Receipt, part: str) -> list[str]:
-    place, recorded = store.path(receipt.key, f"{part}.idx"), receipt.parts[part]
-    size = next((output.size for output in receipt.outputs if output.path == f"{part}.bin"), None)
-    data = read_bytes(place)
-    if data is None or size is None:
-        return [f"{place}: the pair is incomplete"]
-    try:
-        index = read_index(data, size)
-    except BinIdxError as error:
-        return [f"{place}: {error}"]
-    found = PartCount(index.documents, index.tokens)
-    return [] if found == recorded else [f"{place}: holds {found}, but its receipt records {recorded}"]
 
 
 def plan_join(planned: PretrainPlan, finished: Sequence[Finished]) -> Plan:
@@ -270,24 +220,30 @@ class Pretraining(Kind[PretrainSettings, PretrainFound]):
             require_no(source, ["converter", "transforms", "template_variables"], "pretraining")
             literal = settings.special_tokens_in_text != "allow"
             texts, name = partial(texts_of, source.text_field), f"{split}/{source.name}"
-            fim = fim_recipe(_fim_of(source, split, settings), vocabulary)
+            # The setting is for training data, so that losses on held-out data can be compared.
+            fim = fim_recipe(source.fim or (None if split in ("valid", "test") else settings.fim), vocabulary)
             strings = fim.strings(vocabulary) if fim else frozenset[str]()
             which = orjson.dumps([source.text_field, *sorted(strings)]).decode() if strings else source.text_field
             guarded = vocabulary.guarding(strings) if strings else vocabulary
             gates[name] = Gate(guarded, slices, texts, which, store.place, literal)
             verdicts[name] = gates[name].verdict()
-            return [_recipe(source, split, settings, vocabulary, verdicts[name], fim)] * len(slices)
+            recipe = recipe_of(
+                PretrainRecipe,
+                settings,
+                text_field=source.text_field,
+                tokenizer=vocabulary.fingerprint,
+                vocabulary_size=vocabulary.size,
+                backend=verdicts[name].backend,
+                bos=vocabulary.bos if settings.tokenizer.add_bos else None,
+                eos=vocabulary.eos if settings.tokenizer.add_eos else None,
+                fim=asdict(fim) if fim else None,
+                **held_out(settings, split),
+            )
+            return [recipe] * len(slices)
 
         plan = plan_shards(
-            blend,
-            settings,
-            store,
-            FORMAT_VERSION,
-            lambda source: [source.text_field],
-            require_text,
-            recipes,
-            form="documents",
-        )
+            blend, settings, store, FORMAT_VERSION, lambda source: [source.text_field], require_text, recipes, form="documents"
+        )  # fmt: skip
         notes = commit_notes(settings.tokenizer, vocabulary) | gate_notes(verdicts)
         return Planned(blend, settings, output_dir, plan, PretrainFound(vocabulary, gates, verdicts), notes)
 
@@ -321,7 +277,22 @@ class Pretraining(Kind[PretrainSettings, PretrainFound]):
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
         if receipt.identity["kind"] == PREFIX:
             return inspect_prefix(store, receipt)
-        return [problem for part in receipt.parts for problem in _pair(store, receipt, part)]
+        problems: list[str] = []
+        for part, recorded in receipt.parts.items():
+            place = store.path(receipt.key, f"{part}.idx")
+            size = next((output.size for output in receipt.outputs if output.path == f"{part}.bin"), None)
+            data = read_bytes(place)
+            if data is None or size is None:
+                problems.append(f"{place}: the pair is incomplete")
+                continue
+            try:
+                index = read_index(data, size)
+            except BinIdxError as error:
+                problems.append(f"{place}: {error}")
+                continue
+            if (found := PartCount(index.documents, index.tokens)) != recorded:
+                problems.append(f"{place}: holds {found}, but its receipt records {recorded}")
+        return problems
 
     def summary(self, manifest: Mapping[str, Any]) -> Sequence[str]:
         return list(fim_lines(manifest))

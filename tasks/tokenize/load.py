@@ -46,12 +46,8 @@ from .vocabulary import (
 RANKS_URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 """tiktoken's source of ranks; the SHA-1 of the URL is the name of the file in its cache."""
 
-RANKS = {
-    "o200k_harmony": "o200k_base",
-    "o200k_base": "o200k_base",
-    "cl100k_base": "cl100k_base",
-    "r50k_base": "r50k_base",
-}
+RANKS = {"o200k_harmony": "o200k_base"}
+"""The ranks of an encoding that don't have its name."""
 SHIPPED = ("o200k_base", "cl100k_base")
 PRETOKENIZERS = {"o200k_base": "o200k", "cl100k_base": "cl100k", "r50k_base": "r50k"}
 """gigatoken's name for the pre-tokenizer of each set of ranks."""
@@ -94,15 +90,12 @@ def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
     Raises InputError if it cannot be found, or if BOS or EOS is needed and the tokenizer has none.
     """
     vocabulary = find_vocabulary(settings)
-    for name, wanted, identifier in (
-        ("add_bos", settings.add_bos, vocabulary.bos),
-        ("add_eos", settings.add_eos, vocabulary.eos),
-    ):
+    bos, eos = (settings.add_bos, vocabulary.bos), (settings.add_eos, vocabulary.eos)
+    for token, (wanted, identifier) in (("bos", bos), ("eos", eos)):
         if wanted and identifier is None:
-            token = name.removeprefix("add_")
             raise InputError(
-                f"tokenizer.{name}: {settings.model!r} does not name its {token.upper()} token; "
-                f"set {token}_token in a tokenizer_config.json next to it, or set tokenizer.{name}=false"
+                f"tokenizer.add_{token}: {settings.model!r} does not name its {token.upper()} token; "
+                f"set {token}_token in a tokenizer_config.json next to it, or set tokenizer.add_{token}=false"
             )
     return vocabulary
 
@@ -120,7 +113,15 @@ def planned_vocabulary(source: TokenizerSource, fingerprint: str | None) -> Voca
 
 def find_vocabulary(source: TokenizerSource) -> Vocabulary:
     """Return the vocabulary of `source.model`, loaded again only if its files change. Raises InputError if it cannot be found."""
-    return load_named(source.model, source.revision, _stamps(source.model))
+    path = _path(source.model)
+    if path is None:
+        return load_named(source.model, source.revision, ())
+    # Name, size and modification time of every local file of the tokenizer, which may change while a worker runs.
+    folder = path if path.is_dir() else path.parent
+    beside = [folder / name for name in (*TOKEN_FILES, *TEMPLATES, OLD_TEMPLATE, ADDED_TOKENS, "merges.txt")]
+    files = [*sorted(path.iterdir()), *beside] if path.is_dir() else [path, *beside]
+    stamps = ((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
+    return load_named(source.model, source.revision, tuple(stamps))
 
 
 def pinned(source: TokenizerSource, commit: str | None) -> TokenizerSource:
@@ -164,22 +165,23 @@ def recorded_vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
 def load_named(model: str, revision: str | None, _: Stamps) -> Vocabulary:
     """Return the vocabulary for a name, kept while its files are unchanged."""
     path = _path(model)
+    # A path that exists precedes names, so that a new one of the hub or of tiktoken changes nothing.
     if path:
         return _from_folder(path) if path.is_dir() else _from_file(path)
-    if model in tiktoken.registry.list_encoding_names():
+    encodings = tiktoken.registry.list_encoding_names()
+    if model in encodings:
         return _from_tiktoken(model)
-    return _from_hub(model, revision)
+    # The hub's client takes 0.15 s to import.
+    from .hub_files import fetched, named_model
 
-
-def _stamps(model: str) -> Stamps:
-    """Name, size and modification time of every local file of a tokenizer, which may change while a worker runs."""
-    path = _path(model)
-    if path is None:
-        return ()
-    folder = path if path.is_dir() else path.parent
-    beside = [folder / name for name in (*TOKEN_FILES, *TEMPLATES, OLD_TEMPLATE, ADDED_TOKENS, "merges.txt")]
-    files = [*sorted(path.iterdir()), *beside] if path.is_dir() else [path, *beside]
-    return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
+    try:
+        named = named_model(model, revision, "tokenizer.model")
+        folder = fetched(named, partial(_hub_names, named.inside), "tokenizer.model")
+    except InputError as error:
+        if "/" in model:
+            raise
+        raise InputError(f"{error}; among the encodings of tiktoken: {nearest(model, encodings)}") from error
+    return load_commit(folder, named.inside)
 
 
 def _path(model: str) -> Path | None:
@@ -204,6 +206,7 @@ def _from_folder(folder: Path) -> Vocabulary:
     usual = [name for name in ("tokenizer.model", "tiktoken.model") if name in models]
     tekken = [name for name in names if TEKKEN_NAME.fullmatch(name)]
     merges = ["vocab.json"] if {"vocab.json", "merges.txt"}.issubset(names) else []
+    # Each kind has priority over the next, as in `AutoTokenizer`; of two files of a kind, neither is taken.
     chosen = next((found for found in (usual, tekken, models, merges) if found), [])
     if len(chosen) == 1:
         return _from_file(folder / chosen[0], in_folder=True)
@@ -235,6 +238,7 @@ def _from_file(path: Path, *, in_folder: bool = False) -> Vocabulary:
         return _from_json(path)
     config = _slow_config(path.parent)
     content = path.read_bytes()
+    # By content, because `.model` is the ending of both formats.
     try:
         if ranks := tiktoken_file(content, config):
             return ranks_vocabulary(ranks, config)
@@ -248,6 +252,7 @@ def _from_file(path: Path, *, in_folder: bool = False) -> Vocabulary:
         raise InputError(
             f"tokenizer.model: {path.parent} holds {path.name}{code}, or name {path.name} itself to take its ids as they are"
         )
+    # These classes have their own table of ids beside the model, in code.
     name = str(config.get("tokenizer_class")).removesuffix("Fast")
     if name.removesuffix("Tokenizer") in RENUMBERED:
         raise InputError(
@@ -299,6 +304,7 @@ def _from_definition(path: Path, definition: Definition, config: dict[str, Any])
     try:
         facts = _remembered_facts(definition, config)
         names = zip(named_tokens(config), (facts.bos, facts.eos), strict=True)
+        # `AutoTokenizer` adds tokens that the configuration names, and the file lacks.
         if facts.size and any(name and number is None for name, number in names):
             definition = definition.with_tokens_of(_slow_config(path.parent))
             facts = _remembered_facts(definition, config)
@@ -363,22 +369,6 @@ def _object(file: Path) -> dict[str, Any]:
     return found
 
 
-def _from_hub(name: str, revision: str | None) -> Vocabulary:
-    """The vocabulary of a model on the hub, with its commit. Raises InputError as `named_model` and `fetched` do."""
-    # The hub's client takes 0.15 s to import.
-    from .hub_files import fetched, named_model
-
-    try:
-        model = named_model(name, revision, "tokenizer.model")
-        folder = fetched(model, partial(_hub_names, model.inside), "tokenizer.model")
-    except InputError as error:
-        if "/" in name:
-            raise
-        known = tiktoken.registry.list_encoding_names()
-        raise InputError(f"{error}; among the encodings of tiktoken: {nearest(name, known)}") from error
-    return load_commit(folder, model.inside)
-
-
 @lru_cache(maxsize=4)
 def load_commit(folder: Path, inside: str) -> Vocabulary:
     """Return the vocabulary in a file or folder of a commit; loaded once, whether it was asked for by branch or by commit."""
@@ -391,6 +381,7 @@ def _hub_names(inside: str, names: Sequence[str]) -> list[str]:
 
     With a tokenizer.json, files in other formats are omitted: they are large, and not read.
     """
+    # `inside` is a file if the repository has one with that name, else a folder.
     folder = inside.rpartition("/")[0] if inside in names else inside
     prefix = f"{folder}/" if folder else ""
     beside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
@@ -399,10 +390,8 @@ def _hub_names(inside: str, names: Sequence[str]) -> list[str]:
         name for name in beside
         if "/" not in name and (MODEL_NAME.fullmatch(name) or TEKKEN_NAME.fullmatch(name) or name in MERGED)
     ]  # fmt: skip
-    more = {*TOKEN_FILES, *TEMPLATES, OLD_TEMPLATE, ADDED_TOKENS, *(MERGED if wanted in MERGED else ())}.difference(
-        main
-    )
-    more = [name for name in beside if main and name in more]
+    known = {*TOKEN_FILES, *TEMPLATES, OLD_TEMPLATE, ADDED_TOKENS, *(MERGED if wanted in MERGED else ())}
+    more = [name for name in beside if main and name in known.difference(main)]
     return [prefix + name for name in main + more]
 
 

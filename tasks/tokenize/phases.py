@@ -11,8 +11,6 @@ over reads whole prefixes that often, and the rest from the line.
 A range of a prefix is a separate index over the same tokens: its `.idx` lists only these documents, 20 bytes each, and its
 `.bin` is a link to the prefix's (a copy on an object store). So a changed budget doesn't tokenize again. Ranges end between
 documents, half a document from where they should at most. If a dataset is sorted, so are its phases: shuffle its rows before.
-
-A single phase takes whole prefixes, and the trainer draws from all of them at random.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,34 +87,38 @@ def cut_phases(pairs: Sequence[Pair], mix: Mix) -> list[list[Range]]:
     phases: list[list[Range]] = [[] for _ in mix.phases]
     for name in dict.fromkeys(pair.dataset for pair in pairs):
         own, at = [pair for pair in pairs if pair.dataset == name], 0.0
+        # A single phase takes whole prefixes, and the trainer draws from all of them at random.
         if len(mix.phases) == 1:
-            phases[0] += _often(own, mix.drawn(name) / sum(pair.tokens for pair in own))
+            phases[0] += _whole_epochs(own, mix.drawn(name) / sum(pair.tokens for pair in own))
             continue
+        # Above 1 if the phases read less than there is: then each gets that much more to draw from.
         spare = max(1.0, sum(pair.tokens for pair in own) / max(mix.drawn(name), 1.0))
         for number, phase in enumerate(mix.phases):
-            ranges, at = _taken(own, phase, at, spare)
+            ranges, at = _take_span(own, phase, at, spare)
             phases[number] += ranges
     return phases
 
 
-def _often(pairs: Sequence[Pair], times: float) -> list[Range]:
+def _whole_epochs(pairs: Sequence[Pair], times: float) -> list[Range]:
     """All documents, read so many times."""
     return [Range(pair, 0, pair.documents, pair.tokens, times * pair.tokens) for pair in pairs if times]
 
 
-def _taken(pairs: Sequence[Pair], phase: PhaseMix, at: float, spare: float) -> tuple[list[Range], float]:
+def _take_span(pairs: Sequence[Pair], phase: PhaseMix, at: float, spare: float) -> tuple[list[Range], float]:
     """The ranges of a dataset for a phase, taken from token `at` of its line on, and where the next phase begins.
 
     Ranges contain `spare` times the phase's draws from them.
     """
     held, drawn = sum(pair.tokens for pair in pairs), phase.drawn.get(pairs[0].dataset, 0.0)
     times, rest = divmod(drawn * spare, held)
+    # Floating-point sums of shares that make a whole may miss it slightly.
     if rest > held * (1 - ALMOST):
         times, rest = times + 1, 0.0
-    found = _often(pairs, times / spare)
+    found = _whole_epochs(pairs, times / spare)
     if rest <= held * ALMOST:
         return found, at
     end = at + rest
+    # The second part is what goes beyond the end of the line, from its beginning on.
     line = [
         replace(each, drawn=each.tokens / spare)
         for part in ((at, min(end, held)), (0.0, end - held))
@@ -195,8 +197,9 @@ def _place(output_dir: str, phase: str, number: int, found: Range) -> tuple[str,
     name = join(output_dir, path)
     place_files([(f"{pair.path}.bin", f"{name}.bin")])
     lengths = pair.index.lengths
+    # Offsets are those in the prefix, whose tokens the range shares.
     start = int(lengths[: found.first].sum(dtype=np.int64))
     mine = lengths[found.first : found.first + found.documents]
     with publish(f"{name}.idx") as stream:
-        write_index(stream, lambda: [mine], len(mine), pair.index.dtype, start)
+        write_index(stream.write, lambda: [mine], len(mine), pair.index.dtype, start)
     return name, [replace(pair.tokens_file, path=f"{path}.bin"), replace(stream.output, path=f"{path}.idx")]

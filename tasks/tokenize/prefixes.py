@@ -82,7 +82,18 @@ def plan_prefixes(finished: Sequence[Finished], shards: Store, prefix_size: int,
     count: Counter[str] = Counter()
     for (split, dataset, part, published), members in groups.items():
         for number, group in enumerate(consecutive(members, lambda member: member.tokens.size, prefix_size)):
-            planned.append(_planned(split, dataset, f"{part}-{number:05d}", group, recipe))
+            size = sum(member.tokens.size for member in group)
+            documents = sum(member.count.documents for member in group)
+            # The key depends on the members alone: neither on the dataset nor on its place in the blend.
+            identity = {
+                "kind": PREFIX,
+                "format_version": FORMAT_VERSION,
+                "recipe": asdict(recipe),
+                "source": {"members": [member.name for member in group]},
+            }
+            place = Slice(SourceFile(f"{part}-{number:05d}", size, PREFIX), 0, documents, size=size)
+            receipts = tuple(member.receipt for member in group)
+            planned.append(PlannedShard(dataset, split, place, identity, receipts))
             count[published] += 1
     for published, prefixes in count.items():
         if prefixes > MOST_PREFIXES:
@@ -91,23 +102,8 @@ def plan_prefixes(finished: Sequence[Finished], shards: Store, prefix_size: int,
                 "raise prefix_size, or join datasets of the blend"
             )
     plan = Plan.of(Store(shards.place, PREFIX), planned, rebuild=False)
-    proven = {shard.key: shard for shard in planned if shard.key in plan.proven}
-    whole = {key: plan.proven[key] for key, shard in proven.items() if not _apart(shards, shard)}
-    return replace(plan, proven=whole)
-
-
-def _planned(split: str, dataset: str, name: str, members: Sequence[Member], recipe: PrefixRecipe) -> PlannedShard:
-    size = sum(member.tokens.size for member in members)
-    documents = sum(member.count.documents for member in members)
-    part = Slice(SourceFile(name, size, PREFIX), 0, documents, size=size)
-    names = [member.name for member in members]
-    identity = {
-        "kind": PREFIX,
-        "format_version": FORMAT_VERSION,
-        "recipe": asdict(recipe),
-        "source": {"members": names},
-    }
-    return PlannedShard(dataset, split, part, identity, tuple(member.receipt for member in members))
+    whole = {shard.key for shard in planned if shard.key in plan.proven and not _has_loose_members(shards, shard)}
+    return replace(plan, proven={key: receipt for key, receipt in plan.proven.items() if key in whole})
 
 
 def build_prefix(shard: PlannedShard, store: Store) -> Receipt:
@@ -117,21 +113,23 @@ def build_prefix(shard: PlannedShard, store: Store) -> Receipt:
     """
     recipe = PrefixRecipe(**shard.identity["recipe"])
     shards = Store(store.place, recipe.shards)
+    # A different run may have built it since the plan.
     whole = store.receipt(shard.key)
-    if whole is not None and not _apart(shards, shard):
+    if whole is not None and not _has_loose_members(shards, shard):
         return whole
-    members = _members(shard.inputs, _names(shard))
+    members = _members(shard.inputs, shard.identity["source"]["members"])
     part = members[0].part
     with building(shard, store) as builder:
         place = store.path(shard.key, f"{part}.bin")
         _join(shards, members, place)
+        # Its hash follows from the members', so the joined bytes aren't read again.
         builder.outputs.append(Joined.of(place, [member.tokens for member in members]))
         documents = sum(member.count.documents for member in members)
-        write_index(
-            builder.open(f"{part}.idx"), lambda: _lengths(members, shards.read), documents, np.dtype(recipe.dtype)
-        )
+        index = builder.open(f"{part}.idx")
+        write_index(index.write, lambda: _lengths(members, shards.read), documents, np.dtype(recipe.dtype))
         builder.rows_in = documents
         builder.keep(part, documents, sum(member.count.tokens for member in members))
+    # Only now, because until its receipt is written nothing finds the tokens in the prefix.
     for member in members:
         remove_file(shards.path(member.receipt.key, member.tokens.path))
     return builder.receipt
@@ -143,60 +141,40 @@ def _members(receipts: Iterable[Receipt], names: Sequence[str]) -> list[Member]:
     return [Member.of(known[key], path.removesuffix(".bin")) for key, _, path in parts]
 
 
-def _names(shard: PlannedShard) -> list[str]:
-    return shard.identity["source"]["members"]
-
-
-def _apart(shards: Store, shard: PlannedShard) -> bool:
+def _has_loose_members(shards: Store, shard: PlannedShard) -> bool:
     """Whether a member of a prefix has its own `.bin`, because it was built again, or was to be removed."""
-    places = (join(shards.place, shards.kind, name) for name in _names(shard))
-    return any(size is not None for size in in_threads(size_of, list(places), THREADS))
+    places = [join(shards.place, shards.kind, name) for name in shard.identity["source"]["members"]]
+    return any(size is not None for size in in_threads(size_of, places, THREADS))
 
 
 def _join(shards: Store, members: Sequence[Member], place: str) -> None:
-    """Join the members. A different run may have just joined one into its prefix; each attempt finds one more there.
+    """Join the bytes of the members, which are in their own `.bin` files or in prefixes.
 
     Raises RunError if the tokens of a member are nowhere, as after a removal by `prune`.
     """
+    # A list, because equal shards of a dataset are one shard, which is a member twice.
+    own = [(each.name, Extent(join(shards.place, shards.kind, each.name), 0, each.tokens.size)) for each in members]
+    # A different run may have just joined a member into its prefix; each attempt finds one more there.
     for left in range(len(members), -1, -1):
+        sizes = in_threads(lambda each: size_of(each[1].uri), own, THREADS)
+        here = {name: extent for (name, extent), size in zip(own, sizes, strict=True) if size == extent.size}
+        # To list the prefixes of a store reads all of their receipts.
+        places = here if here.keys() >= {name for name, _ in own} else {**shards.joined(), **here}
+        for name, extent in own:
+            if name not in places:
+                raise RunError(f"{extent.uri}: the tokens are missing; run the same command again to build them")
         try:
-            return join_extents(_extents(shards, members), place)
+            return join_extents([places[name] for name, _ in own], place)
         except FileNotFoundError:
             if not left:
                 raise
     return None
 
 
-def _extents(shards: Store, members: Sequence[Member]) -> list[Extent]:
-    """Where the bytes of the members are: in their own `.bin` files, or in prefixes."""
-    own = [Extent(join(shards.place, shards.kind, member.name), 0, member.tokens.size) for member in members]
-    sizes = in_threads(lambda extent: size_of(extent.uri), own, THREADS)
-    here = {
-        member.name: extent for member, extent, size in zip(members, own, sizes, strict=True) if size == extent.size
-    }
-    places = here if len(here) == len(members) else {**shards.joined(), **here}
-    for member, extent in zip(members, own, strict=True):
-        if member.name not in places:
-            raise RunError(f"{extent.uri}: the tokens are missing; run the same command again to build them")
-    return [places[member.name] for member in members]
-
-
 def _lengths(members: Sequence[Member], read: Callable[[Receipt, str], bytes]) -> Iterator[np.ndarray]:
     """The lengths of the documents of each member, from its `.idx`."""
     for member in members:
         yield read_index(read(member.receipt, f"{member.part}.idx"), member.tokens.size).lengths
-
-
-class _Hashing:
-    """A stream that hashes the written bytes."""
-
-    def __init__(self) -> None:
-        self.hasher = xxh3_128()
-
-    def write(self, data: bytes | memoryview) -> int:
-        """Hash `data`."""
-        self.hasher.update(data)
-        return len(data)
 
 
 def inspect_prefix(store: Store, receipt: Receipt) -> list[str]:
@@ -207,7 +185,7 @@ def inspect_prefix(store: Store, receipt: Receipt) -> list[str]:
     recipe = PrefixRecipe(**receipt.identity["recipe"])
     shards = Store(store.place, recipe.shards)
     (index,) = (output for output in receipt.outputs if output.path.endswith(".idx"))
-    expected = _Hashing()
+    expected = xxh3_128()
 
     def read(of: Receipt, name: str) -> bytes:
         return read_bytes(shards.path(of.key, name)) or b""
@@ -215,9 +193,9 @@ def inspect_prefix(store: Store, receipt: Receipt) -> list[str]:
     try:
         names = receipt.identity["source"]["members"]
         members = _members(shards.proven(name.partition("/")[0] for name in names).values(), names)
-        write_index(expected, lambda: _lengths(members, read), receipt.documents, np.dtype(recipe.dtype))
+        write_index(expected.update, lambda: _lengths(members, read), receipt.documents, np.dtype(recipe.dtype))
     except (KeyError, RunError, BinIdxError):
         return []
-    if index.xxh3_128 == expected.hasher.hexdigest():
+    if index.xxh3_128 == expected.hexdigest():
         return []
     return [f"{store.path(receipt.key, index.path)}: differs from the indices of its {len(members)} shards"]

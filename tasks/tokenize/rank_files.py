@@ -30,27 +30,10 @@ KIMI_PATTERN = r"[\p{Han}]+|" + LLAMA4_PATTERN.replace(r"\p{M}]", r"\p{M}&&[^\p{
 
 KIMI_RESERVED = 256
 TEKKEN_CONTROLS = [
-    "<unk>",
-    "<s>",
-    "</s>",
-    "[INST]",
-    "[/INST]",
-    "[AVAILABLE_TOOLS]",
-    "[/AVAILABLE_TOOLS]",
-    "[TOOL_RESULTS]",
-    "[/TOOL_RESULTS]",
-    "[TOOL_CALLS]",
-    "[IMG]",
-    "<pad>",
-    "[IMG_BREAK]",
-    "[IMG_END]",
-    "[PREFIX]",
-    "[MIDDLE]",
-    "[SUFFIX]",
-    "[SYSTEM_PROMPT]",
-    "[/SYSTEM_PROMPT]",
-    "[TOOL_CONTENT]",
-]
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]",
+    "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
+]  # fmt: skip
 """The control strings of a tekken.json that doesn't list any."""
 
 
@@ -141,6 +124,7 @@ def tiktoken_file(content: bytes, config: Mapping[str, Any]) -> RankFile | None:
     digest, named = hashlib.sha256(content).hexdigest(), set(_names(config))
     known = [each for each in FAMILIES.values() if each.digest == digest or named.intersection(each.signs)]
     pattern = config.get("pat_str")
+    # A folder may be one of two families by its names; guessing would give other ids without an error.
     if pattern is None and len(known) != 1:
         raise ValueError(
             f"holds {len(ranks):,} tiktoken ranks of no known family ({', '.join(FAMILIES)}); set pat_str, the expression by which "
@@ -156,10 +140,8 @@ def tiktoken_file(content: bytes, config: Mapping[str, Any]) -> RankFile | None:
             raise ValueError(
                 f"doesn't have a control token {_content(config[key])!r}, its {key}; add it to added_tokens_decoder"
             )
-    bos, eos = (
-        special.get(_content(config.get(key) or default or ""))
-        for key, default in (("bos_token", family.bos), ("eos_token", family.eos))
-    )
+    bos = special.get(_content(config.get("bos_token") or family.bos or ""))
+    eos = special.get(_content(config.get("eos_token") or family.eos or ""))
     return RankFile(content, ranks, pattern or family.pattern, special, bos, eos, nfc=family.nfc)
 
 
@@ -190,11 +172,10 @@ def tekken_file(content: bytes, tekken: Mapping[str, Any]) -> RankFile:
     config = tekken["config"]
     count, size = config["default_num_special_tokens"], config["default_vocab_size"]
     listed = tekken.get("special_tokens")
-    named = (
-        {each["token_str"]: each["rank"] for each in listed}
-        if listed is not None
-        else {name: number for number, name in enumerate(TEKKEN_CONTROLS)}
-    )
+    named = {name: number for number, name in enumerate(TEKKEN_CONTROLS)}
+    if listed is not None:
+        named = {each["token_str"]: each["rank"] for each in listed}
+    # The ids up to the first token's are control strings, named or not. Ranks beyond the size of the vocabulary aren't used.
     special = named | {f"<SPECIAL_{number}>": number for number in range(len(named), count)}
     ranks = {base64.b64decode(token["token_bytes"]): count + token["rank"] for token in tekken["vocab"][: size - count]}
     return RankFile(content, ranks, config["pattern"], special, special.get("<s>"), special.get("</s>"), matched=False)

@@ -101,3 +101,13 @@ class PretrainRecipe:
     def holds_out(self) -> bool:
         """Whether the shard is split into train, valid and test parts."""
         return self.holdout_seed is not None
+
+    @property
+    def added(self) -> int:
+        """Ids added to each document."""
+        return (self.bos is not None) + (self.eos is not None)
+
+    @property
+    def max_text_tokens(self) -> int | None:
+        """The most ids of a text in a document, without BOS and EOS; None without a limit."""
+        return None if self.max_doc_tokens is None else self.max_doc_tokens - self.added

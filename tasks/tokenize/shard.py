@@ -8,13 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 from tokenmill.tasks.shards.build import ShardBuilder, building
-from tokenmill.tasks.shards.plan import PARTS, PlannedShard
+from tokenmill.tasks.shards.plan import PARTS, WHOLE, PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
@@ -22,8 +21,8 @@ from tokenmill.tasks.sources.files import BadRow, TextBatch
 from tokenmill.tasks.sources.formats import read_texts
 
 from .binidx import BinIdxWriter, token_dtype
-from .documents import WHOLE, assemble, assign_parts, runs
-from .encoders import Encoder, Tokens
+from .documents import assemble, assign_parts, runs
+from .encoders import Encoder
 from .fim import COUNTED, FACT, FimEncoder
 from .settings import PretrainRecipe
 
@@ -48,7 +47,13 @@ class _Writer:
         if not len(texts):
             return
         parts = assign_parts(texts, self.recipe) if self.recipe.holds_out else None
-        encoded = self._encoded(texts, parts)
+        if self.fim is None:
+            encoded = self.encoder.encode(texts)
+        else:
+            # Held-out documents are never rearranged, so that losses on them can be compared.
+            filled = self.fim.encode(texts, np.ones(len(texts), np.bool_) if parts is None else parts == TRAIN)
+            self.rearranged.update(filled.counts)
+            encoded = filled.tokens
         self.by_reference += encoded.by_reference
         documents = assemble(encoded, self.recipe)
         self.builder.truncated += documents.truncated
@@ -57,18 +62,11 @@ class _Writer:
         if parts is None:
             self._append(WHOLE, documents.tokens, documents.lengths, rows)
             return
+        # Neighbors in the same part are written in one call, without a copy.
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents.lengths)])
         for part, first, last in runs(parts[documents.kept]):
             tokens = documents.tokens[ends[first] : ends[last]]
             self._append(PARTS[part], tokens, documents.lengths[first:last], rows[first:last])
-
-    def _encoded(self, texts: pa.LargeStringArray, parts: np.ndarray | None) -> Tokens:
-        """The ids of texts; held-out ones are never rearranged, so that losses on them can be compared."""
-        if self.fim is None:
-            return self.encoder.encode(texts)
-        filled = self.fim.encode(texts, np.ones(len(texts), np.bool_) if parts is None else parts == TRAIN)
-        self.rearranged.update(filled.counts)
-        return filled.tokens
 
     def _append(self, part: str, tokens: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> None:
         if part not in self.pairs:
@@ -94,10 +92,27 @@ def tokenize_shard(
     """
     with building(shard, store, on_bad_row) as builder:
         writer = _Writer(builder, recipe, encoder, fim)
+        rejecting = recipe.special_tokens_in_text == "reject" and bool(special_tokens)
+        controls = compute.MatchSubstringOptions("|".join(map(re.escape, special_tokens)))
         for batch in read_texts(shard.part, recipe.text_field):
-            rejected, accepted = _without_special(batch, recipe, special_tokens)
+            rejected: list[BadRow] = []
+            accepted = batch
+            if rejecting:
+                matches = compute.call_function("match_substring_regex", [batch.texts], controls)
+                found = matches.to_numpy(zero_copy_only=False)
+                for place in np.flatnonzero(found).tolist():
+                    begin = batch.texts[place].as_py()[:200].encode("unicode_escape").decode("ascii")
+                    why = "the text contains a control string"
+                    rejected.append(BadRow(int(batch.rows[place]), "special_token_in_text", why, begin))
+                accepted = _chosen(batch, ~found)
             builder.count(batch, rejected)
-            writer.write(_long_enough(accepted, recipe, builder))
+            if recipe.min_doc_chars is not None:
+                lengths = compute.call_function("utf8_length", [accepted.texts]).to_numpy(zero_copy_only=False)
+                long = lengths >= recipe.min_doc_chars
+                builder.drop("too_short", accepted.rows[~long])
+                accepted = _chosen(accepted, long)
+            writer.write(accepted)
+        # Indices are written last, because lengths are known only then.
         for part, pair in writer.pairs.items():
             builder.open(f"{part}.idx").write(pair.index())
         builder.write_fates()
@@ -107,36 +122,6 @@ def tokenize_shard(
     return builder.receipt
 
 
-def _long_enough(batch: TextBatch, recipe: PretrainRecipe, builder: ShardBuilder) -> TextBatch:
-    if recipe.min_doc_chars is None:
-        return batch
-    lengths = compute.call_function("utf8_length", [batch.texts]).to_numpy(zero_copy_only=False)
-    long = lengths >= recipe.min_doc_chars
-    builder.drop("too_short", batch.rows[~long])
-    return _chosen(batch, long)
-
-
 def _chosen(batch: TextBatch, mask: np.ndarray) -> TextBatch:
     """The texts where `mask` is true, with their rows."""
     return replace(batch, texts=batch.texts.filter(pa.array(mask)), rows=batch.rows[mask])
-
-
-def _without_special(
-    batch: TextBatch, recipe: PretrainRecipe, special_tokens: Sequence[str]
-) -> tuple[list[BadRow], TextBatch]:
-    """The rows whose text contains a control string, if such rows are rejected, and the batch without them."""
-    if recipe.special_tokens_in_text != "reject" or not special_tokens:
-        return [], batch
-    any_of_them = compute.MatchSubstringOptions("|".join(map(re.escape, special_tokens)))
-    matches = compute.call_function("match_substring_regex", [batch.texts], any_of_them)
-    found = matches.to_numpy(zero_copy_only=False)
-    reason, detail = "special_token_in_text", "the text contains a control string"
-    rejected = [
-        BadRow(int(batch.rows[place]), reason, detail, _excerpt(batch.texts[place]))
-        for place in np.flatnonzero(found).tolist()
-    ]
-    return rejected, _chosen(batch, ~found)
-
-
-def _excerpt(text: Any) -> str:  # noqa: ANN401 - an Arrow scalar
-    return text.as_py()[:200].encode("unicode_escape").decode("ascii")

@@ -65,7 +65,7 @@ def huggingface_splitting(definition: Mapping[str, Any], engine: Loader) -> Spli
     """Return the splitting of a parsed tokenizer.json by an engine, or None if it is not a byte-level BPE."""
     model, cutting, normalizer = (definition.get(part) or {} for part in ("model", "pre_tokenizer", "normalizer"))
     steps = list(_steps(cutting, "pretokenizers"))
-    normalizes = any(_steps(normalizer, "normalizers"))
+    normalizes = any(_steps(normalizer, "normalizers"))  # not by an empty sequence
     if model.get("type", "BPE") != "BPE" or not any(step["type"] == "ByteLevel" for step in steps):
         return None
 
@@ -75,9 +75,21 @@ def huggingface_splitting(definition: Mapping[str, Any], engine: Loader) -> Spli
         reference = ReferenceEncoder(lambda texts: [each.ids for each in encode(texts, add_special_tokens=False)])
         return engine.from_definition(made), reference
 
+    def patterns() -> list[str]:
+        found: list[str] = []
+        for step in steps:
+            pattern = step.get("pattern") or {}
+            if "Regex" in pattern:
+                found.append(pattern["Regex"])
+            if "String" in pattern:
+                found.append(re.escape(pattern["String"]))
+            if step["type"] == "ByteLevel" and step.get("use_regex", True):
+                found.append(BYTE_LEVEL_PATTERN)
+        return found
+
     key = [cutting, normalizer if normalizes else None]
     normal_forms = partial(_normal_forms, engine, normalizer) if normalizes else None
-    return Splitting(key, lambda: list(_patterns(steps)), encoders, normal_forms)
+    return Splitting(key, patterns, encoders, normal_forms)
 
 
 def tiktoken_splitting(given: Ranks, engine: Loader) -> Splitting:
@@ -139,17 +151,6 @@ def _steps(part: Mapping[str, Any], children: str) -> Iterator[Mapping[str, Any]
         yield from _steps(child, children)
 
 
-def _patterns(steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for step in steps:
-        pattern = step.get("pattern") or {}
-        if "Regex" in pattern:
-            yield pattern["Regex"]
-        if "String" in pattern:
-            yield re.escape(pattern["String"])
-        if step["type"] == "ByteLevel" and step.get("use_regex", True):
-            yield BYTE_LEVEL_PATTERN
-
-
 def _definition(ranks: Mapping[bytes, int], cutting: Mapping[str, Any], normalizer: Mapping[str, Any] | None) -> bytes:
     """A tokenizer.json with artificial tokens."""
     definition = orjson.loads(byte_level_bpe(ranks).to_str())
@@ -191,17 +192,13 @@ def byte_level_bpe(ranks: Mapping[bytes, int]) -> tokenizers.Tokenizer:
     """Return a tokenizer that merges by rank, without normalizing or cutting."""
     spelled = byte_letters()
 
-    def text(token: bytes) -> str:
-        return token.decode("latin-1").translate(spelled)
-
+    vocabulary = {token.decode("latin-1").translate(spelled): rank for token, rank in ranks.items()}
     merges: list[tuple[str, str]] = []
-    for token in sorted(ranks, key=ranks.__getitem__):
+    for token in sorted(vocabulary, key=vocabulary.__getitem__):
         pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = sorted(
-            (ranks[left], ranks[right], left, right) for left, right in pairs if left in ranks and right in ranks
-        )
-        merges += [(text(left), text(right)) for *_, left, right in known]
-    vocabulary = {text(token): rank for token, rank in ranks.items()}
+        known = [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary]
+        # Of two ways to make a token, tiktoken takes the one whose parts merged first.
+        merges += sorted(known, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
     return tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
 
 

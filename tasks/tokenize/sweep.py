@@ -128,6 +128,7 @@ def suspect_characters(vocabulary: Vocabulary, engine: Engine) -> list[int]:
         beside: list[Writing] = [lambda each, token=token: f"a{each}{token}{each}b\n" for token in stripping]
         found = found_in(beside, _same_ids(vocabulary.fast(engine, False), vocabulary.reference(False)))
     splitting = vocabulary.splitting(engine)
+    # Without expressions a character is in no known context, so ids are compared in a few.
     if splitting is None:
         return sorted(found | found_in(UNSPLIT, _same_ids(vocabulary.fast(engine, True), vocabulary.reference(True))))
     found |= cut_differently(splitting)
@@ -146,7 +147,9 @@ def cut_differently(splitting: Splitting) -> set[int]:
     fast, reference = splitting.encoders(ranks)
     plain = [context.around(character) for context in candidates for character in CLASSES]
     cut, expected = _encoded(fast, plain), _encoded(reference, plain)
-    found = found_in([each.around for each in telling(candidates, expected, ranks)], _same_ids(fast, reference))
+    found = found_in(
+        [each.around for each in distinguishing_contexts(candidates, expected, ranks)], _same_ids(fast, reference)
+    )
     for text, character, one, other in zip(plain, itertools.cycle(CLASSES), cut, expected, strict=False):
         if ord(character) not in found and not np.array_equal(one, other):
             raise ValueError(f"cuts {text!r} into other pieces than the reference")
@@ -164,16 +167,25 @@ def normalized_differently(fast: NormalForm, reference: NormalForm) -> set[int]:
         return [one == other for one, other in zip(fast(texts), reference(texts), strict=True)]
 
     found = found_in([ALONE], alike)
-    marks = "".join(map(chr, sorted(_combining_marks() - found)))
+    # Marks that combine with a letter are second in its canonical decomposition.
+    decompositions = (unicodedata.decomposition(chr(number)) for number in _swept() if number < IDEOGRAPHS)
+    pairs = (each.split() for each in decompositions if each and not each.startswith("<"))
+    combining = {int(pair[1], 16) for pair in pairs if len(pair) == 2}  # noqa: PLR2004 - one or two
+    marks = "".join(map(chr, sorted(combining - found)))
 
-    def with_companions(character: str) -> str:
+    def in_all_contexts(character: str) -> str:
         number = ord(character)
         block = range(number, number - number % BLOCK + BLOCK)
         others = marks + "".join(chr(other) for other in block if other not in found)
         return f"{character}{character.join(others)}\n"
 
-    young = [number for number in _swept() if _may_be_new_letter_or_mark(number) and number not in found]
-    return found | set(differing(with_companions, young, alike))
+    # Letters and marks that may have been assigned after 2002; every table covers older ones.
+    old = unicodedata.ucd_3_2_0.category
+    young = [
+        number for number in _swept()
+        if number < IDEOGRAPHS and number not in found and old(chr(number)) == "Cn" and unicodedata.category(chr(number))[0] in "LMC"
+    ]  # fmt: skip
+    return found | set(differing(in_all_contexts, young, alike))
 
 
 def found_in(writings: Iterable[Writing], alike: Alike) -> set[int]:
@@ -187,6 +199,7 @@ def found_in(writings: Iterable[Writing], alike: Alike) -> set[int]:
 def differing(writing: Writing, numbers: Sequence[int], alike: Alike) -> Iterator[int]:
     """Yield the code points among `numbers` that are treated differently in the text written around them."""
     groups = [numbers[start : start + GROUP] for start in range(0, len(numbers), GROUP)]
+    # Few characters differ, so most groups are done after one comparison; the others are divided by four.
     while groups:
         same = alike(["".join(writing(chr(number)) for number in group) for group in groups])
         different = [group for group, each in zip(groups, same, strict=True) if not each]
@@ -222,7 +235,10 @@ def showing_borders(candidates: Iterable[Context]) -> dict[bytes, int]:
     Its first byte merges with the ASCII before it, and its last byte with the ASCII after it or with the first byte of the
     next such character; ASCII merges first. So borders between pieces show in the ids, for any character.
     """
-    runs = {run for context in candidates for side in (context.before, context.after) for run in _ascii_runs(side)}
+    # One or two adjacent characters of ASCII, also at the beginning and end of a line.
+    lines = {f"\n{side}\n" for context in candidates for side in (context.before, context.after)}
+    parts = {part for line in lines for part in (*line, *map("".join, itertools.pairwise(line)))}
+    runs = {part.encode() for part in parts if part.isascii()}
     written = sorted(runs, key=lambda run: (len(run), run))
     singles = [bytes([byte]) for byte in range(256)]
     leads, continuations = ([singles[byte] for byte in edge] for edge in (LEADS, CONTINUATIONS))
@@ -236,64 +252,32 @@ def showing_borders(candidates: Iterable[Context]) -> dict[bytes, int]:
     return {token: rank for rank, token in enumerate(tokens)}
 
 
-def _ascii_runs(text: str) -> Iterator[bytes]:
-    """One or two adjacent characters of ASCII in `text`, or at the beginning or end of its line."""
-    line = f"\n{text}\n"
-    parts = (*line, *map("".join, itertools.pairwise(line)))
-    return (part.encode() for part in parts if part.isascii())
-
-
-def telling(
+def distinguishing_contexts(
     candidates: Sequence[Context], documents: Sequence[np.ndarray], ranks: Mapping[bytes, int]
 ) -> list[Context]:
     """Return a few contexts that distinguish all of CLASSES that any of the candidates distinguishes.
 
     `documents` are the ids of each of CLASSES in each of the candidates, in order, by the reference with `ranks`.
     """
-    outcomes = _outcomes(candidates, documents, ranks)
+    lengths = np.array([len(token) for token in ranks], np.int64)
+    starts = (len(f"\n{context.before}".encode()) for context in candidates for _ in CLASSES)
+    sizes = [len(character.encode()) for character in CLASSES] * len(candidates)
+    known: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    numbers: list[int] = []
+    for ids, start, size in zip(documents, starts, sizes, strict=True):
+        # The ends of tokens before the character, and after it, counted from its end, show how a context is cut around it.
+        ends = np.cumsum(lengths[ids])
+        borders = tuple(ends[ends <= start].tolist()), tuple((ends[ends >= start + size] - size).tolist())
+        numbers.append(known.setdefault(borders, len(known)))
+    outcomes = np.array(numbers, np.int64).reshape(len(candidates), len(CLASSES))
     apart = outcomes[:, :, None] != outcomes[:, None, :]
     chosen: list[Context] = []
+    # Greedy: the context that distinguishes the most pairs of classes that no earlier one does.
     while apart.any():
         best = int(apart.sum(axis=(1, 2)).argmax())
         chosen.append(candidates[best])
         apart &= ~apart[best]
     return chosen
-
-
-def _outcomes(candidates: Sequence[Context], documents: Sequence[np.ndarray], ranks: Mapping[bytes, int]) -> np.ndarray:
-    """A number for each way to cut a context, int64 [contexts, CLASSES]."""
-    lengths = np.array([len(token) for token in ranks], np.int64)
-    starts = (len(f"\n{context.before}".encode()) for context in candidates for _ in CLASSES)
-    sizes = [len(character.encode()) for character in CLASSES] * len(candidates)
-    known: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-    numbers = [
-        known.setdefault(_borders(np.cumsum(lengths[ids]), start, size), len(known))
-        for ids, start, size in zip(documents, starts, sizes, strict=True)
-    ]
-    return np.array(numbers, np.int64).reshape(len(candidates), len(CLASSES))
-
-
-def _borders(ends: np.ndarray, start: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ends of tokens before the character at byte `start`, and after it, counted from its end."""
-    before, after = ends[ends <= start], ends[ends >= start + size] - size
-    return tuple(before.tolist()), tuple(after.tolist())
-
-
-def _combining_marks() -> set[int]:
-    """Code points that are second in the canonical decomposition of some character."""
-    decompositions = (unicodedata.decomposition(chr(number)) for number in _swept() if number < IDEOGRAPHS)
-    pairs = (each.split() for each in decompositions if each and not each.startswith("<"))
-    return {int(pair[1], 16) for pair in pairs if len(pair) == 2}  # noqa: PLR2004 - one or two
-
-
-def _may_be_new_letter_or_mark(number: int) -> bool:
-    """Whether a code point may be a letter or mark that was assigned after 2002; every table covers older ones."""
-    character = chr(number)
-    return (
-        number < IDEOGRAPHS
-        and unicodedata.ucd_3_2_0.category(character) == "Cn"
-        and unicodedata.category(character)[0] in "LMC"
-    )
 
 
 def contexts(patterns: Iterable[str]) -> list[Context]:
@@ -302,29 +286,38 @@ def contexts(patterns: Iterable[str]) -> list[Context]:
     whole = {Context(word[:place], word[place + 1 :]) for word in words for place in range(len(word))}
     ends = {word[-END:] for word in words}
     beginnings = {word[:BEGINNING] for word in words}
-    borders = {context for end in ends for beginning in beginnings for context in _places(end, beginning)}
+    borders: set[Context] = set()
+    for end, beginning in itertools.product(ends, beginnings):
+        # The character comes between the two sides, or in the place of one of theirs.
+        text = end + beginning
+        borders.add(Context(end, beginning))
+        borders.update(Context(text[:place], text[place + 1 :]) for place in range(len(text)))
     every = len(borders) // MOST_BORDERS + 1
     return sorted(whole | set(sorted(borders)[::every]))
 
 
 def examples(patterns: Iterable[str]) -> list[str]:
     """Return a text for each alternative of the regular expressions, with and without optional parts; one character per class."""
-    alternatives = (parts for pattern in patterns for parts in _alternatives(iter(PIECES.findall(pattern))))
-    written = {"".join(part if len(part) == 1 else _member(part) for part in parts) for parts in alternatives}
+    written: set[str] = set()
+    for pattern in patterns:
+        for parts in _alternatives(iter(PIECES.findall(pattern))):
+            text = ""
+            for part in parts:
+                if len(part) == 1:
+                    text += part
+                    continue
+                # The library's own expressions show what a class matches: that is removed. Some classes match none of these.
+                left = pre_tokenizers.Split(Regex(part), "removed").pre_tokenize_str
+                text += next((character for character in PLAIN if not left(character)), "")
+            written.add(text)
     return sorted(written - {""})
-
-
-def _places(end: str, beginning: str) -> Iterator[Context]:
-    """Contexts that replace each character of a border, and one between the two sides."""
-    text = end + beginning
-    yield Context(end, beginning)
-    yield from (Context(text[:place], text[place + 1 :]) for place in range(len(text)))
 
 
 def _alternatives(pieces: Iterator[str]) -> list[tuple[str, ...]]:
     """The sequences of classes and characters that a regular expression, or a group in one, can match."""
     done: list[tuple[str, ...]] = []
     now: list[tuple[str, ...]] = [()]
+    # What is matched without the latest part, which an operator may make optional.
     without_last = now
     for piece in pieces:
         if piece == ")":
@@ -339,9 +332,3 @@ def _alternatives(pieces: Iterator[str]) -> list[tuple[str, ...]]:
         elif not NOTHING.match(piece):
             without_last, now = now, [(*one, piece) for one in now]
     return done + now
-
-
-def _member(part: str) -> str:
-    """A character that the class matches, or none."""
-    splitter = pre_tokenizers.Split(Regex(part), "removed")
-    return next((character for character in PLAIN if not splitter.pre_tokenize_str(character)), "")

@@ -75,7 +75,7 @@ class Vocabulary:
 def _digest(*parts: bytes) -> str:
     hasher = hashlib.sha256()
     for part in parts:
-        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(len(part).to_bytes(8, "little"))  # so that the border between two parts counts
         hasher.update(part)
     return f"sha256:{hasher.hexdigest()}"
 
@@ -108,6 +108,7 @@ class Definition:
     @classmethod
     def of(cls, content: bytes) -> "Definition":
         """Return the definition in a file. Raises ValueError for invalid JSON before the model, KeyError without a model."""
+        # `tokenizers` writes the model last, so what precedes it is JSON once it is closed.
         found = MODEL.search(content)
         with suppress(orjson.JSONDecodeError):  # if it is no key of the outermost object
             others = orjson.loads(content[: found.end()] + b"null}") if found else {}
@@ -130,6 +131,7 @@ class Definition:
     def with_tokens_of(self, config: Mapping[str, Any]) -> "Definition":
         """Return the same with the tokens of its folder that it lacks, as `AutoTokenizer` adds them."""
         ids = self._ids(orjson.loads(self.model))
+        # Tokens that the file has keep their flags.
         new = [token for token in folder_tokens(config, ids) if token["content"] not in ids]
         return self.changed(added_tokens=[*self.added, *new])
 
@@ -144,6 +146,7 @@ class Definition:
     def matching(self) -> AddedTokens:
         normalizer = self.others.get("normalizer")
         changes = bool(normalizer and normalizer.get("normalizers", True))  # an empty sequence changes nothing
+        # Normalizers nest, so their names are looked for in all of it; Precompiled is SentencePiece's own NFKC.
         composes = any(f'"{form}"' in orjson.dumps(normalizer).decode() for form in ("NFC", "NFKC", "Precompiled"))
         return AddedTokens([Added.of(token) for token in self.added], changes, composes)
 
@@ -179,7 +182,18 @@ def huggingface_vocabulary(
         ]
         return huggingface_vocabulary(definition.changed(added_tokens=flagged), config, facts, fingerprint)
 
+    @cache
+    def reference(literal: bool) -> ReferenceEncoder:
+        tokenizer = loaded()
+
+        def encode(texts: list[str]) -> Sequence[Sequence[int]]:
+            tokenizer.encode_special_tokens = literal  # both encoders share the tokenizer
+            return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+        return ReferenceEncoder(encode)
+
     special = [token["content"] for token in definition.added if token.get("special")]
+    # For both encoders and the decoder: a large vocabulary takes half a second.
     loaded = cache(partial(_huggingface_tokenizer, definition.content))
     vocabulary = Vocabulary(
         fingerprint=fingerprint,
@@ -190,7 +204,7 @@ def huggingface_vocabulary(
         fast=lambda engine, literal: ENGINES[engine].from_definition(
             _without_special(definition) if literal else definition.content
         ),
-        reference=cache(lambda literal: _huggingface_reference(loaded, literal=literal)),
+        reference=reference,
         splitting=lambda engine: huggingface_splitting(
             {**definition.others, "model": {"type": facts.model}}, ENGINES[engine]
         ),
@@ -219,6 +233,7 @@ def merges_definition(
         )
     pattern, defaults = MERGED[name]
     named = {**dict.fromkeys(defaults, END_OF_TEXT), **config}
+    # The tokenizer.json that transformers would save of these files, key by key.
     spaced = bool(config.get("add_prefix_space"))
     level = {"type": "ByteLevel", "add_prefix_space": spaced, "trim_offsets": True, "use_regex": pattern is None}
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
@@ -260,13 +275,12 @@ def _without_special(definition: Definition) -> bytes:
 def _chat_template(config: Mapping[str, Any]) -> str | None:
     """The template in a tokenizer_config.json: a text, or the one called `default` in a list."""
     found = config.get("chat_template")
-    if isinstance(found, list):
+    if isinstance(found, list):  # templates with names, such as one for calls
         found = next((each.get("template") for each in found if each.get("name") == "default"), None)
     return found if isinstance(found, str) else None
 
 
 def _huggingface_tokenizer(definition: bytes) -> tokenizers.Tokenizer:
-    """The tokenizer for both encoders and the decoder; takes half a second for a large vocabulary."""
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(definition)
     except ValueError as error:
@@ -277,16 +291,6 @@ def _huggingface_tokenizer(definition: bytes) -> tokenizers.Tokenizer:
     tokenizer.no_truncation()  # which a tokenizer.json may ask for; documents are cut by `max_doc_tokens` alone
     tokenizer.no_padding()
     return tokenizer
-
-
-def _huggingface_reference(loaded: Callable[[], tokenizers.Tokenizer], *, literal: bool) -> ReferenceEncoder:
-    tokenizer = loaded()
-
-    def encode(texts: list[str]) -> Sequence[Sequence[int]]:
-        tokenizer.encode_special_tokens = literal
-        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-
-    return ReferenceEncoder(encode)
 
 
 def tiktoken_vocabulary(
@@ -400,11 +404,13 @@ def sentencepiece_vocabulary(
     own = _processor(model)
     pieces = {own.IdToPiece(number): number for number in range(own.GetPieceSize())}
     tokens = folder_tokens(config or {}, pieces)
-    matched = [token for token in tokens if not _is_fixed(own, token["id"])]
+    # Pieces of these types never match text as it is, whatever the folder lists.
+    fixed = (own.IsControl, own.IsUnknown, own.IsByte, own.IsUnused)
+    matched = [token for token in tokens if token["id"] >= len(pieces) or not any(each(token["id"]) for each in fixed)]
     special = {token["content"] for token in matched if token["special"] or token["content"] in guarded}
 
     def guarding(more: frozenset[str]) -> Vocabulary:
-        """Keep a model that the folder doesn't change unchanged: its data keep their keys."""
+        # A model that the folder doesn't change remains as it is, so that its data keep their keys.
         unguarded = more.intersection(token["content"] for token in matched) - special
         return sentencepiece_vocabulary(model, config, more) if unguarded and variant(False) != model else vocabulary
 
@@ -422,19 +428,16 @@ def sentencepiece_vocabulary(
 
     processors = cache(lambda literal: _processor(variant(literal)))
     named = {token["content"]: token["id"] for token in tokens}
-    controls = {name: number for name, number in pieces.items() if own.IsControl(number)}
-    controls |= {token["content"]: token["id"] for token in matched}
+    own_controls = {name: number for name, number in pieces.items() if own.IsControl(number)}
+    controls = own_controls | {token["content"]: token["id"] for token in matched}
     bos, eos = (named.get(name) if name else None for name in named_tokens(config or {}))
     own_bos, own_eos = (number if number >= 0 else None for number in (own.bos_id(), own.eos_id()))  # -1: none
+    # A model that the folder doesn't change has the fingerprint of before folders were read.
     revised = [variant(True)] if variant(True) != variant(False) else []
     vocabulary = Vocabulary(
         fingerprint=_digest(b"sentencepiece", variant(False), *revised),
         size=len(pieces) + len([token for token in tokens if token["id"] >= len(pieces)]),
-        special_tokens=[
-            name
-            for name, number in controls.items()
-            if name in special or (number < len(pieces) and own.IsControl(number))
-        ],
+        special_tokens=[name for name in controls if name in special or name in own_controls],
         bos=own_bos if bos is None else bos,
         eos=own_eos if eos is None else eos,
         fast=lambda engine, literal: ENGINES[engine].from_definition(_without_special(definition(literal))),
@@ -458,20 +461,11 @@ def _processor(model: bytes) -> Any:  # noqa: ANN401 - ships no types
     return processor
 
 
-def _is_fixed(processor: Any, number: int) -> bool:  # noqa: ANN401
-    """Whether a piece never matches text as it is."""
-    return number < processor.GetPieceSize() and any(
-        (processor.IsControl(number), processor.IsUnknown(number), processor.IsByte(number), processor.IsUnused(number))
-    )
-
-
 def _spelled(processor: Any, controls: Mapping[str, int], ids: Sequence[int]) -> str:  # noqa: ANN401 - ships no types
     """Ids as text with control pieces, which SentencePiece itself omits."""
     names = {number: piece for piece, number in controls.items()}
     runs = itertools.groupby(ids, names.get)
-    return "".join(
-        "".join(name for _ in run) if name is not None else processor.Decode(list(run)) for name, run in runs
-    )
+    return "".join(name * len([*run]) if name is not None else processor.Decode(list(run)) for name, run in runs)
 
 
 def with_pieces(model: bytes, kinds: Mapping[str, int], added: Sequence[tuple[str, int]]) -> bytes:
@@ -489,16 +483,11 @@ def with_pieces(model: bytes, kinds: Mapping[str, int], added: Sequence[tuple[st
         kind = kinds.get(piece.get(NAME, b"").decode())
         if kind is None or piece.get(TYPE) == bytes([kind]):
             parts.append(model[start:end])
-        else:
+        else:  # of two types in a piece, the last counts
             parts.append(_counted(PIECES, model[content:end] + _typed(kind)))
-    new = (
-        _counted(
-            PIECES,
-            _counted(NAME, name.encode()) + bytes([SCORE << 3 | FOUR_BYTES]) + struct.pack("<f", 0) + _typed(kind),
-        )
-        for name, kind in added
-    )
-    return b"".join([*parts, *new])
+    score = bytes([SCORE << 3 | FOUR_BYTES]) + struct.pack("<f", 0)
+    parts += [_counted(PIECES, _counted(NAME, name.encode()) + score + _typed(kind)) for name, kind in added]
+    return b"".join(parts)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, int, int]]:
@@ -506,6 +495,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, int, int]]:
     place = 0
     while place < len(message):
         start = place
+        # The number of the field, and in the lowest three bits how its value is written.
         key, place = _varint(message, place)
         size = {EIGHT_BYTES: 8, FOUR_BYTES: 4}.get(key & 7, 0)
         content = place

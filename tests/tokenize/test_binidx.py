@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
+from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 from tokenmill.tasks.tokenize.binidx import BinIdxError, BinIdxWriter, index, read_index, token_dtype, write_index
 
 from tests.examples import max_examples
@@ -51,24 +51,10 @@ def test_bytes_match_megatrons_builder(example):
         builder.finalize(f"{prefix}.idx")
         assert content == Path(f"{prefix}.bin").read_bytes()
         assert idx == Path(f"{prefix}.idx").read_bytes()
-
-
-@given(batches(least=1))
-def test_megatron_and_we_read_back_the_same_documents(example):
-    dtype, documents_of_batches = example
-    documents = [document for documents in documents_of_batches for document in documents]
-    content, idx = written(dtype, documents_of_batches)
-    with tempfile.TemporaryDirectory() as directory:
-        prefix = f"{directory}/shard"
-        Path(f"{prefix}.bin").write_bytes(content)
-        Path(f"{prefix}.idx").write_bytes(idx)
-        dataset = IndexedDataset(prefix)  # kept until the end: its arrays are views of its memory map
-        assert len(dataset) == len(documents)
-        for number, document in enumerate(documents):
-            np.testing.assert_array_equal(dataset[number], document, strict=True)
-        found = read_index(idx, len(content))
-        assert (found.dtype, found.documents, found.tokens) == (dtype, len(documents), sum(map(len, documents)))
-        assert found.lengths.tolist() == [len(document) for document in documents]
+    lengths = [len(document) for documents in documents_of_batches for document in documents]
+    found = read_index(idx, len(content))
+    assert (found.dtype, found.documents, found.tokens) == (dtype, len(lengths), sum(lengths))
+    assert found.lengths.tolist() == lengths
 
 
 @pytest.mark.parametrize("size", [1, 65_499, 65_500, 65_536, 201_088])
@@ -162,5 +148,5 @@ def test_index_in_pieces_matches_the_whole(pieces, at_a_time):
     whole = np.concatenate([np.zeros(0, "<i4"), *arrays])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("tokenmill.tasks.tokenize.binidx.BOUNDARIES", at_a_time)
-        write_index(stream, lambda: arrays, len(whole), dtype)
+        write_index(stream.write, lambda: arrays, len(whole), dtype)
     assert read_index(stream.getvalue(), 2 * int(whole.sum())).lengths.tolist() == whole.tolist()

@@ -1,5 +1,7 @@
 """The race: the faster engine of those that pass encodes large datasets, and no byte shows which one it was."""
 
+from dataclasses import replace
+
 import pytest
 from tokenmill.tasks.tokenize import gate as race
 from tokenmill.tasks.tokenize import kind
@@ -20,7 +22,9 @@ def winner(monkeypatch, tmp_path):
     monkeypatch.setattr(race, "user_cache", lambda *names: str(tmp_path.joinpath("races", *names)))
 
     def win(name):
-        monkeypatch.setattr(race, "_speed", lambda _gate, engine, _course: race.Speed(0, 1 if engine == name else 2))
+        monkeypatch.setattr(
+            race, "_race", lambda _: {each: race.Speed(0, 1 if each == name else 2) for each in ENGINES}
+        )
 
     return win
 
@@ -54,20 +58,19 @@ def test_rejected_engine_does_not_win(name, winner, gate, monkeypatch):
 def test_an_engine_that_loads_slowly_wins_only_large_datasets(winner, gate, monkeypatch):
     winner("neither")
     speeds = {"gigatoken": race.Speed(1, 0.02), "fastokens": race.Speed(3, 0.01)}
-    monkeypatch.setattr(race, "_speed", lambda _gate, engine, _course: speeds[engine])
+    monkeypatch.setattr(race, "_race", lambda _: speeds)
     assert [race.fastest_engine(gate, size) for size in (199, 201)] == ["gigatoken", "fastokens"]
 
 
-def test_an_engine_that_does_not_support_the_vocabulary_does_not_run(winner, gate, monkeypatch):
-    winner("neither")
-
-    def speed(_gate, engine, _course):
+@pytest.mark.usefixtures("winner")
+def test_an_engine_that_does_not_support_the_vocabulary_does_not_run(gate):
+    def fast(engine, literal):
         if engine == "gigatoken":
             raise ValueError("does not know this vocabulary")
-        return race.Speed(9, 9)
+        return gate.vocabulary.fast(engine, literal)
 
-    monkeypatch.setattr(race, "_speed", speed)
-    assert race.fastest_engine(gate, 100) == "fastokens"
+    some = replace(gate, vocabulary=replace(gate.vocabulary, fast=fast))
+    assert race.fastest_engine(some, 100) == "fastokens"
 
 
 def test_no_byte_shows_which_engine_encoded(winner, tmp_path, monkeypatch):
