@@ -56,7 +56,12 @@ def pack(lengths: np.ndarray, content: np.ndarray, capacity: int, packing: Packi
     order = _order(lengths, content, packing, seed)
     place = {"best_fit_decreasing": _best_fit, "concatenative": _next_fit}.get(packing, _first_fit)
     bins = place(lengths[order], capacity)  # int64 [n], numbered as they are opened
-    bins = _shuffled(bins, _seeded(content, seed)[order])
+    # Neighbors in a sorted packing are similar, so bins get the order of a hash of their contents.
+    contents = np.zeros(bins.max(initial=-1) + 1, np.uint64)
+    np.add.at(contents, bins, _seeded(content, seed)[order])
+    numbers = np.empty(len(contents), np.int64)
+    numbers[np.argsort(splitmix64(contents), kind="stable")] = np.arange(len(contents))
+    bins = numbers[bins]
     offsets = np.concatenate([[0], np.cumsum(np.bincount(bins))])
     return Packs(offsets, order[np.argsort(bins, kind="stable")])
 
@@ -79,15 +84,6 @@ def _order(lengths: np.ndarray, content: np.ndarray, packing: Packing, seed: int
     return by_content[np.argsort(shortness[by_content], kind="stable")]
 
 
-def _shuffled(bins: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    """Renumber the bins in the order of a hash of their contents; `hashes` belong to the sequences."""
-    contents = np.zeros(bins.max(initial=-1) + 1, np.uint64)
-    np.add.at(contents, bins, hashes)
-    numbers = np.empty(len(contents), np.int64)
-    numbers[np.argsort(splitmix64(contents), kind="stable")] = np.arange(len(contents))
-    return numbers[bins]
-
-
 class _OpenBins:
     """Open bins by gap, the number of free tokens."""
 
@@ -107,6 +103,7 @@ class _OpenBins:
         if gap == self.capacity:
             self.opened += most
             return list(range(self.opened - most, self.opened))
+        # From the end: the bin that was changed last comes first.
         stack = self.stacks[gap]
         taken = stack[: -most - 1 : -1]
         del stack[-most:]
@@ -137,6 +134,7 @@ def _best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
         left = count
         while left:
             gap = bins.best_gap(length)
+            # Each bin with this gap takes `share`; the last one may take the `rest`.
             share = gap // length
             taken = bins.take(gap, -(-left // share))
             full = min(left // share, len(taken))
@@ -161,6 +159,7 @@ def _first_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     room = [capacity] * (2 * leaves)
     bins: list[int] = []
     for length in lengths.tolist():
+        # Down to the leftmost leaf that takes it: to the right only if nothing on the left does.
         node = 1
         while node < leaves:
             node *= 2
@@ -168,6 +167,7 @@ def _first_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
                 node += 1
         bins.append(node - leaves)
         room[node] -= length
+        # Up, as far as the largest gap changes.
         while node > 1:
             node //= 2
             largest = max(room[2 * node], room[2 * node + 1])

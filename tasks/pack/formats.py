@@ -109,11 +109,13 @@ class ChatRows:
     def _maker(self, conversation: Conversation) -> Programs | Renderer | Rejected:
         """What makes the sequences of a conversation, by its variables that the template reads."""
         base = renderer_in(self.maker)
+        # Variables that the template doesn't read change nothing, and would only fill the cache.
         own = {name: value for name, value in conversation.variables.items() if base.template.reads(name)}
         if not own:
             return self.maker
         key = orjson.dumps(own, option=orjson.OPT_SORT_KEYS)
         if key not in self._variants:
+            # A variable such as a date may have a value per row, so memory is bounded by beginning anew.
             if len(self._variants) >= MAX_VARIANTS:
                 self._variants.clear()
             found = variant(base, own, self.vocabulary, self.split_turns, self.special)
@@ -201,6 +203,7 @@ def checked_format(settings: SftSettings, vocabulary: Vocabulary, policy: LossPo
     template, special = find_template(settings, vocabulary), settings.special_tokens_in_text
     if isinstance(template, ChatTemplate):
         found = checked_renderer(template, vocabulary, policy, settings.split_turns, special, store)
+        # Text of the data that spells a marker could not be told from the marker.
         if not (found.renderer.controls.written.ids or settings.allow_text_markers):
             raise InputError(
                 f"chat_template: none of its markers is a control token of {settings.tokenizer.model}, so text in the data could end "

@@ -87,30 +87,6 @@ def _texts(rows: Rows[Any], part: Slice) -> Iterator[str]:
                 yield from rows.texts(found)
 
 
-def _recipe(
-    source: DataSource,
-    split: str,
-    settings: SftSettings,
-    vocabulary: Vocabulary,
-    template: Template,
-    verdict: Verdict,
-) -> SftRecipe:
-    return recipe_of(
-        SftRecipe,
-        settings,
-        messages_field=source.messages_field,
-        tools_field=source.tools_field,
-        fields=source.named_fields,
-        filters=row_filter(source).wanted,
-        tokenizer=vocabulary.fingerprint,
-        vocabulary_size=vocabulary.size,
-        backend=verdict.backend,
-        template=template.digest,
-        template_variables=template.variables,
-        **held_out(settings, split),
-    )
-
-
 def worker_arguments(planned: SftPlan) -> dict[str, Any]:
     """Return the arguments that workers get besides the shard."""
     settings = planned.settings
@@ -134,10 +110,12 @@ def build_sft_shard(
     chat = _format(
         template, variables, vocabulary, policy_of(recipe), recipe.split_turns, recipe.special_tokens_in_text
     )
+    # A worker may have a different version of the package, whose built-in templates differ.
     if chat.template.digest != recipe.template:
         raise RunError(f"chat_template: {chat.template.digest} on this worker but {recipe.template} in the plan")
     encoder = text_encoder(vocabulary, chat.controls, recipe.backend, recipe.special_tokens_in_text)
     rows = chat.rows(recipe.messages_field, recipe.tools_field, given_of(recipe.fields))
+    # Programs compare their results with rendered ones, again and again, and a difference makes all of theirs doubtful.
     try:
         return SequenceShard(shard, recipe, rows, encoder, store).build(on_bad_row)
     except ProgramError as error:
@@ -161,19 +139,17 @@ def pack_counts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     packed = manifest.get("derived", {}).get("shards", [])
     for entry in packed:
         for name in entry["documents"]:
+            # What isn't held out, of a blend that lists no splits, is training data.
             split = name if name != WHOLE else entry["split"] if entry["split"] in SPLITS else "train"
             prepared.setdefault(split, Counter()).update(entry["facts"][name])
     for entry in [*manifest["shards"], *packed]:
         counts.update({name: entry["facts"].get(name, 0) for name in EXCLUDED})
     counts["truncated"] = manifest["totals"]["truncated"]
     published = manifest.get("sampling", {}).get("published", prepared)
+    sampled = manifest["settings"]["sampling"] != "none"
     return {
         "packs": {split: {name: published[split][name] for name in COUNTED} for split in SPLITS if split in published},
-        "packs_before_sampling": {
-            split: prepared[split]["packs"]
-            for split in SPLITS
-            if split in prepared and manifest["settings"]["sampling"] != "none"
-        },
+        "packs_before_sampling": {split: prepared[split]["packs"] for split in SPLITS if split in prepared and sampled},
         "left_out": {name: counts[name] for name in EXCLUDED if counts[name]},
     }
 
@@ -181,7 +157,13 @@ def pack_counts(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
     """Return lines about packs and trained tokens of each split, and about parts that are excluded from training."""
     found, size = pack_counts(manifest), manifest["settings"]["pack_size"]
-    lines = [_sentence(split, facts, size) for split, facts in found["packs"].items()]
+    lines: list[str] = []
+    for split, facts in found["packs"].items():
+        full = (facts["tokens"] + facts["padding"]) / (facts["packs"] * size)
+        lines.append(
+            f"{split}: {counted(facts['packs'], 'pack')} of {counted(facts['sequences'], 'sequence')}, {full:.2%} full, "
+            f"{facts['loss_tokens'] / facts['tokens']:.1%} of the tokens trained on"
+        )
     before = found["packs_before_sampling"]
     said = ", ".join(
         f"{split} {before[split]:,} and {found['packs'].get(split, {'packs': 0})['packs']:,}" for split in before
@@ -204,14 +186,6 @@ EXCLUDED = {
     "flagged_messages": ("message", "excluded from training by the data, in whole or in part"),
 }
 """The facts of shards about masked tokens: the counted noun, and the rest of the line."""
-
-
-def _sentence(split: str, facts: Mapping[str, int], pack_size: int) -> str:
-    full = (facts["tokens"] + facts["padding"]) / (facts["packs"] * pack_size)
-    return (
-        f"{split}: {counted(facts['packs'], 'pack')} of {counted(facts['sequences'], 'sequence')}, {full:.2%} full, "
-        f"{facts['loss_tokens'] / facts['tokens']:.1%} of the tokens trained on"
-    )
 
 
 def plan_packing(planned: SftPlan, finished: Sequence[Finished]) -> Plan:
@@ -252,6 +226,7 @@ class FineTuning(Kind[SftSettings, SftFound]):
         verdicts: dict[str, Verdict] = {}
 
         def chat_of(source: DataSource) -> Format:
+            # Datasets with their own variables have their own checked format, one for equal variables.
             if not source.template_variables:
                 return checked.format
             variables = {**settings.template_variables, **source.template_variables}
@@ -267,18 +242,33 @@ class FineTuning(Kind[SftSettings, SftFound]):
         def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[SftRecipe]:
             require_no(source, ["converter", "transforms", "fim"], "SFT")
             rows, literal = rows_of(source), settings.special_tokens_in_text != "allow"
-            controls = frozenset(chat_of(source).controls.ids)
+            chat = chat_of(source)
+            controls = frozenset(chat.controls.ids)
             which = orjson.dumps([rows.fields, sorted(controls)]).decode()
+            # The template's control tokens are special also where the tokenizer lists them as ordinary ones.
             guarded = vocabulary.guarding(controls)
             verdict = Gate(guarded, slices, partial(_texts, rows), which, store.place, literal).verdict()
             verdicts[f"{split}/{source.name}"] = verdict
-            return [_recipe(source, split, settings, vocabulary, chat_of(source).template, verdict)] * len(slices)
+            recipe = recipe_of(
+                SftRecipe,
+                settings,
+                messages_field=source.messages_field,
+                tools_field=source.tools_field,
+                fields=source.named_fields,
+                filters=row_filter(source).wanted,
+                tokenizer=vocabulary.fingerprint,
+                vocabulary_size=vocabulary.size,
+                backend=verdict.backend,
+                template=chat.template.digest,
+                template_variables=chat.template.variables,
+                **held_out(settings, split),
+            )
+            return [recipe] * len(slices)
 
-        def fields(source: DataSource) -> list[str]:
-            return [*rows_of(source).fields]
-
-        plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes, form="conversations")
-        pad_id = None if settings.pad_seq_to_mult == 1 else vocabulary.eos
+        plan = plan_shards(
+            blend, settings, store, FORMAT_VERSION, lambda source: [*rows_of(source).fields], require_any, recipes, form="conversations"
+        )  # fmt: skip
+        pad_id = None if settings.pad_seq_to_mult == 1 else vocabulary.eos  # without padding it changes no byte
         packing = recipe_of(PackRecipe, settings, oversize=settings.on_oversize, pad_id=pad_id)
         notes = commit_notes(settings.tokenizer, vocabulary) | gate_notes(verdicts)
         return Planned(blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), notes)
@@ -297,6 +287,7 @@ class FineTuning(Kind[SftSettings, SftFound]):
 
     def outlook(self, planned: SftPlan) -> list[str]:
         plan, size = planned.plan, planned.settings.pack_size
+        # Groups are made of finished shards, whose tokens are known only then.
         if plan.pending:
             return [f"then all sequences are packed, {size:,} tokens to a pack"]
         packs = plan_packs(plan.finished, plan.store, planned.found.packing)

@@ -16,7 +16,7 @@ and core, most of it for Parquet. A dataset that grows packs only its last group
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pyarrow as pa
@@ -50,42 +50,28 @@ GROUP_TOKENS = 1 << 26
 GROUP_PACKS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """The sequences of one part of a shard."""
-
-    receipt: Receipt
-    part: str
-
-    @property
-    def count(self) -> PartCount:
-        return self.receipt.parts[self.part]
-
-
 def plan_packs(finished: Sequence[Finished], shards: Store, recipe: PackRecipe, *, rebuild: bool = False) -> Plan:
     """Return the groups of finished shards, in the order of the plan, and the receipts of packed ones, unless `rebuild`."""
-    groups: dict[tuple[str, str, str, str], list[Member]] = {}
+    datasets: dict[tuple[str, str, str, str], list[Receipt]] = {}
     for item, part, published in parts_with_tokens(finished):
-        groups.setdefault((*item.dataset, part, published), []).append(Member(item.receipt, part))
+        datasets.setdefault((*item.dataset, part, published), []).append(item.receipt)
     most = max(GROUP_TOKENS, GROUP_PACKS * recipe.pack_size)
-    planned = [
-        _planned(split, dataset, f"{part}-{number:05d}", group, recipe)
-        for (split, dataset, part, _), members in groups.items()
-        for number, group in enumerate(consecutive(members, lambda member: member.count.tokens, most))
-    ]
+    planned: list[PlannedShard] = []
+    for (split, dataset, part, _), receipts in datasets.items():
+        groups = consecutive(receipts, lambda receipt: receipt.parts[part].tokens, most)  # noqa: B023 - called at once
+        for number, group in enumerate(groups):
+            counts = [receipt.parts[part] for receipt in group]
+            size = 4 * sum(count.tokens for count in counts)  # as stored, which is what packing reads
+            file = SourceFile(f"{part}-{number:05d}", size, PACKS)
+            identity = {
+                "kind": PACKS,
+                "format_version": FORMAT_VERSION,
+                "recipe": asdict(recipe),
+                "source": {"sequences": [f"{receipt.key}/{part}" for receipt in group]},
+            }
+            rows = Slice(file, 0, sum(count.documents for count in counts), size=size)
+            planned.append(PlannedShard(dataset, split, rows, identity, tuple(group)))
     return Plan.of(Store(shards.place, PACKS), planned, rebuild=rebuild)
-
-
-def _planned(split: str, dataset: str, name: str, members: Sequence[Member], recipe: PackRecipe) -> PlannedShard:
-    size = 4 * sum(member.count.tokens for member in members)
-    part = Slice(SourceFile(name, size, PACKS), 0, sum(member.count.documents for member in members), size=size)
-    identity = {
-        "kind": PACKS,
-        "format_version": FORMAT_VERSION,
-        "recipe": asdict(recipe),
-        "source": {"sequences": [f"{member.receipt.key}/{member.part}" for member in members]},
-    }
-    return PlannedShard(dataset, split, part, identity, tuple(member.receipt for member in members))
 
 
 def require_fitting(finished: Sequence[Finished], shards: Store, recipe: PackRecipe) -> None:
@@ -93,6 +79,7 @@ def require_fitting(finished: Sequence[Finished], shards: Store, recipe: PackRec
     if recipe.oversize != "error":
         return
     for item, part, _ in parts_with_tokens(finished):
+        # Receipts know the longest sequence; only a shard that has too long a one is looked into.
         if item.receipt.facts[part]["longest"] > recipe.capacity:
             index = read_index(shards, item.receipt, part, ["length", "row"])
             long = int(np.argmax(index["length"].to_numpy() > recipe.capacity))
@@ -111,19 +98,20 @@ def build_packs(shard: PlannedShard, store: Store) -> Receipt:
     shards = Store(store.place, SHARDS)
     receipts = {receipt.key: receipt for receipt in shard.inputs}
     names = [name.split("/") for name in shard.identity["source"]["sequences"]]
-    members = [Member(receipts[key], part) for key, part in names]
-    part, made = members[0].part, members[0].receipt.identity["recipe"]  # all members have the recipe of their dataset
+    members = [(receipts[key], part) for key, part in names]
+    part, made = names[0][1], members[0][0].identity["recipe"]  # all members have the recipe of their dataset
     metadata = {
         "format": FORMAT, "version": 1, "key": shard.key, "part": part, "pack_size": recipe.pack_size,
         "pad_seq_to_mult": recipe.pad_seq_to_mult, "packing": recipe.packing, "loss_on": made["loss_on"],
         "tokenizer": made["tokenizer"], "template": made["template"],
     }  # fmt: skip
     forget_encoders()  # of the first round, which take more memory than packs do
-    listed = [(member.receipt, member.part) for member in members]
-    with building(shard, store) as builder, stored_sequences(shards, listed) as sequences:
+    with building(shard, store) as builder, stored_sequences(shards, members) as sequences:
         fitted = cut_to(sequences, recipe.capacity) if recipe.oversize == "truncate" else sequences
+        # A cut may leave nothing that is trained on.
         chosen = np.flatnonzero((fitted.lengths <= recipe.capacity) & (fitted.trained > 0))
-        builder.rows_in = sum(member.count.documents for member in members)
+        builder.rows_in = sum(receipt.parts[part].documents for receipt, _ in members)
+        # A conversation may be several sequences, and is dropped only if none of them is packed.
         kept = _distinct(fitted.rows[chosen])
         builder.drop(LEFT_OUT[recipe.oversize], builder.rows_in - kept)
         builder.facts[f"{LEFT_OUT[recipe.oversize]}_sequences"] = len(fitted.lengths) - len(chosen)
@@ -146,6 +134,7 @@ def _distinct(rows: np.ndarray) -> int:
 def cut_to(sequences: StoredSequences, most: int) -> StoredSequences:
     """Return the sequences, each cut after `most` tokens, of which the last is masked."""
     trained = sequences.trained.copy()
+    # Few sequences are cut, and only those are read. Nothing follows the last token, so it isn't trained on.
     for number in np.flatnonzero(sequences.lengths > most).tolist():
         trained[number] = np.count_nonzero(loss_of(sequences.first_tokens(number, most - 1)))
     return replace(sequences, lengths=np.minimum(sequences.lengths, most), trained=trained)
@@ -163,7 +152,17 @@ def inspect_sft_shard(store: Store, receipt: Receipt) -> list[str]:
         except (pa.ArrowException, OSError, KeyError) as error:
             found = [f"cannot be read as packed Parquet: {error}"]
         problems += [f"{place}: {problem}" for problem in found]
-    return [*problems, *_lost(store, receipt)]
+    shards, documents = Store(store.place, SHARDS), 0
+    for name in receipt.identity["source"]["sequences"]:
+        key, _, part = name.partition("/")
+        # Without the receipt of every shard there is nothing to compare with.
+        if (member := shards.read_receipt(key)) is None:
+            return problems
+        documents += member.parts[part].documents
+    if documents == receipt.rows_in:
+        return problems
+    place = store.path(receipt.key, RECEIPT)
+    return [*problems, f"{place}: {receipt.rows_in:,} conversations, but the shards have {documents:,}"]
 
 
 def _sequences(store: Store, receipt: Receipt, part: str) -> list[str]:
@@ -184,27 +183,13 @@ def _sequences(store: Store, receipt: Receipt, part: str) -> list[str]:
     return []
 
 
-def _lost(store: Store, receipt: Receipt) -> list[str]:
-    """Whether the packed conversations are the shards' conversations; shards without a valid receipt are not compared."""
-    shards, documents = Store(store.place, SHARDS), 0
-    for name in receipt.identity["source"]["sequences"]:
-        key, _, part = name.partition("/")
-        member = shards.read_receipt(key)
-        if member is None:
-            return []
-        documents += member.parts[part].documents
-    if documents == receipt.rows_in:
-        return []
-    return [f"{store.path(receipt.key, RECEIPT)}: {receipt.rows_in:,} conversations, but the shards have {documents:,}"]
-
-
 def _file(place: str, pack_size: int, facts: dict[str, int]) -> list[str]:
     with open_binary(place) as stream:
         file = pq.ParquetFile(stream)
         if not file.schema_arrow.equals(PACKED):
             return [f"its columns are {file.schema_arrow.names}, not the columns of packs"]
         found = {"packs": 0, "sequences": 0, "stored": 0, "loss_tokens": 0}
-        for batch in file.iter_batches(64, use_threads=False):
+        for batch in file.iter_batches(64, use_threads=False):  # packs, which may be of a million tokens each
             problem = next(_broken_rules(batch, pack_size, found), None)
             if problem:
                 return [problem]
@@ -221,6 +206,7 @@ def _broken_rules(batch: pa.RecordBatch, pack_size: int, found: dict[str, int]) 
         yield "loss_mask and input_ids of a pack differ in length"
     if rows.size and int(rows.max()) > pack_size:
         yield f"a pack holds {int(rows.max())} tokens, more than pack_size {pack_size}"
+    # Places are within a pack; over all packs of the batch they have to ascend.
     row_starts = np.cumsum(rows) - rows
     firsts = np.cumsum(counts) - counts
     if counts.size and (int(counts.min()) < 1 or places[firsts].any()):

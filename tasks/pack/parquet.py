@@ -67,10 +67,23 @@ class PackWriter:
         """Write all packs, and return the facts of the file."""
         schema = SCHEMA.with_metadata({"tokenmill": orjson.dumps(metadata)})
         with parquet_writer(file, schema) as writer:
+            # One row group at a time, however many packs there are.
             rows, packs = max(1, min(MAX_ROWS, MAX_TOKENS // self.recipe.pack_size)), len(self.packs.offsets) - 1
             for first in range(0, packs, rows):
                 writer.write_table(self._table(first, min(first + rows, packs), schema), row_group_size=rows)
-        return self._facts()
+        order, counts = self.packs.sequences, np.diff(self.packs.offsets)
+        sizes = padded(self.stored.lengths[order], self.recipe.pad_seq_to_mult)
+        tokens = int(self.stored.lengths[order].sum())
+        return {
+            "sequences": len(sizes),
+            "packs": len(counts),
+            "tokens": tokens,
+            "padding": int(sizes.sum()) - tokens,
+            "loss_tokens": int(self.stored.trained[order].sum()),
+            "longest": int(sizes.max()),
+            "most_sequences": int(counts.max()),
+            "shortest_pack": int(np.add.reduceat(sizes, self.packs.offsets[:-1]).min()),
+        }
 
     def _table(self, first: int, stop: int, schema: pa.Schema) -> pa.Table:
         """Packs `[first, stop)` as one row group."""
@@ -83,9 +96,14 @@ class PackWriter:
         starts = ends[:-1] - np.repeat(tokens[:-1], np.diff(sequences))
         role_counts, role_starts, roles = self._roles(order, starts, sizes)
         runs = np.concatenate([np.zeros(1, np.int64), np.cumsum(role_counts)])[sequences]
-        ids, loss = self._tokens(order, sizes, ends[:-1])
+        ids = np.full(int(sizes.sum()), self.recipe.pad_id or 0, "<u4")
+        self.stored.read(order, ids, ends[:-1])
+        # The highest bit of a stored token is its loss. Behind a cut, the last token's is of one that isn't here.
+        loss = loss_of(ids)
+        loss[ends[:-1] + self.stored.lengths[order] - 1] = 0
+        ids &= IDS
         columns = [
-            (tokens, ids),
+            (tokens, ids.view("<i4")),
             (tokens, loss),
             (sequences, starts.astype(np.int32)),
             (sequences, self.stored.rows[order]),
@@ -98,24 +116,17 @@ class PackWriter:
         ]
         return pa.Table.from_arrays(lists, schema=schema)
 
-    def _tokens(self, order: np.ndarray, sizes: np.ndarray, begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and loss of some sequences back to back, each padded to its size; the last token of each is masked."""
-        tokens = np.full(int(sizes.sum()), self.recipe.pad_id or 0, "<u4")
-        self.stored.read(order, tokens, begins)
-        loss = loss_of(tokens)
-        loss[begins + self.stored.lengths[order] - 1] = 0
-        tokens &= IDS
-        return tokens.view("<i4"), loss
-
     def _roles(
         self, order: np.ndarray, starts: np.ndarray, sizes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Role runs of some sequences, as far as they are not cut off, plus one for any padding of each: counts, starts, roles."""
+        # The number of each run in the stored arrays, sequence by sequence in the order of the packs.
         lengths, counts = self.stored.lengths[order], np.diff(self.stored.runs)[order]
         source = np.repeat(self.stored.runs[order] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
         owners = np.repeat(np.arange(len(order)), counts)
         is_kept = self.stored.role_starts[source] < lengths[owners]
         source, owners = source[is_kept], owners[is_kept]
+        # Padding is one more run, behind the others of its sequence.
         is_padded = sizes > lengths
         total = np.bincount(owners, minlength=len(order)) + is_padded
         is_run = np.ones(int(total.sum()), np.bool_)
@@ -126,21 +137,6 @@ class PackWriter:
         roles = np.full(len(is_run), PADDING, np.int8)
         roles[is_run] = self.stored.roles[source]
         return total, role_starts, roles
-
-    def _facts(self) -> dict[str, int]:
-        order = self.packs.sequences
-        sizes, counts = padded(self.stored.lengths[order], self.recipe.pad_seq_to_mult), np.diff(self.packs.offsets)
-        tokens = int(self.stored.lengths[order].sum())
-        return {
-            "sequences": len(sizes),
-            "packs": len(counts),
-            "tokens": tokens,
-            "padding": int(sizes.sum()) - tokens,
-            "loss_tokens": int(self.stored.trained[order].sum()),
-            "longest": int(sizes.max()),
-            "most_sequences": int(counts.max()),
-            "shortest_pack": int(np.add.reduceat(sizes, self.packs.offsets[:-1]).min()),
-        }
 
 
 ENCODINGS = {
@@ -218,6 +214,7 @@ def _measure(batch: pa.RecordBatch, tokens: int) -> tuple[list[PackFacts], bool]
     sequences, first_sequence = _runs(batch["seq_start_id"], stored)
     runs, first_run = _runs(batch["role_start"], stored)
     padding = np.add.reduceat(np.where(batch["role"].flatten().to_numpy() == PADDING, runs, 0), first_run[:-1])
+    # Padding doesn't count as tokens, or padded packs would be fewer than the weight asks for.
     ends = np.concatenate([[0], np.cumsum(stored - padding)])
     packs = int(np.abs(ends - tokens).argmin())
     if packs == 0:
@@ -240,7 +237,7 @@ def _runs(starts: pa.ListArray, stored: np.ndarray) -> tuple[np.ndarray, np.ndar
     offsets = starts.offsets.to_numpy() - starts.offsets[0].as_py()
     begins = starts.flatten().to_numpy()
     ends = np.append(begins[1:], 0)
-    ends[offsets[1:] - 1] = stored
+    ends[offsets[1:] - 1] = stored  # the last run of a pack ends with it
     return ends - begins, offsets
 
 
@@ -271,6 +268,7 @@ def _opened(place: str) -> Generator[pq.ParquetFile]:
         try:
             yield pq.ParquetFile(stream, page_checksum_verification=True)
         except (pa.ArrowException, OSError) as error:
+            # Errors of the storage are retried; damage stays.
             if not is_decoder_error(error):
                 raise
             raise RunError(

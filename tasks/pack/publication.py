@@ -85,7 +85,15 @@ class PackedLayout:
             file = _File(item, part, PackFacts.of(item.receipt.facts[part]))
             held.setdefault(split, {}).setdefault(item.dataset, []).append(file)
         folders = {split: folder for split in held if (folder := self._choose(store, split, held[split]))}
-        written = [output for folder in folders.values() for output in _place(output_dir, store, folder)]
+        written: list[Output] = []
+        for folder in folders.values():
+            sources = {place: store.path(file.item.key, file.output) for place, file in folder.items()}
+            whole = [place for place, file in folder.items() if not file.leading]
+            place_files([(sources[place], join(output_dir, place)) for place in whole])
+            for place, file in folder.items():
+                if file.leading:  # only these are written; the others are links
+                    output = write_leading(sources[place], join(output_dir, place), file.facts.packs)
+                    written.append(replace(output, path=place))
         written += [self._describe(output_dir, split, folder) for split, folder in folders.items()]
         listed: list[Listed] = []
         names: dict[str, dict[str, list[str]]] = {}
@@ -101,7 +109,7 @@ class PackedLayout:
 
     def _choose(self, store: Store, split: str, held: _Held) -> _Folder:
         chosen: list[_File] = []
-        total = self.total if split == "train" else None
+        total = self.total if split == "train" else None  # a budget is of what is trained on
         for dataset, drawn in draw(_numbers(held), self.weights, self.sampling, self.seed, total).items():
             for file, copies in zip(held[dataset], drawn.copies, strict=True):
                 chosen += [file] * copies
@@ -110,6 +118,7 @@ class PackedLayout:
                 facts = leading_packs(store.path(file.item.key, file.output), drawn.rest)
                 if facts is not None:
                     chosen.append(file if facts.packs == file.facts.packs else replace(file, facts=facts, leading=True))
+        # Copies of a file have different hashes, so they are apart in the order.
         seen: Counter[str] = Counter()
         numbered: list[_File] = []
         for file in chosen:
@@ -125,7 +134,7 @@ class PackedLayout:
         pack is a lower bound: too short is safe, too long would let attention run past the end.
         """
         facts = PackFacts.total([file.facts for file in folder.values()])
-        inputs = facts.tokens + facts.padding - facts.sequences
+        inputs = facts.tokens + facts.padding - facts.sequences  # the last token of a sequence is only a label
         packing = {
             "dataset_max_seqlen": facts.longest - 1,
             "max_samples_per_bin": facts.most_sequences,
@@ -147,6 +156,7 @@ class PackedLayout:
             taken: Counter[DataSet] = Counter()
             for file in folder.values():
                 taken[file.item.dataset] += file.facts.tokens
+            # Datasets with a weight but without packs are not among the shares, so they are asked for by name.
             splits[split] = account(_numbers(held[split]), self.weights, taken)
             asked = [
                 name for (of, name), weight in self.weights.items() if weight and (of == split or of not in SPLITS)
@@ -159,14 +169,3 @@ def _numbers(held: _Held) -> dict[DataSet, list[PackedFile]]:
     return {
         dataset: [PackedFile(file.item.key, file.facts.tokens) for file in files] for dataset, files in held.items()
     }
-
-
-def _place(output_dir: str, store: Store, folder: _Folder) -> list[Output]:
-    """Put the files for one split into its folder; return the newly written files."""
-    sources = {place: store.path(file.item.key, file.output) for place, file in folder.items()}
-    place_files([(sources[place], join(output_dir, place)) for place, file in folder.items() if not file.leading])
-    return [
-        replace(write_leading(sources[place], join(output_dir, place), file.facts.packs), path=place)
-        for place, file in folder.items()
-        if file.leading
-    ]

@@ -56,6 +56,7 @@ def draw(held: Held, weights: Weights, sampling: Sampling, seed: int, wanted: in
     shares = wanted_shares(held, weights)
     if sampling == "none":
         return {dataset: Draw((1,) * len(held[dataset])) for dataset in shares}
+    # The total at which each dataset would be used exactly once.
     totals = [_tokens(held[dataset]) / share for dataset, share in shares.items()]
     total = wanted or (min if sampling == "down" else max)(totals, default=0)
     return {dataset: _take(held[dataset], round(share * total), seed) for dataset, share in shares.items()}
@@ -75,6 +76,7 @@ def _take(files: Sequence[PackedFile], tokens: int, seed: int) -> Draw:
     """Take all files as often as they fit, then files in seeded order until one is too large."""
     often, rest = divmod(tokens, _tokens(files))
     copies = [often] * len(files)
+    # The order depends on how often files are used, or the same ones would always be left over.
     for number in sorted(range(len(files)), key=lambda number: order(files[number].key, often, seed)):
         if not rest:
             break

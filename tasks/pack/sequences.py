@@ -94,12 +94,18 @@ class SequenceWriter:
 
         `ids` (int32) and `loss` (int8: 1 if the next token is trained on) hold them back to back.
         """
+        # In place: a batch has millions of tokens.
         stored = loss.astype(np.uint32)
         stored <<= np.uint32(31)
         stored |= ids.view(np.uint32)
         self.builder.open(tokens_file(self.part)).write(stored.astype("<u4", copy=False).data)
-        trained = np.add.reduceat(loss, np.cumsum(lengths) - lengths, dtype=np.int64)
-        columns = [lengths, trained, rows, _hashes(ids, loss, lengths)]
+        ends = np.cumsum(lengths)
+        trained = np.add.reduceat(loss, ends - lengths, dtype=np.int64)
+        # Packing places equal lengths in the order of this hash, so that the order of arrival doesn't matter.
+        pairs = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
+        tokens, masks = memoryview(cast("Buffer", ids)), memoryview(cast("Buffer", loss))
+        hashes = [xxh3_64_intdigest(tokens[a:b], xxh3_64_intdigest(masks[a:b])) for a, b in pairs]
+        columns = [lengths, trained, rows, np.array(hashes, np.uint64)]
         arrays = [pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types[:4], strict=True)]
         offsets = pa.array(np.append(0, np.cumsum(runs.counts)), pa.int32())
         lists = [pa.ListArray.from_arrays(offsets, pa.array(values)) for values in (runs.starts, runs.roles)]
@@ -114,14 +120,6 @@ class SequenceWriter:
         if self._waiting:
             self.builder.table(index_file(self.part), SCHEMA).write_table(pa.concat_tables(self._waiting))
             self._waiting = []
-
-
-def _hashes(ids: np.ndarray, loss: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return xxh3_64 of the ids of each sequence, seeded by the hash of its loss."""
-    ends = np.cumsum(lengths)
-    pairs = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
-    tokens, masks = memoryview(cast("Buffer", ids)), memoryview(cast("Buffer", loss))
-    return np.array([xxh3_64_intdigest(tokens[a:b], xxh3_64_intdigest(masks[a:b])) for a, b in pairs], np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +149,7 @@ class StoredSequences:
         """
         descriptors = [file.fileno() for file in self.opened]
         into = tokens.data.cast("B")
+        # A system call per sequence, straight into its place: as fast as mapped files, whose pages count as memory.
         columns = (self.files[numbers], 4 * self.starts[numbers], 4 * begins, 4 * (begins + self.lengths[numbers]))
         for file, start, begin, end in zip(*(column.tolist() for column in columns), strict=True):
             if os.preadv(descriptors[file], [into[begin:end]], start) != end - begin:
@@ -174,6 +173,7 @@ def stored_sequences(store: Store, members: Sequence[tuple[Receipt, str]]) -> Ge
     before = np.cumsum([0, *(receipt.rows_in for receipt, _ in members)])[:-1]
     index = pa.concat_tables(tables).combine_chunks()
     lengths = index["length"].to_numpy().astype(np.int64)
+    # Tokens are counted from the beginning of their own file, rows over all shards.
     starts = np.cumsum(lengths) - lengths
     firsts = (np.cumsum(counts) - counts).tolist()
     roles = cast("pa.ListArray", index["role"].chunk(0))
@@ -212,6 +212,7 @@ def _tokens(store: Store, receipt: Receipt, part: str) -> Generator[IO[bytes]]:
     name = tokens_file(part)
     place = store.path(receipt.key, name)
     system, path = filesystem(place)
+    # Random reads of an object store would be a request each.
     if is_local(place):
         with Path(absolute(place)).open("rb") as file:
             _check(file, store, receipt, name)
@@ -221,7 +222,7 @@ def _tokens(store: Store, receipt: Receipt, part: str) -> Generator[IO[bytes]]:
         with cast("BinaryIO", system.open(path, "rb")) as stream:
             for chunk in iter(partial(stream.read, CHUNK), b""):
                 file.write(chunk)
-        file.flush()
+        file.flush()  # `read` goes past Python's buffer
         _check(file, store, receipt, name)
         yield file
 

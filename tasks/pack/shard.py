@@ -75,6 +75,7 @@ class SequenceShard:
                     self._add(int(batch.rows[index]), conversation, sequences, builder)
             for part in self._parts.values():
                 self._encode(part, builder)
+            # By name, because the order in which parts first occur depends on the rows.
             for name, part in sorted(self._parts.items()):
                 if part.documents:
                     part.writer.write_index()
@@ -98,7 +99,14 @@ class SequenceShard:
 
     def _add(self, row: int, conversation: Any, sequences: Rendered, builder: ShardBuilder) -> None:  # noqa: ANN401 - as the format reads it
         """Queue the sequences of a row for the encoder."""
-        part, ready = self._part(conversation, builder), isinstance(conversation, Tokenized)
+        name, recipe, ready = WHOLE, self.recipe, isinstance(conversation, Tokenized)
+        if recipe.holdout_seed is not None:
+            # By the texts, so that a conversation is in the same part in any format; ids have no texts.
+            said = [conversation.ids.tobytes().hex()] if ready else self.rows.said(conversation)
+            name = part_of(digest(said, recipe.holdout_seed), recipe.holdout_valid, recipe.holdout_test)
+        part = self._parts.get(name)
+        if part is None:
+            part = self._parts[name] = _Part(SequenceWriter(builder, name))
         self._counts["flagged"] += 0 if ready else self.rows.flagged(conversation)
         for name in conversation.unread if ready else self.rows.unread(conversation):
             builder.unread[name] += 1
@@ -108,39 +116,29 @@ class SequenceShard:
             if part.batch.characters >= BATCH_CHARACTERS:
                 self._encode(part, builder, unfinished=row)
 
-    def _part(self, conversation: Any, builder: ShardBuilder) -> _Part:  # noqa: ANN401 - as the format reads it
-        """The part of a conversation, by a hash of it."""
-        name, recipe = WHOLE, self.recipe
-        if recipe.holdout_seed is not None:
-            ready = isinstance(conversation, Tokenized)
-            said = [conversation.ids.tobytes().hex()] if ready else self.rows.said(conversation)
-            hashed = digest(said, recipe.holdout_seed)
-            name = part_of(hashed, recipe.holdout_valid, recipe.holdout_test)
-        if name not in self._parts:
-            self._parts[name] = _Part(SequenceWriter(builder, name))
-        return self._parts[name]
-
     def _encode(self, part: _Part, builder: ShardBuilder, unfinished: int | None = None) -> None:
         """Encode the queue of a part and count its rows, except the `unfinished` one, which continues with more sequences."""
         batch, rows = part.batch, np.asarray(part.rows, np.int64)
         part.batch, part.rows = Batch(), []
         if rows.size:
-            self._store(part, batch.encode(self.encoder), rows)
+            sequences = batch.encode(self.encoder)
+            check_ids(sequences, self.recipe.vocabulary_size)
+            # Without the first token, because nothing predicts it.
+            starts = sequences.offsets[:-1]
+            trained = np.add.reduceat(sequences.trained, starts, dtype=np.int64) - sequences.trained[starts]
+            chosen = np.flatnonzero(trained > 0)
+            part.seen.update(rows.tolist())
+            part.kept.update(rows[chosen].tolist())
+            self._counts["straddled"] += int(sequences.straddled[chosen].sum())
+            if chosen.size:
+                _append(part.writer, sequences, chosen, rows[chosen])
+        # A row whose sequences are in several batches is kept if any of them has a trained token.
         done = part.seen - {unfinished}
         kept, dropped = (np.array(sorted(some), np.int64) for some in (done & part.kept, done - part.kept))
         builder.fates.keep(part.writer.part, kept)
         builder.drop("nothing_trained", dropped)
         part.documents += len(kept)
         part.seen, part.kept = part.seen - done, part.kept - done
-
-    def _store(self, part: _Part, sequences: Sequences, rows: np.ndarray) -> None:
-        check_ids(sequences, self.recipe.vocabulary_size)
-        kept = np.flatnonzero(_trained_tokens(sequences) > 0)
-        part.seen.update(rows.tolist())
-        part.kept.update(rows[kept].tolist())
-        self._counts["straddled"] += int(sequences.straddled[kept].sum())
-        if kept.size:
-            _append(part.writer, sequences, kept, rows[kept])
 
 
 def digest(said: Iterable[str], seed: int) -> int:
@@ -157,28 +155,19 @@ def check_ids(sequences: Sequences, vocabulary_size: int) -> None:
         )
 
 
-def _trained_tokens(sequences: Sequences) -> np.ndarray:
-    """Trained tokens per sequence, int64, without the first token, because nothing predicts it."""
-    starts = sequences.offsets[:-1]
-    return np.add.reduceat(sequences.trained, starts, dtype=np.int64) - sequences.trained[starts]
-
-
-def _inside(starts: np.ndarray, lengths: np.ndarray, size: int) -> np.ndarray:
-    """A mask of `size` positions, true in `[start, start + length)`."""
-    borders = np.zeros(size + 1, np.int8)
-    np.add.at(borders, starts, 1)
-    np.add.at(borders, starts + lengths, -1)
-    return np.cumsum(borders[:-1], dtype=np.int8).astype(np.bool_)
-
-
 def _append(writer: SequenceWriter, sequences: Sequences, chosen: np.ndarray, rows: np.ndarray) -> None:
     """Store the chosen sequences, their loss shifted to the token before, and their role runs."""
     lengths = sequences.lengths[chosen]
     ids, loss = sequences.ids, np.append(sequences.trained[1:], np.int8(0))
-    loss[sequences.offsets[1:] - 1] = 0
+    loss[sequences.offsets[1:] - 1] = 0  # the token behind is of the next sequence
     if len(chosen) < len(sequences.offsets) - 1:
-        keep = _inside(sequences.offsets[chosen], lengths, len(ids))
+        # 1 from the beginning of each chosen sequence to its end, by the sum of its borders; neighbors share one.
+        borders = np.zeros(len(ids) + 1, np.int8)
+        np.add.at(borders, sequences.offsets[chosen], 1)
+        np.add.at(borders, sequences.offsets[chosen] + lengths, -1)
+        keep = np.cumsum(borders[:-1], dtype=np.int8).astype(np.bool_)
         ids, loss = ids[keep], loss[keep]
+    # Runs belong to the sequence that they begin in, and are stored relative to it.
     counts = np.diff(np.searchsorted(sequences.role_starts, sequences.offsets))
     owners = np.repeat(np.arange(len(counts)), counts)
     kept = np.isin(owners, chosen)
