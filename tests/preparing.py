@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,39 @@ def write_lines(path, rows):
     lines = [row if isinstance(row, bytes) else json.dumps({"text": row}, ensure_ascii=False).encode() for row in rows]
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     return path
+
+
+def write_rows(path, rows):
+    """A JSON Lines file; rows that are bytes are written as they are."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+def old(path):
+    """The file, last modified long ago."""
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+    return path
+
+
+def in_two_files(folder, rows):
+    """A folder with a.jsonl, of the first forty rows, and b.jsonl, of the others; both last modified long ago."""
+    old(write_rows(folder / "a.jsonl", rows[:40]))
+    old(write_rows(folder / "b.jsonl", rows[40:]))
+    return folder
+
+
+def of_two_files(folder, **fields):
+    """Both files as datasets of their own; `fields` are those of both."""
+    flat = blend_of(folder / "a.jsonl", folder / "b.jsonl")
+    return {"datasets": [{**source, **fields} for source in flat["datasets"]]}
+
+
+def pending(planned):
+    """The shards to build: the name of the file of each, and where it begins."""
+    return [(Path(shard.part.file.uri).name, shard.part.start) for shard in planned.plan.pending]
 
 
 def compressed(name, content):
@@ -64,15 +98,26 @@ def prefixes_of(output, split="train"):
     return [Path(output) / name for entry in entries for name in entry["published"].get(split, [])]
 
 
-def documents_of(output, tokenizer, split="train"):
-    """The texts of a published split in order, and their lengths in tokens, read by NumPy alone."""
-    texts = []
+def ids_of_documents(output, split="train"):
+    """The ids of each document of a published split, as lists in order, read by NumPy alone."""
+    documents = []
     for prefix in prefixes_of(output, split):
         idx = Path(f"{prefix}.idx").read_bytes()
         lengths = np.frombuffer(idx, "<i4", int.from_bytes(idx[18:26], "little"), 34)
-        pieces = np.split(np.fromfile(f"{prefix}.bin", "<u2"), np.cumsum(lengths)[:-1])
-        texts += tokenizer.decode_batch([piece[:-1].tolist() for piece in pieces], skip_special_tokens=False)
-    return texts
+        tokens = np.fromfile(f"{prefix}.bin", {4: "<i4", 8: "<u2"}[idx[17]])
+        assert len(tokens) == lengths.sum()
+        documents += [part.tolist() for part in np.split(tokens, np.cumsum(lengths)[:-1])]
+    return documents
+
+
+def documents_of(output, tokenizer, split="train"):
+    """The texts of a published split in order."""
+    return tokenizer.decode_batch([ids[:-1] for ids in ids_of_documents(output, split)], skip_special_tokens=False)
+
+
+def quarantined(output, name="some"):
+    """The bad rows of a dataset that were set aside, in order."""
+    return [json.loads(line) for line in (Path(output) / "quarantine" / f"{name}.jsonl").read_bytes().splitlines()]
 
 
 REPORTED = {"report.html", "README.md", "croissant.json", "training-summary.md"}

@@ -1,11 +1,11 @@
 """A whole RL preparation in this process, without Prefect or Dask."""
 
-import json
 from pathlib import Path
 
 import zstandard
 
 from tests.building import build_shards, plan_here, prepare_here
+from tests.preparing import write_rows  # noqa: F401 - beside the others
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
 
@@ -26,15 +26,6 @@ def prepare(blend, output_dir, **settings):
 def build(planned, shards):
     """Build some of the planned shards, one after the other, in this process."""
     return build_shards("rl", planned, shards)
-
-
-def write_rows(path, rows):
-    """A JSON Lines file; rows that are bytes are written as they are."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
-    path.write_bytes(b"".join(line + b"\n" for line in lines))
-    return path
 
 
 def lines_of(path):

@@ -6,13 +6,13 @@ otherwise, and marks what the assistant generates, so that `transformers` can sa
 
 import json
 from contextlib import contextmanager
-from pathlib import Path
 from unittest.mock import patch
 
 from tokenmill.tasks.chat import check
 from tokenmill.tasks.shards.store import PACKS, Store
 
 from tests.building import build_shards, plan_here, prepare_here
+from tests.preparing import write_rows  # noqa: F401 - beside the others
 from tests.tokenize.small_vocabularies import BOS, EOS, byte_level_bpe
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -87,15 +87,6 @@ def pack_receipts(planned):
     """The receipts of all packs in the store of a plan."""
     store = Store(planned.plan.store.place, PACKS)
     return list(store.proven(store.keys()).values())
-
-
-def write_rows(path, rows):
-    """A JSON Lines file; rows that are bytes are written as they are."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
-    path.write_bytes(b"".join(line + b"\n" for line in lines))
-    return path
 
 
 @contextmanager

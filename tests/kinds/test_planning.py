@@ -11,14 +11,10 @@ from tokenmill.tasks.report.plan import pending_reasons
 from tokenmill.tasks.shards.kinds import preparation
 
 from tests.kinds.preparations import CHANGES_NO_BYTE, LONG_AGO
-from tests.preparing import tree
+from tests.preparing import pending, tree
 from tests.preparing_sft import CHATML
 
 pytestmark = pytest.mark.slow
-
-
-def pending(planned):
-    return [(Path(shard.part.file.uri).name, shard.part.start) for shard in planned.plan.pending]
 
 
 def owned(data, shard_size):

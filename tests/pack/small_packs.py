@@ -1,9 +1,12 @@
-"""Packed Parquet files and proven shards of them, written from lists alone."""
+"""Packed Parquet files and proven shards of them, written from lists alone; and published packs, read without the project."""
 
 import io
 import itertools
 import random
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.pack.parquet import PARQUET
@@ -103,3 +106,42 @@ def shard(store, dataset, number, parts, split="datasets", content=None):
     )
     part = Slice(SourceFile(f"/{dataset}.jsonl", 10, "jsonl"), number, number + 1)
     return Finished(PlannedShard(dataset, split, part, identity), key, receipt)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A sequence as it lies in a pack, with the role of each of its tokens."""
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    document: int
+    roles: tuple[int, ...]
+
+    @property
+    def learnable(self):
+        return self.ids, self.mask
+
+
+def files_of(out, split="train"):
+    return sorted(Path(out).glob(f"splits/{split}/*.parquet"))
+
+
+def packs_of(out, split="train"):
+    """The published packs of a split, read by pyarrow alone: each a list of its sequences."""
+    return [_sequences(row) for path in files_of(out, split) for row in pq.read_table(path).to_pylist()]
+
+
+def _sequences(row):
+    ends = [*row["seq_start_id"][1:], len(row["input_ids"])]
+    runs = np.diff([*row["role_start"], len(row["input_ids"])])
+    roles = np.repeat(row["role"], runs).tolist()
+    assert len(row["document"]) == len(ends)
+    assert set(row["seq_start_id"]) <= set(row["role_start"])
+    return [
+        Stored(tuple(row["input_ids"][a:b]), tuple(row["loss_mask"][a:b]), document, tuple(roles[a:b]))
+        for a, b, document in zip(row["seq_start_id"], ends, row["document"], strict=True)
+    ]
+
+
+def sequences_of(out, split="train"):
+    return list(itertools.chain(*packs_of(out, split)))

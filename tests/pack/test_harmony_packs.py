@@ -3,14 +3,13 @@
 import itertools
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.probes import NO_QUESTION
-from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony import message
 from tokenmill.tasks.harmony.compose import compose
 from tokenmill.tasks.harmony.converters import CONVERTERS, openai_messages
@@ -31,9 +30,10 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tests import preparing_harmony, preparing_sft
 from tests.harmony import rows
 from tests.harmony.test_render import GOLDEN, reference_tokens
+from tests.pack.small_packs import sequences_of
 from tests.peers.conversations import CLOCK, assistant, call, system, talk, thinking, tool, user
 from tests.preparing import blend_of
-from tests.preparing_sft import build, chat_vocabulary, write_rows
+from tests.preparing_sft import chat_vocabulary, write_rows
 
 GIVEN = {"chat_template": "harmony", "pack_size": 1024}
 FULL = LossPolicy()
@@ -62,15 +62,11 @@ TEXTS = [render(messages) for messages in CONVERSATIONS]
 
 def stored(out, split="train"):
     """Of every sequence of a split: the row it came from, its ids, and which of them are trained on."""
-    found = []
-    for path in sorted(Path(out).glob(f"splits/{split}/*.parquet")):
-        for row in pq.read_table(path).to_pylist():
-            borders = itertools.pairwise([*row["seq_start_id"], len(row["input_ids"])])
-            for document, (start, stop) in zip(row["document"], borders, strict=True):
-                mask = [0, *row["loss_mask"][start : stop - 1]]
-                assert not row["loss_mask"][stop - 1]
-                found.append((document, row["input_ids"][start:stop], mask))
-    return sorted(found, key=lambda sequence: (sequence[0], len(sequence[1])))
+    found = sequences_of(out, split)
+    assert not any(each.mask[-1] for each in found)
+    return sorted(
+        ((each.document, [*each.ids], [0, *each.mask[:-1]]) for each in found), key=lambda each: (each[0], len(each[1]))
+    )
 
 
 def expected(conversations, policy=FULL):
@@ -356,13 +352,6 @@ def test_new_template_version_rebuilds_all(chats, monkeypatch):
     assert pending_reasons(plan(blend, chats / "out")) == {
         f"recipe.template changed: 'harmony:{message.TEMPLATE_VERSION}' -> 'harmony:next'": 1
     }
-
-
-def test_worker_with_different_version_does_not_pack(chats, tmp_path, monkeypatch):
-    planned = plan(blend_of(chats / "chat.jsonl"), tmp_path / "out")
-    monkeypatch.setattr("tokenmill.tasks.harmony.training.TEMPLATE_VERSION", "next")
-    with pytest.raises(RunError, match="harmony:next on this worker"):
-        build(planned, planned.plan.pending)
 
 
 def test_tokenizer_without_harmony_tokens_is_rejected(chats, tmp_path):

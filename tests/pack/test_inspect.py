@@ -209,26 +209,6 @@ def reissued(store, receipt, changed, **counts):
     store.issue(receipt.identity, outputs=[*kept, *outputs], **{**recorded, **counts})
 
 
-def test_a_file_that_is_whole_but_no_packs_costs_its_shard(whole):
-    """Hashes agree; only a look inside tells."""
-    out, again, expected = whole
-    receipt = next(each for each in pack_receipts(again()) if "train" in each.parts)
-    store = Store(str(out / "shards"), "packs")
-    place = Path(store.path(receipt.key, "train.parquet"))
-    packs = pq.read_table(place)
-    masks = packs["loss_mask"].to_pylist()
-    masks[-1][-1] = 1
-    wrong = packs.set_column(1, packs.schema.field(1), pa.array(masks, packs.schema.field(1).type))
-    stream = pa.BufferOutputStream()
-    pq.write_table(wrong, stream)
-    reissued(store, receipt, {"train.parquet": stream.getvalue().to_pybytes()})
-    found = check(out)
-    assert f"{place}: loss_mask is 1 at the last token of a sequence" in found.problems
-    assert found.withdrawn == [receipt.key]
-    assert again().plan.pending == []
-    assert tree(out) == expected
-
-
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -90,20 +90,6 @@ def tokens_by_dataset(out, split="train"):
     return tokens
 
 
-def tree(out):
-    """Everything that is published, with its content, except what is declared volatile."""
-    files = {
-        str(path.relative_to(out)): path.read_bytes()
-        for path in Path(out).rglob("*")
-        if path.is_file() and "shards" not in path.parts
-    }
-    manifest = json.loads(files["manifest.json"])
-    manifest.pop("volatile")
-    manifest["files"] = [file for file in manifest["files"] if file["path"] != "blend.json"]  # it holds absolute paths
-    blend = files["blend.json"].replace(str(out).encode(), b"OUT")
-    return {**files, "manifest.json": json.dumps(manifest, sort_keys=True), "blend.json": blend}
-
-
 def problems(out):
     return verify(str(out), lambda store, receipt: []).problems
 
@@ -309,15 +295,6 @@ def test_equal_files_are_each_published(tmp_path):
             name for entry in manifest["derived"]["shards"] for of in entry["published"].values() for name in of
         ) == [str(Path(path).relative_to(tmp_path)) for path in folder(tmp_path)]
         assert problems(tmp_path) == []
-
-
-def test_republishing_is_stable_and_cleans_up(tmp_path, built):
-    store, finished = built
-    publish(tmp_path / "alone", store, finished, sampling="down")
-    expected = tree(tmp_path / "alone")
-    for sampling in ("up", "none", "down", "down"):
-        publish(tmp_path / "out", store, finished, sampling=sampling)
-    assert tree(tmp_path / "out") == expected
 
 
 def test_a_name_never_means_other_packs_than_before(tmp_path, built):

@@ -4,7 +4,6 @@ no other choice of packs tokenizes anything again.
 
 import itertools
 import json
-import os
 import random
 import resource
 import shutil
@@ -31,8 +30,9 @@ from tokenmill.tasks.report.why import why_row
 from tokenmill.tasks.shards.verify import verify
 
 from tests.building import build_here
+from tests.pack.small_packs import packs_of
 from tests.peers.conversations import assistant, talk, thinking, user
-from tests.preparing import blend_of, tree
+from tests.preparing import blend_of, old, tree
 from tests.preparing_sft import build, pack_receipts, plan, prepare, probing_once, write_rows
 
 PACK_SIZE, SMALL = 512, 2_000
@@ -64,12 +64,6 @@ def chosen(vocabulary):
     return {"tokenizer": {"model": str(vocabulary)}, "pack_size": PACK_SIZE, "shard_size": SMALL}
 
 
-def old(path):
-    """The file, last modified long ago."""
-    os.utime(path, (1_000_000_000, 1_000_000_000))
-    return path
-
-
 @pytest.fixture
 def source(tmp_path):
     return old(write_rows(tmp_path / "rows.jsonl", ROWS))
@@ -90,12 +84,7 @@ def stored_in(place, split="all"):
 
 def packs_in(out, split="train"):
     """The published packs of a split, each a list of its sequences (ids, mask)."""
-    packs = []
-    for path in sorted(Path(out, "splits", split).glob("*.parquet")):
-        for row in pq.read_table(path).to_pylist():
-            borders = itertools.pairwise([*row["seq_start_id"], len(row["input_ids"])])
-            packs.append([(tuple(row["input_ids"][a:b]), tuple(row["loss_mask"][a:b])) for a, b in borders])
-    return packs
+    return [[sequence.learnable for sequence in pack] for pack in packs_of(out, split)]
 
 
 def times_of(folder):

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +14,7 @@ from tokenmill.tasks.report.plan import pending_reasons
 
 from tests.building import plan_here, prepare_here
 from tests.peers.conversations import assistant, talk, thinking, user
-from tests.preparing import blend_of
+from tests.preparing import blend_of, in_two_files, of_two_files, pending
 from tests.preparing_sft import CHATML, START, chat_vocabulary, plan, prepare, write_rows
 
 ROWS = [
@@ -34,29 +33,12 @@ def given(vocabulary):
     return {"tokenizer": {"model": str(vocabulary)}, "pack_size": 256, "shard_size": 1500}
 
 
-def corpus(folder):
-    """Two files, last modified long ago."""
-    for path in (write_rows(folder / "a.jsonl", ROWS[:40]), write_rows(folder / "b.jsonl", ROWS[40:])):
-        os.utime(path, (1_000_000_000, 1_000_000_000))
-    return folder
-
-
-def blend(folder, a=1.0, **fields):
-    """Both files as datasets of their own; `fields` are those of both."""
-    flat = blend_of(folder / "a.jsonl", folder / "b.jsonl", a=a)
-    return {"datasets": [{**source, **fields} for source in flat["datasets"]]}
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, given):
     """A corpus and its preparation, which the tests that take this leave as it is."""
     folder = tmp_path_factory.mktemp("prepared")
-    prepare(blend(corpus(folder / "corpus")), folder / "out", **given)
+    prepare(of_two_files(in_two_files(folder / "corpus", ROWS)), folder / "out", **given)
     return folder
-
-
-def pending(planned):
-    return [(Path(shard.part.file.uri).name, shard.part.start) for shard in planned.plan.pending]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +53,7 @@ def pending(planned):
     ids=str,
 )
 def test_read_fields_rebuild_a_dataset_and_are_named(prepared, given, fields, reason):
-    planned = plan(blend(prepared / "corpus", **fields), prepared / "out", **given)
+    planned = plan(of_two_files(prepared / "corpus", **fields), prepared / "out", **given)
     assert pending_reasons(planned) == {reason: len(planned.plan.shards)}
 
 
@@ -79,10 +61,10 @@ def test_the_same_tokenizer_and_template_in_other_places_rebuild_nothing(prepare
     moved = shutil.copytree(vocabulary, tmp_path / "moved")
     (tmp_path / "chat.jinja").write_text(CHATML, "utf-8")
     changed = {"tokenizer": {"model": str(moved)}, "chat_template": str(tmp_path / "chat.jinja")}
-    assert pending(plan(blend(prepared / "corpus"), prepared / "out", **given | changed)) == []
+    assert pending(plan(of_two_files(prepared / "corpus"), prepared / "out", **given | changed)) == []
     (moved / "chat_template.jinja").write_text(CHATML, "utf-8")
     changed |= {"chat_template": "tokenizer"}
-    assert pending(plan(blend(prepared / "corpus"), prepared / "out", **given | changed)) == []
+    assert pending(plan(of_two_files(prepared / "corpus"), prepared / "out", **given | changed)) == []
 
 
 def test_read_parquet_columns_are_part_of_the_key(given, tmp_path):
@@ -111,7 +93,7 @@ def test_a_date_in_yaml_is_the_text_that_templates_take():
 
 @pytest.mark.parametrize("key", ["template_variables", "chat_template_kwargs"])
 def test_variables_of_one_dataset(tmp_path, given, key):
-    rows, keeping = blend(corpus(tmp_path / "rows")), {"keep_reasoning": True}
+    rows, keeping = of_two_files(in_two_files(tmp_path / "rows", ROWS)), {"keep_reasoning": True}
     own = {"datasets": [rows["datasets"][0], {**rows["datasets"][1], key: keeping}]}
 
     def keys(blend, **settings):

@@ -30,8 +30,9 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers import PreTrainedTokenizerFast
 
 from tests.flows.cloning import REPOSITORY
+from tests.pack.small_packs import files_of, packs_of, sequences_of
 from tests.peers.conversations import assistant, call, function, system, talk, thinking, tool, user
-from tests.preparing import blend_of, tree
+from tests.preparing import blend_of, quarantined, tree
 from tests.preparing_sft import CHATML, UNMARKED, build, chat_vocabulary, pack_receipts, plan, prepare, write_rows
 
 PADDING_ROLE, ASSISTANT_ROLE = 6, 4
@@ -48,45 +49,6 @@ def tokenizer(vocabulary):
 @pytest.fixture
 def chosen(vocabulary):
     return {"tokenizer": {"model": str(vocabulary)}, "pack_size": PACK_SIZE}
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A sequence as it lies in a pack, with the role of each of its tokens."""
-
-    ids: tuple[int, ...]
-    mask: tuple[int, ...]
-    document: int
-    roles: tuple[int, ...]
-
-    @property
-    def learnable(self):
-        return self.ids, self.mask
-
-
-def files_of(out, split="train"):
-    return sorted(Path(out).glob(f"splits/{split}/*.parquet"))
-
-
-def packs_of(out, split="train"):
-    """The published packs of a split, read by pyarrow alone: each a list of its sequences."""
-    return [_sequences(row) for path in files_of(out, split) for row in pq.read_table(path).to_pylist()]
-
-
-def _sequences(row):
-    ends = [*row["seq_start_id"][1:], len(row["input_ids"])]
-    runs = np.diff([*row["role_start"], len(row["input_ids"])])
-    roles = np.repeat(row["role"], runs).tolist()
-    assert len(row["document"]) == len(ends)
-    assert set(row["seq_start_id"]) <= set(row["role_start"])
-    return [
-        Stored(tuple(row["input_ids"][a:b]), tuple(row["loss_mask"][a:b]), document, tuple(roles[a:b]))
-        for a, b, document in zip(row["seq_start_id"], ends, row["document"], strict=True)
-    ]
-
-
-def sequences_of(out, split="train"):
-    return list(itertools.chain(*packs_of(out, split)))
 
 
 # What transformers makes of a conversation.
@@ -532,10 +494,6 @@ def numbers_in(sequences, tokenizer):
     """The numbers that conversations have in them, one for each sequence."""
     texts = tokenizer.batch_decode([list(sequence.ids) for sequence in sequences])
     return [int(number) for text in texts for number in re.findall(r"#(\d+)#", text)]
-
-
-def quarantined(out, name="some"):
-    return [json.loads(line) for line in (out / "quarantine" / f"{name}.jsonl").read_bytes().splitlines()]
 
 
 @pytest.mark.parametrize(("shard_size", "zipped"), [(300, False), (10**9, False), (10**9, True)])

@@ -126,6 +126,7 @@ def test_kept_rows_are_readable_and_errors_include_location_and_fix(target):
             assert "literal[" not in rejected.detail
         if rejected is None:
             assert read, row
+            assert all(isinstance(text, str) for text in TARGETS[target].texts(row))
         elif read:
             assert rejected.reason in MISREAD[target], (rejected, row)
         found[rejected is None, read] += 1

@@ -64,26 +64,6 @@ def rejection(*arguments, **options):
     return found.reason, found.detail
 
 
-def test_dapo_question_is_between_prefix_and_suffix():
-    found = resolved(record(template={"prefix": "Think.", "suffix": "Box it."}), (WRAPPED, "42"))
-    assert found == {
-        "dataset": "d",
-        "question": "Think.\n\nWhat is 40 + 2?\n\nBox it.",
-        "expected_answer": "42",
-        "responses_create_params": {"input": [{"role": "user", "content": "Think.\n\nWhat is 40 + 2?\n\nBox it."}]},
-    }
-
-
-def test_skywork_question_replaces_the_marker():
-    found = resolved(record(template="Solve: {question}\n"), ("What is 40 + 2?\n\n", '["42"]'), style="skywork")
-    assert found == {
-        "dataset": "d",
-        "question": "What is 40 + 2?\n\n",
-        "expected_answer": "42",
-        "responses_create_params": {"input": [{"role": "user", "content": "Solve: What is 40 + 2?\n\n\n"}]},
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "answer"),
     [

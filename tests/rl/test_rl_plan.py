@@ -12,7 +12,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.plan import pending_reasons
 
 from tests.building import publish_here
-from tests.preparing import blend_of
+from tests.preparing import blend_of, in_two_files, of_two_files, pending
 from tests.preparing_rl import build, plan, prepare, write_rows
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
@@ -24,32 +24,11 @@ GIVEN = {"shard_size": 600, "target": "nemo_rl_sft"}
 """The settings of all tests: shards of some six rows."""
 
 
-def corpus(folder):
-    """Two files, last modified long ago."""
-    for path in (write_rows(folder / "a.jsonl", ROWS[:40]), write_rows(folder / "b.jsonl", ROWS[40:])):
-        os.utime(path, (1_000_000_000, 1_000_000_000))
-    return folder
-
-
-def blend(folder, a=1.0, **fields):
-    """Both files as datasets of their own; `fields` are those of both."""
-    flat = blend_of(folder / "a.jsonl", folder / "b.jsonl", a=a)
-    return {"datasets": [{**source, **fields} for source in flat["datasets"]]}
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     """A corpus and its preparation, which the tests that take this leave as it is."""
     folder = tmp_path_factory.mktemp("prepared")
-    prepare(blend(corpus(folder / "corpus")), folder / "out", **GIVEN)
-    return folder
-
-
-@pytest.fixture
-def own(prepared, tmp_path):
-    """A copy of both that a test may change, prepared where it is now."""
-    folder = Path(shutil.copytree(prepared, tmp_path / "own"))
-    prepare(blend(folder / "corpus"), folder / "out", **GIVEN)
+    prepare(of_two_files(in_two_files(folder / "corpus", ROWS)), folder / "out", **GIVEN)
     return folder
 
 
@@ -58,27 +37,23 @@ def vocabulary(tmp_path_factory):
     return byte_level_bpe(tmp_path_factory.mktemp("vocabulary"), size=400)
 
 
-def pending(planned):
-    return [(Path(shard.part.file.uri).name, shard.part.start) for shard in planned.plan.pending]
-
-
 def test_rows_that_are_counted_hang_on_the_limit_and_the_tokenizer(prepared, vocabulary, tmp_path):
     out, chosen = tmp_path / "out", GIVEN | {"tokenizer": {"model": str(vocabulary)}, "allow_shrink": ["a", "b"]}
-    prepare(blend(prepared / "corpus"), out, max_tokens=15, **chosen)
-    assert pending(plan(blend(prepared / "corpus"), out, max_tokens=15, **chosen)) == []
-    other = plan(blend(prepared / "corpus"), out, max_tokens=16, **chosen)
+    prepare(of_two_files(prepared / "corpus"), out, max_tokens=15, **chosen)
+    assert pending(plan(of_two_files(prepared / "corpus"), out, max_tokens=15, **chosen)) == []
+    other = plan(of_two_files(prepared / "corpus"), out, max_tokens=16, **chosen)
     assert pending_reasons(other) == {"recipe.max_tokens changed: 15 -> 16": len(other.plan.shards)}
     chosen |= {"tokenizer": {"model": str(byte_level_bpe(tmp_path / "other", size=401))}}
-    ((reason, count),) = pending_reasons(plan(blend(prepared / "corpus"), out, max_tokens=15, **chosen)).items()
+    ((reason, count),) = pending_reasons(plan(of_two_files(prepared / "corpus"), out, max_tokens=15, **chosen)).items()
     assert reason == f"recipe.tokenizer changed: {vocabulary} -> {tmp_path / 'other'}"
     assert count == len(other.plan.shards)
     moved = Path(shutil.copytree(vocabulary, tmp_path / "moved"))
     chosen |= {"tokenizer": {"model": str(moved)}}
-    assert pending(plan(blend(prepared / "corpus"), out, max_tokens=15, **chosen)) == []
+    assert pending(plan(of_two_files(prepared / "corpus"), out, max_tokens=15, **chosen)) == []
 
 
 def test_the_last_rows_held_out_cost_the_shards_that_hold_them(prepared):
-    planned = plan(blend(prepared / "corpus"), prepared / "out", val_holdout=3, **GIVEN)
+    planned = plan(of_two_files(prepared / "corpus"), prepared / "out", val_holdout=3, **GIVEN)
     assert [name for name, _ in pending(planned)] == ["a.jsonl", "b.jsonl"]
     for name, start in pending(planned):
         assert start == max(shard.part.start for shard in planned.plan.shards if shard.part.file.uri.endswith(name))
@@ -105,7 +80,7 @@ def test_the_splits_of_the_source_take_training_data_as_it_is(tmp_path):
     ids=str,
 )
 def test_read_parts_rebuild_only_their_dataset(prepared, fields, reason):
-    changed = blend(prepared / "corpus")
+    changed = of_two_files(prepared / "corpus")
     changed["datasets"][1] |= fields
     planned = plan(changed, prepared / "out", **GIVEN)
     assert {name for name, _ in pending(planned)} == {"b.jsonl"}
@@ -116,7 +91,7 @@ def test_read_parts_rebuild_only_their_dataset(prepared, fields, reason):
 
 @pytest.mark.parametrize("key", ["text_field", "messages_field", "tools_field"])
 def test_fields_that_other_preparations_read_mean_nothing_here(prepared, key):
-    assert pending(plan(blend(prepared / "corpus", **{key: "other"}), prepared / "out", **GIVEN)) == []
+    assert pending(plan(of_two_files(prepared / "corpus", **{key: "other"}), prepared / "out", **GIVEN)) == []
 
 
 def test_of_parquet_every_column_counts(tmp_path):

@@ -86,16 +86,6 @@ def problems(out):
     return verify(str(out), inspector_of(str(out))).problems
 
 
-@pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_a_whole_file_holds_the_rows_of_all_shards_in_the_order_of_the_plan(tmp_path, compression):
-    store, finished = made(tmp_path / "out/shards", parts=("train", "valid"), compression=compression)
-    manifest = publish(tmp_path / "out", store, finished, compression=compression)
-    assert lines_of(manifest["train"]) == expected()
-    assert lines_of(manifest["val"]) == expected(part="valid")
-    assert manifest["test"] == ""
-    assert problems(tmp_path / "out") == []
-
-
 def test_manifest_and_blend_name_every_shard_uniquely(tmp_path, built):
     store, finished = built
     manifest = publish(tmp_path, store, finished)
@@ -118,20 +108,6 @@ def test_datasets_weigh_as_in_the_blend_and_shards_by_rows(tmp_path, built):
     assert weights == pytest.approx([share * count for share, count in counts])
     manifest = publish(tmp_path, store, finished, weights={**WEIGHTS, ("datasets", "chat"): 0.0})
     assert (len(listed(tmp_path)), len(manifest["shards"])) == (4, 8)
-
-
-def test_splits_that_the_blend_names_have_their_own_weights_and_files(tmp_path):
-    store = Store(str(tmp_path / "shards"), "rl")
-    finished = [
-        shard(store, name, 0, {"all": count}, split=split)
-        for split, name, count in (("train", "a", 5), ("train", "b", 6), ("valid", "c", 4), ("test", "d", 2))
-    ]
-    weights = {("train", "a"): 1.0, ("train", "b"): 0.5, ("valid", "c"): 7.0, ("test", "d"): 2.0}
-    manifest = publish(tmp_path, store, finished, weights=weights)
-    assert list(listed(tmp_path).values()) == [1.0, 0.5]
-    assert list(listed(tmp_path, "valid").values()) == [7.0]
-    assert [len(lines_of(manifest[key])) for key in ("train", "val", "test")] == [11, 4, 2]
-    assert lines_of(manifest["train"]) == rows_of("a", 0, "all", 5) + rows_of("b", 0, "all", 6)
 
 
 def test_equal_shards_are_all_there(tmp_path):

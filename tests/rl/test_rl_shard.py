@@ -3,6 +3,7 @@
 import datetime as dt
 import gzip
 import json
+import math
 import random
 import re
 import shutil
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import max_examples
-from tests.preparing import blend_of
+from tests.preparing import blend_of, quarantined
 from tests.preparing_rl import lines_of, prepare, write_rows
 
 BOM = b"\xef\xbb\xbf"
@@ -234,10 +235,10 @@ def test_moments_are_written_as_text_and_what_json_has_not_makes_a_bad_row(tmp_p
     assert dt.datetime.fromisoformat(first["at"]) == moment
     assert last == {"id": 4}
     assert manifest["totals"]["dropped"] == {"not_json": 3}
-    quarantined = quarantine(tmp_path / "out", "some")
-    assert [(row["line"], row["reason"]) for row in quarantined] == [(number, "not_json") for number in (2, 3, 4)]
-    assert all("remove it" in row["detail"] for row in quarantined)
-    assert "raw" in quarantined[0]["excerpt"]
+    bad = quarantined(tmp_path / "out")
+    assert [(row["line"], row["reason"]) for row in bad] == [(number, "not_json") for number in (2, 3, 4)]
+    assert all("remove it" in row["detail"] for row in bad)
+    assert "raw" in bad[0]["excerpt"]
 
 
 NO_JSON = {
@@ -311,6 +312,81 @@ def test_parameters_that_the_trainer_overwrites_are_counted(tmp_path):
     assert counts == {"responses_create_params.temperature": 1, "responses_create_params.top_p": 1}
 
 
+# Rows that cannot be written as they are.
+
+
+def asked(number, answer):
+    return [{"role": "user", "content": "q", "id": number}, {"role": "assistant", "content": answer}]
+
+
+GOOD = {"chosen": asked(1, "a"), "rejected": asked(1, "b")}
+
+
+def test_questions_with_different_long_integers_are_distinct(tmp_path):
+    """As floats they are one."""
+    longs = [12345678901234567890123, 12345678901234567890124]
+    bad = {"chosen": asked(longs[0], "a"), "rejected": asked(longs[1], "b")}
+    same = {"chosen": asked(longs[0], "a"), "rejected": asked(longs[0], "b")}
+    path = write_rows(tmp_path / "some.jsonl", [GOOD, bad, same])
+    _, manifest = prepare(transformed(path, "preference"), tmp_path / "out", target="nemo_rl_dpo")
+    assert [json.loads(line)["context"][0]["id"] for line in lines_of(manifest["train"])] == [1, longs[0]]
+    assert manifest["totals"]["dropped"] == {"two_prompts": 1}
+    assert [(row["line"], row["reason"]) for row in quarantined(tmp_path / "out")] == [(2, "two_prompts")]
+
+
+@pytest.mark.parametrize("shape", ["[", '{"a":'], ids=["arrays", "objects"])
+def test_a_deep_row_with_a_long_integer_is_set_aside_unless_its_depth_is_excluded(tmp_path, shape):
+    depth = 1000
+    deep = f"{shape * depth}1{(']' if shape == '[' else '}') * depth}"
+    row = f'{{"a":{deep},"b":1234567890123456789,"c":1}}'.encode()
+    path = write_rows(tmp_path / "some.jsonl", [b'{"a":1,"b":2,"c":3}', row, b'{"a":4,"b":5,"c":6}'])
+    _, manifest = prepare(transformed(path, {"select": ["a", "b"]}), tmp_path / "out")
+    assert [json.loads(line)["b"] for line in lines_of(manifest["train"])] == [2, 5]
+    assert manifest["totals"]["dropped"] == {"not_json": 1}
+    (found,) = quarantined(tmp_path / "out")
+    assert (found["line"], found["reason"]) == (2, "not_json")
+    assert "recursion" in found["detail"].lower()
+    _, manifest = prepare(transformed(path, {"select": ["b"]}), tmp_path / "shallow")
+    assert [json.loads(line)["b"] for line in lines_of(manifest["train"])] == [2, 1234567890123456789, 5]
+
+
+@pytest.mark.parametrize("digits", [b"12", b"1234567890123456789"], ids=["short", "long"])
+def test_how_deep_a_row_may_be_does_not_depend_on_its_integers(tmp_path, digits):
+    rows = [b'{"a":%s%s%s,"b":1}' % (b"[" * depth, digits, b"]" * depth) for depth in (200, 400)]
+    path = write_rows(tmp_path / "some.jsonl", rows)
+    _, manifest = prepare(transformed(path, {"select": ["a"]}), tmp_path / "out")
+    assert lines_of(manifest["train"]) == [rows[0].replace(b',"b":1', b"")]
+    assert manifest["totals"]["dropped"] == {"not_json": 1}
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_non_json_numbers_in_parquet_make_a_bad_row(tmp_path, number):
+    columns = {
+        "id": range(5),
+        "text": ["null", "NaN", "null", "x", "null"],
+        "x": [0.5, number, None, 1.5, -0.0],
+        "deep": [[{"y": [None, 1.0]}], None, [], [{"y": [2.0, number]}], [{"y": []}]],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "some.parquet")
+    _, manifest = prepare(blend_of(tmp_path / "some.parquet"), tmp_path / "out")
+    assert [json.loads(line) for line in lines_of(manifest["train"])] == [
+        {"id": 0, "text": "null", "x": 0.5, "deep": [{"y": [None, 1.0]}]},
+        {"id": 2, "text": "null", "deep": []},
+        {"id": 4, "text": "null", "x": -0.0, "deep": [{"y": []}]},
+    ]
+    assert manifest["totals"]["dropped"] == {"not_json": 2}
+    found = quarantined(tmp_path / "out")
+    assert [(row["line"], row["reason"]) for row in found] == [(2, "not_json"), (4, "not_json")]
+    assert all("NaN or an infinity" in row["detail"] and "drop or replace" in row["detail"] for row in found)
+
+
+def test_moments_beside_a_null_are_written_as_ever(tmp_path):
+    day = pa.array([0, 1], pa.date32())
+    pq.write_table(pa.table({"day": day, "items": [[None], [1]]}), tmp_path / "some.parquet")
+    _, manifest = prepare(blend_of(tmp_path / "some.parquet"), tmp_path / "out")
+    assert lines_of(manifest["train"]) == [b'{"day":"1970-01-01","items":[null]}', b'{"day":"1970-01-02","items":[1]}']
+
+
 # No row is lost.
 
 MIXED = {
@@ -328,10 +404,6 @@ MIXED = {
 }
 """Rows, and why each is dropped where `a` is selected of those with keep=yes; None for those that stay."""
 QUARANTINED = {"missing_field", "malformed_json", "not_an_object", "invalid_utf8", "lone_surrogate"}
-
-
-def quarantine(out, name):
-    return [json.loads(line) for line in (Path(out) / "quarantine" / f"{name}.jsonl").read_bytes().splitlines()]
 
 
 def mixed(folder, count=150):
@@ -357,7 +429,7 @@ def test_every_row_is_written_or_counted_and_bad_ones_are_named_by_file_and_line
     assert lines_of(manifest["train"]) == [
         orjson.dumps({"a": orjson.loads(row)["a"]}) for each in rows.values() for row in each if MIXED[row] is None
     ]
-    found = [(Path(row["file"]).name, row["line"], row["reason"]) for row in quarantine(tmp_path / "out", "in")]
+    found = [(Path(row["file"]).name, row["line"], row["reason"]) for row in quarantined(tmp_path / "out", "in")]
     assert found == [
         (name, number, MIXED[row])
         for name, each in rows.items()
@@ -370,7 +442,7 @@ def test_every_row_is_written_or_counted_and_bad_ones_are_named_by_file_and_line
 def test_a_row_in_quarantine_shows_how_it_begins_and_one_that_is_filtered_out_cannot_be_bad(tmp_path):
     path = write_rows(tmp_path / "some.jsonl", [b'{"n":  1.0, "b": 2}', b'{"a": 1}'])
     prepare(transformed(path, {"select": ["a"]}), tmp_path / "out")
-    (row,) = quarantine(tmp_path / "out", "some")
+    (row,) = quarantined(tmp_path / "out")
     assert row["excerpt"] == '{"n":  1.0, "b": 2}'
     assert "field a" in row["detail"]
     path = write_rows(tmp_path / "some.jsonl", [{"used_in": "other"}] * 30 + [{"used_in": ["mine"], "a": 1}])
@@ -390,20 +462,13 @@ def sides(found):
     return {json.loads(line)["id"]: split for split, rows in found.items() for line in rows}
 
 
-def test_held_out_shares_are_about_right_and_every_row_is_on_one_side(tmp_path):
-    path = write_rows(tmp_path / "some.jsonl", [{"id": number} for number in range(4000)])
-    found = prepared(blend_of(path), tmp_path / "out", shard_size=9000, **SHARES)
-    assert sorted(json.loads(line)["id"] for rows in found.values() for line in rows) == [*range(4000)]
-    assert len(found["val"]) == pytest.approx(800, abs=120)
-    assert len(found["test"]) == pytest.approx(400, abs=90)
-    for rows in found.values():
-        assert [json.loads(line)["id"] for line in rows] == sorted(json.loads(line)["id"] for line in rows)
-
-
 def test_rows_never_change_splits(tmp_path):
     rows = [{"id": number, "text": f"text {number}", "keep": number % 3} for number in range(300)]
     path = write_rows(tmp_path / "some.jsonl", rows)
-    expected = sides(prepared(blend_of(path), tmp_path / "out", **SHARES))
+    found = prepared(blend_of(path), tmp_path / "out", **SHARES)
+    assert all(lines == sorted(lines, key=lambda line: json.loads(line)["id"]) for lines in found.values())
+    expected = sides(found)
+    assert len(expected) == sum(map(len, found.values())) == 300
     assert set(expected.values()) == {"train", "val", "test"}
     shuffled = random.Random(3).sample(rows, k=len(rows))
     more = [{"id": -number, "text": "other"} for number in range(1, 200)]

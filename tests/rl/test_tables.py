@@ -287,20 +287,6 @@ def test_the_published_sets_have_one_table_of_each_style_and_find_it_in_reposito
         assert part.file.uri.endswith(f"@{ends[source.style]}")
 
 
-def test_the_published_sets_are_pinned():
-    revisions = {source.style: source.revision for source in KEY_SETS["nano3"].values()}
-    assert revisions == {
-        "dapo": "65877096c24ffa7abc4e4fa5edb95cf3413a5674",
-        "skywork": "1cdedc52e0e2db85fdf252f9be682e63a5a38c33",
-    }
-    assert list(KEY_SETS["nano3"]) == ["nano_v3_sft_profiled_dapo17k", "nano_v3_sft_profiled_skywork_no_omni"]
-    assert list(KEY_SETS["super3"]) == ["super_v3_lcsft_step1000_dapo17k", "super_v3_lcsft_step1000_skyworks"]
-    for name in ("ultra3", "lightning35"):
-        assert list(KEY_SETS[name]) == ["BytedTsinghua-SIA/DAPO-Math-17k/train", "Skywork/Skywork-OR1-RL-Data/math"]
-    for named in KEY_SETS.values():
-        assert list(named.values()) == list(KEY_SETS["nano3"].values())
-
-
 def test_custom_tables_are_an_object_and_key_sets_unchanged():
     asked = {"_why": "a comment", "org/a b": {"path": "a.parquet", "style": "skywork", "_note": 1}}
     assert table_sources(asked) == {"org/a b": TableSource(path="a.parquet", style="skywork")}
@@ -331,10 +317,3 @@ def test_argument_without_tables_is_rejected_with_a_remedy(argument, said):
         table_sources(argument)
     assert said in str(refused.value)
     assert str(refused.value).startswith("resolve_placeholders: ")
-
-
-def test_tables_are_found_from_any_folder(tmp_path, monkeypatch):
-    write_pairs(tmp_path / "a.parquet", PAIRS)
-    monkeypatch.chdir(tmp_path)
-    (part,) = found("a.parquet").slices
-    assert Path(part.file.uri) == tmp_path / "a.parquet"

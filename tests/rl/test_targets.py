@@ -2,12 +2,12 @@
 
 import copy
 import json
+import re
 from importlib import resources
 
 import orjson
-import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import SchemaValidator
 from tokenmill.tasks.chat.conversation import Rejected
@@ -264,11 +264,8 @@ def test_bad_row_is_rejected_with_field_and_remedy(target, row, reason, words, r
 def test_rows_that_the_reader_would_change_are_rejected():
     row = request(Q) | {"_rowidx": 17}
     rejected = TARGETS["nemo_gym"].check(row)
-    assert (rejected.reason, "_rowidx" in rejected.detail, "remove" in rejected.detail) == (
-        "reserved_field",
-        True,
-        True,
-    )
+    assert rejected.reason == "reserved_field"
+    assert re.search("_rowidx.*remove", rejected.detail)
     assert readers.read_gym([row])[0]["_rowidx"] == 0
     row = request({"role": "user", "content": ""}) | {"_hf_placeholder": {"row": 3, "question_template": "{question}"}}
     assert TARGETS["nemo_gym"].check(row).reason == "unresolved_placeholder"
@@ -286,68 +283,13 @@ def test_non_texts_become_json():
     assert TARGETS["nemo_rl_chat"].texts(row) == ["2 + 2?", "5", '{"é": 1}', "4"]
 
 
-ROWS_OF = {target: [row for of, row, *_ in GOOD if of == target] for target in READERS}
-ROWS_OF["nemo_gym"] = [row for row, _ in GYM_ROWS]
-
 SCALARS = st.sampled_from([None, "", "a", "é b", 4, True])
-VALUES = st.one_of(
-    SCALARS,
-    st.sampled_from(
-        [[], {}, Q, A, S, CALLED, [Q], [A], [Q, A], [B, Q, A], [CALL], [TOOL], AGENT, RANKS["completions"]]
-    ),
-)
-FIELDS = ["input", "output", "messages", "tools", "task_name", "chosen", "content", "tool_calls", "rank", "type", "top_p"]  # fmt: skip
 
 
 def places(value):
     """Every object and array within, with a key of it."""
     keys = list(value if isinstance(value, dict) else range(len(value))) if isinstance(value, dict | list) else []
     return [(value, key) for key in keys] + [place for key in keys for place in places(value[key])]
-
-
-@st.composite
-def nearly_good(draw, target):
-    """A good row, up to two places of which say something else, are gone or are new."""
-    row = copy.deepcopy(draw(st.sampled_from(ROWS_OF[target])))
-    for _ in range(draw(st.integers(0, 2))):
-        objects = places(row)
-        if not objects:
-            break
-        inside, key = draw(st.sampled_from(objects))
-        change = draw(st.sampled_from(["other", "gone", "new"]))
-        if change == "gone":
-            del inside[key]
-        elif change == "new" and isinstance(inside, dict):
-            inside[draw(st.sampled_from(FIELDS))] = copy.deepcopy(draw(VALUES))
-        else:
-            inside[key] = copy.deepcopy(draw(VALUES))
-    return row
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", READERS)
-def test_every_accepted_value_is_read(target):
-    passed = []
-
-    @given(nearly_good(target))
-    @settings(max_examples=150)
-    def passes_and_is_read(row):
-        if TARGETS[target].check(row) is None and can_be_told(target, row):
-            passed.append(row)
-            assert len(READERS[target]([row])) == 1
-            assert all(isinstance(text, str) for text in TARGETS[target].texts(row))
-
-    passes_and_is_read()
-    assert len(passed) > 20
-
-
-def can_be_told(target, row):
-    """Whether the peer reads the row's fields at all: arrays of several types and items of any type are beyond it."""
-    try:
-        readers.load([row])
-    except pa.ArrowInvalid:
-        return target == "nemo_gym"  # which does not read through columns
-    return True
 
 
 ANYTHING = st.recursive(
@@ -365,23 +307,18 @@ def test_nothing_in_data_raises(row):
 
 
 SCALARS = st.sampled_from([None, True, False, 0, 1, -1, 1.0, 2.5, 10**30, float("nan"), "", "auto", "x", [], {}, ["x"]])
-PARAMETERS = st.dictionaries(
-    st.sampled_from(
-        [
-            "parallel_tool_calls",
-            "max_output_tokens",
-            "store",
-            "model",
-            "tools",
-            "instructions",
-            "user",
-            "top_logprobs",
-            "no",
-        ]
-    ),
-    SCALARS,
-    max_size=2,
-)
+NAMES = [
+    "parallel_tool_calls",
+    "max_output_tokens",
+    "store",
+    "model",
+    "tools",
+    "instructions",
+    "user",
+    "top_logprobs",
+    "no",
+]
+PARAMETERS = st.dictionaries(st.sampled_from(NAMES), SCALARS, max_size=2)
 MESSAGES = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "system", "developer", "tool"]), "content": st.text() | SCALARS},
     optional={"type": st.sampled_from(["message", "no"]), "name": st.text(max_size=2)},

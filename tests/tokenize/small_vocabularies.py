@@ -11,9 +11,13 @@ import textwrap
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenmill.tasks.tokenize.gate import NASTY
+from tokenmill.tasks.tokenize.load import load_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSettings
 
 BOS, EOS, TURN = "<s>", "<|endoftext|>", "<|turn|>"
 TRAINING_TEXT = [Path(json.decoder.__file__).read_text("utf-8"), Path(textwrap.__file__).read_text("utf-8"), *NASTY]
@@ -76,6 +80,21 @@ def reference(folder, *, literal=True):
 def ids_of(tokenizer, texts):
     """The ids of each text, as lists, with nothing added."""
     return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+def load(model, **settings):
+    """The vocabulary of a model, as a preparation loads it."""
+    return load_vocabulary(TokenizerSettings(model=str(model), **settings))
+
+
+def column(texts):
+    return pa.array(texts, pa.large_string())
+
+
+def encoded(encoder, texts):
+    """The ids of each text, as lists."""
+    found = encoder.encode(column(texts))
+    return [ids.tolist() for ids in np.split(found.ids, found.offsets[1:-1])] if texts else []
 
 
 def _saved(tokenizer, folder, config):

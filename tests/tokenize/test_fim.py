@@ -29,7 +29,7 @@ from tokenmill.tasks.tokenize.settings import PretrainRecipe, PretrainSettings, 
 from tests import preparing_dedup
 from tests.building import plan_here
 from tests.peers import vocabularies
-from tests.preparing import blend_of, prefixes_of, prepare, write_lines
+from tests.preparing import blend_of, ids_of_documents, prefixes_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import VERBATIM, byte_level_bpe, reference, sentencepiece_model
 
 PREFIX, MIDDLE, SUFFIX = 256, 257, 258
@@ -408,17 +408,10 @@ def test_control_strings_in_text_follow_the_policy(small, tmp_path):
         found[treatment] = manifest["shards"][0]["facts"]["fim"]["documents"], manifest["totals"]["dropped"]
         if treatment == "literal":
             recipe = FimRecipe(**manifest["recipes"][0]["recipe"]["fim"])
-            documents = documents_in(output)
+            documents = ids_of_documents(output)
             assert [inverted(ids[:-1], recipe, vocabulary.decode) for ids in documents] == texts
         assert len(view.packs) == (2 if treatment == "reject" else 4)
     assert found == {"literal": (4, {}), "allow": (2, {}), "reject": (2, {"special_token_in_text": 2})}
-
-
-def documents_in(output):
-    [prefix] = prefixes_of(output)
-    idx = Path(f"{prefix}.idx").read_bytes()
-    lengths = np.frombuffer(idx, "<i4", int.from_bytes(idx[18:26], "little"), 34)
-    return [each.tolist() for each in np.split(np.fromfile(f"{prefix}.bin", "<u2"), np.cumsum(lengths)[:-1])]
 
 
 @pytest.mark.slow

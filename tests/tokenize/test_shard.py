@@ -9,10 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.sources import json_lines
 
-from tests.preparing import blend_of, compressed, documents_of, prepare, write_lines
+from tests.preparing import blend_of, compressed, documents_of, prepare, quarantined, write_lines
 from tests.tokenize.small_vocabularies import reference
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
@@ -118,10 +117,6 @@ MAKERS = {
 }  # fmt: skip
 
 
-def quarantined(output):
-    return [json.loads(line) for line in (output / "quarantine/some.jsonl").read_bytes().splitlines()]
-
-
 def assert_conserved(given, output, manifest, tokenizer):
     totals = manifest["totals"]
     assert totals["rows"] == given.rows
@@ -155,29 +150,6 @@ def test_rows_longer_than_a_block_are_read_or_counted(small, tokenizer, tmp_path
     given = lines(tmp_path, name, [*ROWS[:3], *LONG_ROWS, *ROWS[3:6]])
     _, manifest = prepared(given, tmp_path / "out", small, shard_size=shard_size)
     assert_conserved(given, tmp_path / "out", manifest, tokenizer)
-
-
-@pytest.mark.parametrize("shard_size", [25, 10**9])
-@pytest.mark.parametrize("name", MAKERS)
-def test_slice_with_bad_row_is_not_receipted(small, tmp_path, name, shard_size):
-    given = MAKERS[name](tmp_path, name)
-    line, reason = given.bad[0]
-    with pytest.raises(BadRowError, match=rf"^{given.path}:{line}: {reason}: .*on_bad_row=quarantine"):
-        prepared(given, tmp_path / "out", small, shard_size=shard_size, on_bad_row="fail")
-    for receipt in (tmp_path / "out").rglob("receipt.json"):
-        assert json.loads(receipt.read_bytes())["quarantined"] == 0
-    assert not (tmp_path / "out/blend.json").exists()
-    if shard_size == 10**9:
-        assert not list((tmp_path / "out").rglob("receipt.json"))
-
-
-def test_clean_data_passes_under_both_policies_alike(small, tmp_path):
-    source = write_lines(tmp_path / "some.jsonl", ["one", "two", b"", "", "three"])
-    for policy in ("fail", "quarantine"):
-        prepare(blend_of(source), tmp_path / policy, tokenizer={"model": str(small)}, on_bad_row=policy)
-    strict, lenient = ((tmp_path / policy / "blend.json").read_bytes() for policy in ("fail", "quarantine"))
-    assert strict.replace(b"/fail/", b"/quarantine/") == lenient
-    assert not (tmp_path / "quarantine/quarantine").exists()
 
 
 def test_normal_drops_are_unlimited(small, tmp_path):

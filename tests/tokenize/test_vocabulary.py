@@ -28,22 +28,14 @@ from tests.tokenize.small_vocabularies import (
     TURN,
     VERBATIM,
     byte_level_bpe,
+    encoded,
     ids_of,
+    load,
     reference,
     sentencepiece_model,
 )
 
 TEXTS = [line for text in TRAINING_TEXT for line in [text, *text.splitlines()] if line]
-
-
-def load(model, **settings):
-    return load_vocabulary(TokenizerSettings(model=str(model), **settings))
-
-
-def encoded(encoder, texts):
-    """The ids of each text, as lists."""
-    found = encoder.encode(pa.array(texts, pa.large_string()))
-    return [ids.tolist() for ids in np.split(found.ids, found.offsets[1:-1])] if texts else []
 
 
 def described(vocabulary):
