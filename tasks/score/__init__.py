@@ -8,5 +8,5 @@ Scores are tables beside the data, never copies of it. Models run on torch, an o
 imports it, and `engines` imports that when a model is loaded. `server` needs httpx only.
 """
 
+# Default number of padded tokens per batch; here, so that commands read it without importing NumPy.
 TOKEN_BUDGET = 16_384
-"""Default number of padded tokens per batch; here, so that commands read it without importing NumPy."""

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.parts import Cell, Table, table_lines
-from tokenmill.tasks.select.scores import CHOICE, CHOSEN, ROW_ID, ScoreFolder
+from tokenmill.tasks.select.scores import CHOICE, CHOSEN, ROW_ID
 from tokenmill.tasks.shards.manifest import MANIFEST, file_hash, manifest_bytes, published_manifest
 from tokenmill.tasks.shards.publish import Output, publish, publish_bytes
 from tokenmill.tasks.shards.store import locked
@@ -37,11 +37,8 @@ from .embed import embeddings_folder, read_embeddings
 REJECTED = "rejected.parquet"
 REPORT = "report"
 
-ROWS_PER_CLUSTER = 20
-"""Rows to choose per cluster if the settings do not set the number of clusters."""
-
-MAX_LISTED = 50
-"""The maximum number of pairs in the report, the most similar first, and of clusters in its text."""
+ROWS_PER_CLUSTER = 20  # rows to choose per cluster if the settings do not set the number of clusters
+MAX_LISTED = 50  # the maximum number of pairs in the report, the most similar first, and of clusters in its text
 
 
 class ChoiceSettings(Strict, frozen=True):
@@ -79,10 +76,26 @@ def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> d
         f"{REPORT}.md": "".join(f"{line}\n" for line in _lines(facts)).encode(),
     }
     tables = {CHOSEN: chosen_rows(choice, found.names), REJECTED: rejected_rows(choice, found.names)}
-    with locked(output_dir) if is_local(output_dir) else nullcontext():
-        files = [_write_table(output_dir, name, table) for name, table in tables.items()]
+    files: list[Output] = []
+    with locked(output_dir) if is_local(output_dir) else nullcontext():  # no locks in an object store
+        for name, table in tables.items():
+            with (
+                publish(join(output_dir, name)) as file,
+                pq.ParquetWriter(file, table.schema, compression="zstd") as writer,
+            ):
+                writer.write_table(table)
+            files.append(replace(file.output, path=name))
         files += [replace(publish_bytes(join(output_dir, name), data), path=name) for name, data in documents.items()]
-        manifest = _manifest(folder, settings, facts, files, {"store": output_dir, "seconds": time.time() - started})
+        manifest = {
+            "type": CHOICE, "settings": settings.model_dump(),
+            "inputs": [file_hash(file.place) for file in folder.files],
+            "totals": {"rows": facts["rows"], "documents": facts["chosen"], "dropped": facts["left_out"]},
+            "recipes": [], "shards": [], "missing": [],  # a choice is made in one piece
+            "files": [asdict(file) for file in files],
+            "volatile": {
+                "created_at": time.time(), "embeddings": folder.place, "store": output_dir, "seconds": time.time() - started,
+            },
+        }  # fmt: skip
         publish_bytes(join(output_dir, MANIFEST), manifest_bytes(manifest))
     return manifest
 
@@ -119,29 +132,6 @@ def rejected_rows(choice: Choice, names: pa.Table) -> pa.Table:
     })  # fmt: skip
 
 
-def _write_table(output_dir: str, name: str, table: pa.Table) -> Output:
-    with publish(join(output_dir, name)) as file, pq.ParquetWriter(file, table.schema, compression="zstd") as writer:
-        writer.write_table(table)
-    return replace(file.output, path=name)
-
-
-def _manifest(
-    folder: ScoreFolder,
-    settings: ChoiceSettings,
-    facts: Mapping[str, Any],
-    files: Sequence[Output],
-    volatile: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the manifest of a choice, which doesn't have shards."""
-    return {
-        "type": CHOICE, "settings": settings.model_dump(),
-        "inputs": [file_hash(file.place) for file in folder.files],
-        "totals": {"rows": facts["rows"], "documents": facts["chosen"], "dropped": facts["left_out"]}, "recipes": [],
-        "shards": [], "missing": [], "files": [asdict(file) for file in files],
-        "volatile": {"created_at": time.time(), "embeddings": folder.place, **volatile},
-    }  # fmt: skip
-
-
 def choice_record(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record that the next command reads from stdin."""
     return {CHOICE: {"path": manifest["volatile"]["store"], "type": CHOICE, **manifest["totals"]}}
@@ -159,11 +149,20 @@ def choice_facts(choice: Choice, names: pa.Table, quota: int | None) -> dict[str
     nearest = np.append(order, 0)[np.searchsorted(choice.clusters.labels[order], np.arange(len(sizes)))]
     pairs = choice.removed.sort_by([("cosine", "descending"), ("removed", "ascending")]).slice(0, MAX_LISTED)
     removed = choice.removed.num_rows
+    is_chosen = np.zeros(rows, np.int64)
+    is_chosen[choice.rows] = 1
+    table = names.select(["dataset", "split"]).append_column("chosen", pa.array(is_chosen))
+    # On one thread, because several would return the groups in any order.
+    counted = table.group_by(["dataset", "split"], use_threads=False).aggregate([([], "count_all"), ("chosen", "sum")])
+    largest_first = [("count_all", "descending"), ("dataset", "ascending"), ("split", "ascending")]
     return {
         "rows": rows, "budget": choice.budget, "chosen": len(choice.rows), "seed": choice.seed,
         "threshold": choice.threshold, "most_of_a_cluster": quota,
         "left_out": {"near_duplicate": removed, "quota": rows - len(choice.rows) - removed},
-        "data_sets": _data_sets(choice, names),
+        "data_sets": [
+            {"dataset": each["dataset"], "split": each["split"], "rows": each["count_all"], "chosen": each["chosen_sum"]}
+            for each in counted.sort_by(largest_first).to_pylist()
+        ],
         "clusters": [
             {
                 "cluster": cluster, "rows": int(sizes[cluster]), "chosen": int(chosen[cluster]),
@@ -179,22 +178,8 @@ def choice_facts(choice: Choice, names: pa.Table, quota: int | None) -> dict[str
     }  # fmt: skip
 
 
-def _data_sets(choice: Choice, names: pa.Table) -> list[dict[str, Any]]:
-    """The rows of each dataset and split, and the number of chosen ones."""
-    chosen = np.zeros(names.num_rows, np.int64)
-    chosen[choice.rows] = 1
-    table = names.select(["dataset", "split"]).append_column("chosen", pa.array(chosen))
-    counted = table.group_by(["dataset", "split"], use_threads=False).aggregate([([], "count_all"), ("chosen", "sum")])
-    return [
-        {"dataset": each["dataset"], "split": each["split"], "rows": each["count_all"], "chosen": each["chosen_sum"]}
-        for each in counted.sort_by(
-            [("count_all", "descending"), ("dataset", "ascending"), ("split", "ascending")]
-        ).to_pylist()
-    ]
-
-
 def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """The report as Markdown."""
+    """The report as Markdown, with the first rows of each table that has any."""
     left_out, clusters, most = facts["left_out"], facts["clusters"], facts["most_of_a_cluster"]
     asked = "1 row was" if facts["budget"] == 1 else f"{facts['budget']:,} rows were"
     limit = "" if most is None else f", but at most {most:,}"
@@ -206,34 +191,22 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     )
     yield f"* near-duplicates of a chosen row: {left_out['near_duplicate']:,}"
     yield f"* the quota of the cluster was full: {left_out['quota']:,}\n"
-    yield from _table(
-        "Datasets",
-        ("dataset", "split", "rows", "chosen", "share"),
-        [
+    tables: list[tuple[str, Sequence[str], list[tuple[Cell, ...]]]] = [
+        ("Datasets", ("dataset", "split", "rows", "chosen", "share"), [
             (each["dataset"], each["split"], each["rows"], each["chosen"], f"{each['chosen'] / each['rows']:.1%}")
             for each in facts["data_sets"]
-        ],
-    )
-    yield from _table(
-        "Clusters",
-        ("cluster", "rows", "quota", "chosen", "near-duplicates", "most typical row"),
-        [
+        ]),
+        ("Clusters", ("cluster", "rows", "quota", "chosen", "near-duplicates", "most typical row"), [
             tuple(each[name] for name in ("cluster", "rows", "quota", "chosen", "near_duplicates", "typical_row"))
             for each in clusters
-        ],
-    )
-    yield from _table(
-        "Near-duplicates",
-        ("excluded", "chosen", "cosine"),
-        [(each["removed"], each["kept"], f"{each['cosine']:.4f}") for each in facts["removed_pairs"]],
-    )
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Iterator[str]:
-    """The first rows of a Markdown table under its title; empty for a table without rows."""
-    if not rows:
-        return
-    yield f"## {title}\n"
-    yield from table_lines(Table(title, columns, rows[:MAX_LISTED]))
-    if len(rows) > MAX_LISTED:
-        yield f"… and {len(rows) - MAX_LISTED:,} more\n"
+        ]),
+        ("Near-duplicates", ("excluded", "chosen", "cosine"), [
+            (each["removed"], each["kept"], f"{each['cosine']:.4f}") for each in facts["removed_pairs"]
+        ]),
+    ]  # fmt: skip
+    for title, columns, rows in tables:
+        if rows:
+            yield f"## {title}\n"
+            yield from table_lines(Table(title, columns, rows[:MAX_LISTED]))
+        if len(rows) > MAX_LISTED:
+            yield f"… and {len(rows) - MAX_LISTED:,} more\n"

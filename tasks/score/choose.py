@@ -24,39 +24,27 @@ from tokenmill.tasks.errors import InputError
 from .engines import required
 from .nll import ranges
 
-ROUNDS = 20
-"""Maximum rounds of k-means, which ends earlier if no row changes its cluster."""
+ROUNDS = 20  # maximum rounds of k-means, which ends earlier if no row changes its cluster
+SAMPLE = 32  # rows per cluster among which the initial centers are chosen
+CELLS = 1 << 24  # similarities in memory at once: 64 MB in float32
+ROWS = 1 << 14  # rows summed at a time
+BLOCK = 1024  # rows compared with the chosen ones at a time
 
-SAMPLE = 32
-"""Rows per cluster among which the initial centers are chosen."""
-
-CELLS = 1 << 24
-"""Similarities in memory at once: 64 MB in float32."""
-
-ROWS = 1 << 14
-"""Rows summed at a time."""
-
-BLOCK = 1024
-"""Rows compared with the chosen ones at a time."""
-
+# A function of `vectors` [rows, dimensions] and `centers` [clusters, dimensions]: the nearest center of each row (int64
+# [rows]) and its squared distance (float32 [rows]).
 Nearest = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""A function of `vectors` [rows, dimensions] and `centers` [clusters, dimensions]: the nearest center of each row (int64
-[rows]) and its squared distance (float32 [rows]).
-"""
 
+# A near-duplicate, the chosen row most similar to it, and their cosine.
 REMOVED = pa.schema([pa.field("removed", pa.int64()), pa.field("kept", pa.int64()), pa.field("cosine", pa.float32())])
-"""A near-duplicate, the chosen row most similar to it, and their cosine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """`labels` int64 [rows] are the clusters of rows, `centers` float32 [clusters, dimensions], and `distances` float32 [rows]
-    the squared distances of rows to their centers.
-    """
+    """Rows in clusters."""
 
-    labels: np.ndarray
-    centers: np.ndarray
-    distances: np.ndarray
+    labels: np.ndarray  # int64 [rows], the cluster of each row
+    centers: np.ndarray  # float32 [clusters, dimensions]
+    distances: np.ndarray  # float32 [rows], squared, of rows to their centers
 
     @property
     def sizes(self) -> np.ndarray:
@@ -66,11 +54,11 @@ class Clusters:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen `rows` (int64, ascending), the clusters, and the near-duplicates, `removed` (a table with REMOVED)."""
+    """The chosen rows and the removed ones."""
 
-    rows: np.ndarray
+    rows: np.ndarray  # int64, ascending
     clusters: Clusters
-    removed: pa.Table
+    removed: pa.Table  # near-duplicates, with the columns of REMOVED
     budget: int
     threshold: float
     seed: int
@@ -105,10 +93,20 @@ def kmeans(vectors: np.ndarray, clusters: int, seed: int, nearest: Nearest) -> C
     """Lloyd's algorithm from centers chosen far apart. A cluster that loses all its rows keeps its center."""
     generator = np.random.default_rng([seed, 0])
     sample = generator.choice(len(vectors), min(len(vectors), clusters * SAMPLE), replace=False)
-    centers = _first_centers(vectors[np.sort(sample)], clusters, generator)
+    some = vectors[np.sort(sample)]
+    # k-means++: each center is a row, chosen with odds that grow with its distance to the earlier centers.
+    chosen = [int(generator.integers(len(some)))]
+    far, squares = np.full(len(some), np.inf, np.float32), np.einsum("ij,ij->i", some, some)
+    for _ in range(clusters - 1):
+        last = chosen[-1]
+        far = np.minimum(far, np.maximum(squares + squares[last] - 2 * (some @ some[last]), 0))
+        odds = np.cumsum(far, dtype=np.float64)
+        place = np.searchsorted(odds, generator.random() * odds[-1], side="right")
+        chosen.append(int(min(place, len(some) - 1)))
+    centers = some[chosen]
     labels, distances = nearest(vectors, centers)
     for _ in range(ROUNDS):
-        # The mean of the rows of each cluster, summed in float64 in row order, some thousand at a time
+        # The sums are in float64 and in row order, so that they don't depend on how many rows are summed at a time.
         counts = np.bincount(labels, minlength=len(centers))
         sums = np.zeros(centers.shape)
         for start in range(0, len(vectors), ROWS):
@@ -161,19 +159,6 @@ def nearest_with_torch(device: str = "cuda") -> Nearest:
         return labels, distances
 
     return nearest
-
-
-def _first_centers(vectors: np.ndarray, clusters: int, generator: np.random.Generator) -> np.ndarray:
-    """k-means++: each center is a row, chosen with odds that grow with its distance to the earlier centers."""
-    chosen = [int(generator.integers(len(vectors)))]
-    distances, squares = np.full(len(vectors), np.inf, np.float32), np.einsum("ij,ij->i", vectors, vectors)
-    for _ in range(clusters - 1):
-        last = chosen[-1]
-        distances = np.minimum(distances, np.maximum(squares + squares[last] - 2 * (vectors @ vectors[last]), 0))
-        odds = np.cumsum(distances, dtype=np.float64)
-        place = np.searchsorted(odds, generator.random() * odds[-1], side="right")
-        chosen.append(int(min(place, len(vectors) - 1)))
-    return vectors[chosen]
 
 
 def quotas(taken: np.ndarray, left: np.ndarray, budget: int) -> np.ndarray:

@@ -10,9 +10,8 @@ and answer the content. The system message is Harmony's own (identity, effort, c
 becomes the system message unchanged, with its tool declarations, because rows hold these only as text.
 """
 
-import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -33,6 +32,19 @@ from tokenmill.tasks.tokenize.encoders import Encoder
 from .nll import Completions
 
 INSTRUCTIONS = "# Instructions\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTexts:
+    """Rows with a text to embed, in the first of `fields` that holds one."""
+
+    fields: Sequence[str]
+
+    def read(self, record: Mapping[str, Any]) -> str | Rejected:
+        found = next((text for name in self.fields if (text := text_at(record, name)) is not None), None)
+        if found is None:
+            return Rejected("no_text", f"text not found under {' or '.join(map(repr, self.fields))}")
+        return found if found.strip() else Rejected("empty_text", "the text is empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +113,7 @@ class TemplatedChats:
         return self.encoder.encode(cast("pa.LargeStringArray", pa.array([text], pa.large_string()))).ids.tolist()
 
 
-Conversations = HarmonyTexts | TemplatedChats
-"""What turns the rows of a dataset into sequences."""
+Conversations = HarmonyTexts | TemplatedChats  # what turns the rows of a dataset into sequences
 
 
 def text_at(record: Mapping[str, Any], field: str) -> str | None:
@@ -115,35 +126,25 @@ def text_at(record: Mapping[str, Any], field: str) -> str | None:
 
 def chat_of(messages: Sequence[HarmonyMessage]) -> dict[str, Any]:
     """Return a record with Harmony `messages` in OpenAI's chat format."""
-    turns = itertools.groupby(messages, key=lambda message: message.author)
-    return {"messages": [said for author, each in turns for said in _said(author, list(each))]}
+    chat: list[dict[str, Any]] = []
+    steps: list[HarmonyMessage] = []
+    for message, following in zip(messages, [*messages[1:], None], strict=True):
+        author = message.author
+        if author == "assistant":
+            steps.append(message)
+            # A turn ends with an answer or before a different author, so that consecutive calls are kept together.
+            if message.channel == "final" or following is None or following.author != author:
+                chat.append(_assistant_turn(steps))
+                steps = []
+        elif author in {"developer", "user"}:
+            role = "system" if author == "developer" else author
+            chat.append({"role": role, "content": message.body.removeprefix(INSTRUCTIONS)})
+        elif author != "system":  # Harmony's own settings, which no other template has
+            chat.append({"role": "tool", "name": author.removeprefix(FUNCTIONS), "content": message.body})
+    return {"messages": chat}
 
 
-def _said(author: str, messages: list[HarmonyMessage]) -> Iterable[dict[str, Any]]:
-    """The turns of consecutive messages by one author."""
-    if author == "system":
-        return []
-    if author == "assistant":
-        return (_turn(steps) for steps in _turns(messages))
-    if author in {"developer", "user"}:
-        role = "system" if author == "developer" else author
-        return ({"role": role, "content": message.body.removeprefix(INSTRUCTIONS)} for message in messages)
-    return ({"role": "tool", "name": author.removeprefix(FUNCTIONS), "content": message.body} for message in messages)
-
-
-def _turns(messages: Iterable[HarmonyMessage]) -> Iterable[list[HarmonyMessage]]:
-    """Return one turn for each run of messages up to an answer; consecutive calls are kept together."""
-    turn: list[HarmonyMessage] = []
-    for message in messages:
-        turn.append(message)
-        if message.channel == "final":
-            yield turn
-            turn = []
-    if turn:
-        yield turn
-
-
-def _turn(messages: Sequence[HarmonyMessage]) -> dict[str, Any]:
+def _assistant_turn(messages: Sequence[HarmonyMessage]) -> dict[str, Any]:
     calls = [message for message in messages if message.recipient is not None]
     said = [message for message in messages if message.recipient is None]
     thoughts = [message.body for message in said if message.channel == "analysis"]
@@ -153,15 +154,14 @@ def _turn(messages: Sequence[HarmonyMessage]) -> dict[str, Any]:
         turn["reasoning_content"] = "\n".join(thoughts)
     if not all(message.trained for message in messages):
         turn["train"] = False
-    if calls:
-        turn["tool_calls"] = [_call(message.recipient or "", message.body) for message in calls]
+    for message in calls:
+        name, arguments = (message.recipient or "").removeprefix(FUNCTIONS), message.body
+        try:
+            is_object = isinstance(json.loads(arguments), dict)
+        except (ValueError, RecursionError):  # not JSON, a number with too many digits, or nested too deeply
+            is_object = False
+        if not is_object:  # code for a built-in tool
+            arguments = json.dumps({"code": arguments}, ensure_ascii=False)
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        turn.setdefault("tool_calls", []).append(call)
     return turn
-
-
-def _call(recipient: str, body: str) -> Mapping[str, Any]:
-    """A tool call; a body that is not a JSON object is code for a built-in tool."""
-    try:
-        arguments = body if isinstance(json.loads(body), dict) else json.dumps({"code": body}, ensure_ascii=False)
-    except (ValueError, RecursionError):  # not JSON, a number with too many digits, or nested too deeply
-        arguments = json.dumps({"code": body}, ensure_ascii=False)
-    return {"type": "function", "function": {"name": recipient.removeprefix(FUNCTIONS), "arguments": arguments}}

@@ -6,8 +6,9 @@ dimension: a million vectors of 256 take 0.5 GB. The cosine of two stored vector
 Vectors of a Matryoshka model may be cut to their first dimensions, which are normalized again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -22,8 +23,7 @@ from .tables import ROW, NonFiniteError, Place, require_finite
 
 HASH_DIMENSIONS = 256
 
-LENGTH_TOLERANCE = 1e-3
-"""Allowed deviation of a vector's length from 1; float32 is off by 1e-7."""
+LENGTH_TOLERANCE = 1e-3  # allowed deviation of a vector's length from 1; float32 is off by 1e-7
 
 
 class Embedder(Protocol):
@@ -132,8 +132,7 @@ def as_vectors(stored: pa.ChunkedArray) -> np.ndarray:
 
 NAMES = (ROW_ID, "dataset", "split")
 
-READ_ROWS = 4096
-"""Rows read at a time."""
+READ_ROWS = 4096  # rows read at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,33 +157,29 @@ def read_embeddings(folder: ScoreFolder) -> Embedded:
     Raises InputError for a row without a vector, RunError for a row embedded twice or a non-finite vector.
     """
     dimensions = folder.schema.field("embedding").type.list_size
-    vectors = np.empty((sum(_row_count(file.place) for file in folder.files), dimensions), np.float32)
+    sizes: list[int] = []
+    for file in folder.files:
+        with open_binary(file.place) as stream:
+            sizes.append(pq.read_metadata(stream).num_rows)
+    # Allocated once: joining parts would need the memory of all vectors twice.
+    vectors = np.empty((sum(sizes), dimensions), np.float32)
     names: list[pa.Table] = []
     row = 0
     for file in folder.files:
-        for batch in _batches(file.place):
-            part = as_vectors(batch["embedding"])
-            vectors[row : row + len(part)] = part
-            rows = np.repeat(np.arange(len(part)), dimensions)
-            require_finite(part.reshape(-1), rows, "embedding", _place(file.place, batch))
-            names.append(batch.drop_columns(["embedding"]))
-            row += len(part)
+        with open_binary(file.place) as stream:
+            columns = [*NAMES, "embedding"]
+            for read in pq.ParquetFile(stream).iter_batches(READ_ROWS, columns=columns, use_threads=False):
+                batch = pa.table(read)
+                part = as_vectors(batch["embedding"])
+                vectors[row : row + len(part)] = part
+                rows = np.repeat(np.arange(len(part)), dimensions)
+                require_finite(part.reshape(-1), rows, "embedding", partial(_place, file.place, batch))
+                names.append(batch.drop_columns(["embedding"]))
+                row += len(part)
     found = pa.concat_tables(names)
     require_joinable(found)
     return Embedded(found, vectors)
 
 
-def _place(place: str, batch: pa.Table) -> Place:
-    return lambda row: f"{place}: row {batch[ROW_ID][row].as_py()}"
-
-
-def _row_count(place: str) -> int:
-    with open_binary(place) as stream:
-        return pq.read_metadata(stream).num_rows
-
-
-def _batches(place: str) -> Iterator[pa.Table]:
-    with open_binary(place) as stream:
-        columns = [*NAMES, "embedding"]
-        for batch in pq.ParquetFile(stream).iter_batches(READ_ROWS, columns=columns, use_threads=False):
-            yield pa.table(batch)
+def _place(place: str, batch: pa.Table, row: int) -> str:
+    return f"{place}: row {batch[ROW_ID][row].as_py()}"

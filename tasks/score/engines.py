@@ -25,10 +25,9 @@ from .settings import (
     Precision,
     ScoreSettings,
 )
-from .weights import TEXT, WEIGHTS, ModelFiles, find_model
+from .weights import TEXT, WEIGHTS, find_model
 
-EMBEDDING_FILES = (*WEIGHTS, *TEXT)
-"""The files that determine an embedding, for `ModelFiles.digest`."""
+EMBEDDING_FILES = (*WEIGHTS, *TEXT)  # the files that determine an embedding, for `ModelFiles.digest`
 
 
 def scorer(recipe: NllRecipe, where: ModelLocation, device: str, encode: Callable[[str], Sequence[int]]) -> Scorer:
@@ -55,15 +54,7 @@ def embedder(recipe: EmbedRecipe, where: ModelLocation, device: str) -> Embedder
 
 @lru_cache(maxsize=1)
 def _loaded(load: str, patterns: Sequence[str], model: str, revision: str | None, weights: str, *choices: Any) -> Any:  # noqa: ANN401 - as in that function of `models`
-    """What `models.load_scorer` or `models.load_embedder` makes of the planned files of a model."""
-    files = _planned_files(model, revision, weights, patterns)
-    from . import models
-
-    return getattr(models, load)(files, *choices)
-
-
-def _planned_files(model: str, revision: str | None, weights: str, patterns: Sequence[str]) -> ModelFiles:
-    """The model's files on this machine. Raises RunError if they differ from the planned ones."""
+    """What `models.load_scorer` or `models.load_embedder` makes of a model's files. Raises RunError unless they're as planned."""
     require_torch()
     files = find_model(model, revision)
     digest = files.digest(patterns)
@@ -72,7 +63,9 @@ def _planned_files(model: str, revision: str | None, weights: str, patterns: Seq
             f"model: {model!r} is {digest} on this worker but {weights} in the plan; give all workers the same files, or "
             "pin model_revision"
         )
-    return files
+    from . import models
+
+    return getattr(models, load)(files, *choices)
 
 
 def require_torch() -> None:

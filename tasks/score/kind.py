@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 import pyarrow.parquet as pq
@@ -47,8 +47,8 @@ from tokenmill.tasks.tokenize.encoders import Encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary, pinned
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from .conversations import Conversations, HarmonyTexts, TemplatedChats
-from .embed import HASH_DIMENSIONS, HashEmbedder
+from .conversations import Conversations, HarmonyTexts, PlainTexts, TemplatedChats
+from .embed import HASH_DIMENSIONS
 from .engines import (
     EMBEDDING_FILES,
     device_for_worker,
@@ -67,64 +67,20 @@ from .shard import IDS, NAMED, EmbedScoring, NllScoring, inspect_score_shard, re
 from .weights import WEIGHTS, ModelFiles, find_model
 
 NLL_KIND, EMBEDDINGS_KIND = "nll", "embeddings"
+# Increment it when the same recipe and source give different bytes.
 FORMAT_VERSIONS = {NLL_KIND: 2, EMBEDDINGS_KIND: 3}
-"""Increment it when the same recipe and source give different bytes."""
 
 
 AnyScore = NllSettings | EmbedSettings
 ScorePlan = Planned[AnyScore, ModelLocation]
 
+# The recipe of a dataset, given the split of rows that do not name one.
+RecipeOf = Callable[[DataSource, str | None], NllRecipe | EmbedRecipe]
+
 
 def device_of_plan(planned: ScorePlan) -> Device:
     """Return the device that computes the shards."""
     return planned.plan.shards[0].identity["recipe"]["device"]
-
-
-RecipeOf = Callable[[DataSource, str | None], NllRecipe | EmbedRecipe]
-"""The recipe of a dataset, given the split of rows that do not name one."""
-
-
-def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir: str | None) -> ScorePlan:
-    """Plan the scores of a blend for `output_dir`; if that is None, nothing counts as built and hashes are cached per user.
-
-    Raises InputError for anything that must be fixed first, such as a missing model.
-    """
-    kind = NLL_KIND if isinstance(settings, NllSettings) else EMBEDDINGS_KIND
-    output_dir, store = places(blend, settings, output_dir, kind)
-    model = find_model(settings.model, settings.model_revision) if settings.model and not settings.server else None
-    where = ModelLocation(server=settings.server, concurrency=settings.concurrency)
-    where = replace(where, model=model.name, model_revision=model.revision) if model else where
-    if isinstance(settings, NllSettings):
-        where, recipe_of = _nll(settings, model, where, store)
-    else:
-        recipe_of = _embeddings(settings, model)
-
-    def fields(source: DataSource) -> list[str]:
-        return [*NAMED, *_scored_fields(source, settings)]
-
-    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[NllRecipe | EmbedRecipe]:
-        require_no(source, ["converter", "transforms", "fim", "template_variables"], "scores")
-        return [recipe_of(source, source.split or (split if split in SPLITS else None))] * len(slices)
-
-    # A file of scores is matched with the file of rows that it scores.
-    plan = plan_shards(blend, settings, store, FORMAT_VERSIONS[store.kind], fields, _require, recipes, bundles=False)
-    return Planned(blend, settings, output_dir, plan, where)
-
-
-def require_model(settings: AnyScore) -> None:
-    """Raise InputError for an engine that is not installed, and for a missing or unusable model."""
-    if settings.server and settings.model:
-        Server(settings.server, settings.model, settings.concurrency)
-    elif settings.model:
-        require_torch()
-        model = find_model(settings.model, settings.model_revision)
-        if isinstance(settings, NllSettings) and settings.chat_template == HARMONY:
-            _require_harmony(model)
-
-
-def public_name(model: ModelFiles) -> str:
-    """Return the public name of a model: its id on the hub, or the name of its folder without the path."""
-    return model.name if model.revision else model.folder.name
 
 
 def _nll(
@@ -138,7 +94,10 @@ def _nll(
         if model:
             _require_harmony(model)
     else:
-        source = settings.tokenizer or _own_tokenizer(settings, model)
+        own = {"model": settings.model, "revision": settings.model_revision}
+        if model:
+            own = {"model": model.name if model.revision else str(model.folder), "revision": model.revision}
+        source = settings.tokenizer or TokenizerSource.model_validate(own)
         vocabulary = find_vocabulary(source)
         chosen = SftSettings(tokenizer=source, chat_template=settings.chat_template, allow_text_markers=True)
         found = checked_format(chosen, vocabulary, settings.policy, store.place)
@@ -168,25 +127,18 @@ def _identity(
     if model is None:
         return settings.model, settings.model_revision if settings.server else None, None
     weights = model.digest(files)
-    return public_name(model), model.revision or weights, weights
-
-
-def _own_tokenizer(settings: NllSettings, model: ModelFiles | None) -> TokenizerSource:
-    if model is None:
-        return TokenizerSource(model=settings.model, revision=settings.model_revision)
-    if model.revision:
-        return TokenizerSource(model=model.name, revision=model.revision)
-    return TokenizerSource(model=str(model.folder))
+    return model.public_name, model.revision or weights, weights
 
 
 def _require_harmony(model: ModelFiles) -> None:
     """Raises InputError for a model without Harmony's tokens."""
-    config = orjson.loads((model.folder / "config.json").read_bytes())
+    config, last = orjson.loads((model.folder / "config.json").read_bytes()), max(HARMONY_IDS.values())
+    # Models of several modalities keep the size in the configuration of their text model.
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    if size is not None and size <= max(HARMONY_IDS.values()):
+    if size is not None and size <= last:
         raise InputError(
-            f"model: {public_name(model)!r} has a vocabulary of {size:,} tokens, but Harmony's ids go up to "
-            f"{max(HARMONY_IDS.values()):,}; set chat_template=tokenizer to use the model's own template"
+            f"model: {model.public_name!r} has a vocabulary of {size:,} tokens, but Harmony's ids go up to {last:,}; set "
+            "chat_template=tokenizer to use the model's own template"
         )
 
 
@@ -216,44 +168,13 @@ def _scored_fields(source: DataSource, settings: NllSettings | EmbedSettings) ->
     return [source.text_field, *fields_read(source.messages_field, source.tools_field, given_of(source.named_fields))]
 
 
-def _require(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
-    """Raises InputError unless rows have an id for joining and a field to score."""
-    require_any(metadata, IDS, uri)
-    require_any(metadata, [name for name in fields if name not in NAMED], uri)
-
-
-What = Literal["nll", "embed"]
-
-
-def scored_blend(place: Blend | Mapping[str, Any] | str, what: What) -> Blend:
-    """Return the blend to score: the one at `place`, the rows (nll) or candidates (embed) of a published normalization, or the
-    rows of a file, folder or glob.
-
-    Raises InputError for an invalid blend, and for a normalization without candidates.
-    """
-    if not isinstance(place, str) or place.endswith(".json"):
-        return load_blend(place)
-    folder = absolute(place)
-    manifest = read_manifest(folder)
-    if manifest is None or manifest["type"] != HARMONY_KIND:
-        return load_blend({"datasets": [{"name": "rows", "path": folder}]})
-    if what == "nll":
-        return load_blend(join(folder, BLEND))
-    if not manifest.get("selection", {}).get("candidates"):
-        raise InputError(
-            f"{folder}: this normalization didn't select candidates to embed; run it again with selection.view=prompt, or name "
-            "a row folder"
-        )
-    return load_blend({"datasets": [{"name": CANDIDATES, "path": join(folder, CANDIDATES)}]})
-
-
-GPU_LIMIT = "gpu"
-"""The Prefect concurrency limit by which runs share GPUs."""
+GPU_LIMIT = "gpu"  # the Prefect concurrency limit by which runs share GPUs
 
 
 def worker_arguments(planned: ScorePlan) -> dict[str, Any]:
     """Return the arguments of workers besides a shard. `threads` is the number of threads per worker of a local CPU cluster."""
     settings, workers = planned.settings, NLL.needs(planned).workers or 1
+    # Each process would start a thread per core, and the workers of this machine would get in each other's way.
     shares_cores = device_of_plan(planned) != "cuda" and settings.cluster == "local"
     return {
         "where": asdict(planned.found),
@@ -263,11 +184,7 @@ def worker_arguments(planned: ScorePlan) -> dict[str, Any]:
 
 
 def build_score_shard(
-    shard: PlannedShard,
-    store: Store,
-    where: Mapping[str, Any],
-    on_bad_row: OnBadRow,
-    threads: int | None = None,
+    shard: PlannedShard, store: Store, where: Mapping[str, Any], on_bad_row: OnBadRow, threads: int | None = None
 ) -> Receipt:
     """Build one planned shard in this process, on the device of this worker, with `threads` threads.
 
@@ -280,11 +197,11 @@ def build_score_shard(
     if threads is not None and device == "cpu" and recipe.engine == "transformers":
         required("torch").set_num_threads(threads)
     if isinstance(recipe, EmbedRecipe):
-        scoring = EmbedScoring(recipe, embedder(recipe, found, device))
+        scoring = EmbedScoring(recipe, PlainTexts(recipe.fields), embedder(recipe, found, device))
     else:
         conversations = _conversations(recipe, found)
         scoring = NllScoring(recipe, conversations, scorer(recipe, found, device, conversations.encode))
-    return score_shard(shard, recipe, scoring, store, on_bad_row)
+    return score_shard(shard, scoring, store, on_bad_row)
 
 
 def _conversations(recipe: NllRecipe, where: ModelLocation) -> Conversations:
@@ -312,17 +229,6 @@ def _format(where: bytes, policy: LossPolicy) -> tuple[Format, Encoder]:
     return found, text_encoder(vocabulary, found.controls, "reference", "literal")
 
 
-def _lines(name: str, found: Counter[str]) -> list[str]:
-    lines: list[str] = []
-    if tokens := found["completion_token_count"]:
-        mean = found["nll_sum"] / tokens
-        perplexity = f"{math.exp(mean):,.2f}" if mean < math.log(1e9) else "a billion and more"
-        lines.append(f"{name}: NLL {mean:.4f} per token over {tokens:,} tokens, a perplexity of {perplexity}")
-    if found["truncated"]:
-        lines.append(f"{name}: truncated: {counted(found['truncated'], 'row')}")
-    return lines
-
-
 def read_score_shard(
     shard: PlannedShard,
     store: Store,
@@ -332,12 +238,9 @@ def read_score_shard(
 ) -> Receipt:
     """Build a shard that counts the rows to score, without a model. Raises as `build_score_shard` does."""
     given: dict[str, Any] = shard.identity["recipe"]
-    inputs = (
-        _conversations(NllRecipe(**given), ModelLocation(**where))
-        if store.kind == NLL_KIND
-        else EmbedScoring(EmbedRecipe(**given), HashEmbedder(HASH_DIMENSIONS))
-    )
-    return read_shard(shard, inputs, store, on_bad_row)
+    if store.kind == EMBEDDINGS_KIND:
+        return read_shard(shard, PlainTexts(given["fields"]), store, on_bad_row)
+    return read_shard(shard, _conversations(NllRecipe(**given), ModelLocation(**where)), store, on_bad_row)
 
 
 class Score(Kind[AnyScore, ModelLocation]):
@@ -349,13 +252,56 @@ class Score(Kind[AnyScore, ModelLocation]):
     records_failure = True
 
     def plan(self, blend: Blend, settings: AnyScore, output_dir: str | None) -> ScorePlan:
-        return plan_scores(blend, settings, output_dir)
+        output_dir, store = places(blend, settings, output_dir, self.name)
+        model = find_model(settings.model, settings.model_revision) if settings.model and not settings.server else None
+        where = ModelLocation(server=settings.server, concurrency=settings.concurrency)
+        where = replace(where, model=model.name, model_revision=model.revision) if model else where
+        if isinstance(settings, NllSettings):
+            where, recipe_of = _nll(settings, model, where, store)
+        else:
+            recipe_of = _embeddings(settings, model)
+
+        def fields(source: DataSource) -> list[str]:
+            return [*NAMED, *_scored_fields(source, settings)]
+
+        def require_columns(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
+            require_any(metadata, IDS, uri)
+            require_any(metadata, [name for name in fields if name not in NAMED], uri)
+
+        def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[NllRecipe | EmbedRecipe]:
+            require_no(source, ["converter", "transforms", "fim", "template_variables"], "scores")
+            return [recipe_of(source, source.split or (split if split in SPLITS else None))] * len(slices)
+
+        # A file of scores is matched with the file of rows that it scores, so files aren't bundled.
+        version = FORMAT_VERSIONS[store.kind]
+        plan = plan_shards(blend, settings, store, version, fields, require_columns, recipes, bundles=False)
+        return Planned(blend, settings, output_dir, plan, where)
 
     def read_blend(self, blend: Blend | Mapping[str, Any] | str) -> Blend:
-        return scored_blend(blend, "nll" if self.name == NLL_KIND else "embed")
+        # A path names a blend, a published normalization (its rows for NLL, its candidates for embeddings), or rows.
+        if not isinstance(blend, str) or blend.endswith(".json"):
+            return load_blend(blend)
+        folder = absolute(blend)
+        manifest = read_manifest(folder)
+        if manifest is None or manifest["type"] != HARMONY_KIND:
+            return load_blend({"datasets": [{"name": "rows", "path": folder}]})
+        if self.name == NLL_KIND:
+            return load_blend(join(folder, BLEND))
+        if not manifest.get("selection", {}).get("candidates"):
+            raise InputError(
+                f"{folder}: this normalization didn't select candidates to embed; run it again with selection.view=prompt, "
+                "or name a row folder"
+            )
+        return load_blend({"datasets": [{"name": CANDIDATES, "path": join(folder, CANDIDATES)}]})
 
     def check(self, blend: Blend, settings: AnyScore, output_dir: str) -> None:
-        require_model(settings)
+        if settings.server and settings.model:
+            Server(settings.server, settings.model, settings.concurrency)  # asks it for its models
+        elif settings.model:
+            require_torch()
+            model = find_model(settings.model, settings.model_revision)
+            if isinstance(settings, NllSettings) and settings.chat_template == HARMONY:
+                _require_harmony(model)
 
     def needs(self, planned: ScorePlan) -> Needs:
         # Runs share GPUs by the concurrency limit `gpu`, if it exists (`prefect gcl create gpu --limit 8`).
@@ -380,7 +326,15 @@ class Score(Kind[AnyScore, ModelLocation]):
         for entry in manifest["shards"]:
             counts = {"truncated": entry["truncated"], **entry.get("facts", {})}
             sums.setdefault(entry["dataset"], Counter()).update(counts)
-        return [line for name, found in sums.items() for line in _lines(name, found)]
+        lines: list[str] = []
+        for name, found in sums.items():
+            if tokens := found["completion_token_count"]:
+                mean = found["nll_sum"] / tokens
+                perplexity = f"{math.exp(mean):,.2f}" if mean < math.log(1e9) else "a billion and more"
+                lines.append(f"{name}: NLL {mean:.4f} per token over {tokens:,} tokens, a perplexity of {perplexity}")
+            if found["truncated"]:
+                lines.append(f"{name}: truncated: {counted(found['truncated'], 'row')}")
+        return lines
 
 
 class NllScore(Score):

@@ -73,8 +73,7 @@ def padded(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarr
     return rows
 
 
-UNUSED = ("pooler.",)
-"""Weights that may be missing, because their output is unused."""
+UNUSED = ("pooler.",)  # weights that may be missing, because their output is unused
 
 
 def load(auto: Any, files: ModelFiles, device: str | None, precision: Precision | None) -> PreTrainedModel:  # noqa: ANN401 - transformers' Auto classes share no type
@@ -107,11 +106,8 @@ def load(auto: Any, files: ModelFiles, device: str | None, precision: Precision 
     return cast("PreTrainedModel", model).eval()
 
 
-LOGITS = 1 << 26
-"""Logits in memory at once: a quarter of a gigabyte in float32."""
-
-PROBE = 32
-"""The number of tokens used to check a model."""
+LOGITS = 1 << 26  # logits in memory at once: a quarter of a gigabyte in float32
+PROBE = 32  # the number of tokens used to check a model
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -157,34 +153,32 @@ class CausalScorer:
         targets = targets_of(sequences, self.limit)
         nll = np.empty(len(targets.places), np.float32)
 
+        @torch.inference_mode()
         def fill(rows: np.ndarray) -> None:
             chosen = ranges(targets.bounds[rows], np.diff(targets.bounds)[rows])
-            # The NLL of the targets `chosen`, which are in the sequences `rows`, float32
-            lengths = targets.reach[rows]
-            ids = padded(sequences.ids, sequences.offsets[rows], lengths)
+            padded_ids = padded(sequences.ids, sequences.offsets[rows], targets.reach[rows])
             line = np.repeat(np.arange(len(rows)), np.diff(targets.bounds)[rows])
-            before = line * ids.shape[1] + targets.positions[chosen] - 1
+            # A token is predicted by the state of the token before it; places count in the flattened batch.
+            before = line * padded_ids.shape[1] + targets.positions[chosen] - 1
             wanted = sequences.ids[targets.places[chosen]].astype(np.int64)
-            nll[chosen] = self._nll(*(torch.from_numpy(each).to(self._model.device) for each in (ids, before, wanted)))
+            ids, before, wanted = (
+                torch.from_numpy(each).to(self._model.device) for each in (padded_ids, before, wanted)
+            )
+            if self._head:
+                states = self._model.base_model(ids, use_cache=False).last_hidden_state
+            else:
+                states = self._model(ids, use_cache=False).logits
+            states, head = states.flatten(0, 1), self._head or torch.nn.Identity()
+            size = max(1, LOGITS // self._vocabulary_size)  # a chunk of tokens at a time, as logits are large
+            found = [
+                torch.nn.functional.cross_entropy(head(states[places]).float(), labels, reduction="none")
+                for places, labels in zip(before.split(size), wanted.split(size), strict=True)
+            ]
+            nll[chosen] = torch.cat(found).cpu().numpy()
             require_finite(nll[chosen], targets.rows[chosen], "NLL of a token", place)
 
         self._batches.run(targets.reach, fill)
         return score_table(sequences, targets, nll, self.limit, place)
-
-    @torch.inference_mode()
-    def _nll(self, ids: torch.Tensor, before: torch.Tensor, wanted: torch.Tensor) -> np.ndarray:
-        """The NLL of the tokens `wanted`, each predicted at the index `before` in the flattened `ids`."""
-        if self._head:
-            states = self._model.base_model(ids, use_cache=False).last_hidden_state
-        else:
-            states = self._model(ids, use_cache=False).logits
-        states, head = states.flatten(0, 1), self._head or torch.nn.Identity()
-        size = max(1, LOGITS // self._vocabulary_size)
-        found = [
-            torch.nn.functional.cross_entropy(head(states[places]).float(), targets, reduction="none")
-            for places, targets in zip(before.split(size), wanted.split(size), strict=True)
-        ]
-        return torch.cat(found).cpu().numpy()
 
 
 @torch.inference_mode()
@@ -196,27 +190,21 @@ def _checked_head(model: PreTrainedModel, vocabulary_size: int) -> Head | None:
     ids = torch.arange(1, PROBE + 1, device=model.device)[None] * 7919 % vocabulary_size
     other = ids.clone()
     other[:, PROBE // 2 :] = (other[:, PROBE // 2 :] + 1) % vocabulary_size
-    logits, given = _logits(model, ids)
-    if not _close(_logits(model, other)[0][:, : PROBE // 2], logits[:, : PROBE // 2], model.dtype):
+    layer, given = model.get_output_embeddings(), list[torch.Tensor]()
+    hook = layer.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0])) if layer else None
+    logits, changed = (model(each, use_cache=False).logits for each in (ids, other))
+    if hook:
+        hook.remove()
+    if not _close(changed[:, : PROBE // 2], logits[:, : PROBE // 2], model.dtype):
         raise InputError(
             f"model: {type(model).__name__} is not causal: its predictions depend on later tokens; use a causal language model"
         )
-    head, body = cast("Head | None", model.get_output_embeddings()), model.base_model
+    head, body = cast("Head | None", layer), model.base_model
     states = None if body is model else getattr(body(ids, use_cache=False), "last_hidden_state", None)
-    if head is None or given is None or states is None or not _close(states, given, model.dtype):
+    # The model may change states before its output layer, or logits after it: then the layer alone gives something else.
+    if head is None or not given or states is None or not _close(states, given[0], model.dtype):
         return None
-    return head if torch.equal(head(given).float(), logits.float()) else None
-
-
-def _logits(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The logits of `ids`, and the input of the output layer, or None if it was not called."""
-    given: list[torch.Tensor] = []
-    head = model.get_output_embeddings()
-    hook = head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0])) if head else None
-    logits = model(ids, use_cache=False).logits
-    if hook:
-        hook.remove()
-    return logits, given[0] if given else None
+    return head if torch.equal(head(given[0]).float(), logits.float()) else None
 
 
 def _close(some: torch.Tensor, others: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -266,8 +254,25 @@ class PoolingEmbedder:
         self._model, self._tokenizer, self._pooling = model, tokenizer, pooling
         self._batches = TokenBatches(token_budget)
         self.dimensions = wanted_dimensions(dimensions, int(text.hidden_size))
-        self._end = _missing_end(tokenizer) if pooling == "last" else []
-        positions = _counted_from_padding(model) or getattr(text, "max_position_embeddings", None)
+        whole, bare = (list[int](tokenizer("a", add_special_tokens=each)["input_ids"]) for each in (True, False))
+        self._end: list[int] = []
+        if pooling == "last" and whole[len(whole) - len(bare) :] == bare:  # the tokenizer doesn't append an end itself
+            if tokenizer.eos_token_id is None:
+                raise InputError(
+                    "pooling=last needs an end token, and the model's tokenizer lacks an eos_token; use pooling=mean if the "
+                    "model was trained with it, or set eos_token in tokenizer_config.json"
+                )
+            self._end = [int(tokenizer.eos_token_id)]
+        # The positions of RoBERTa-like models start after the padding id, so the configuration's number, the size of their
+        # position table, is larger than the longest text.
+        counted_from_padding = [
+            table.num_embeddings - table.padding_idx - 1
+            for name, table in model.named_modules()
+            if name.endswith("position_embeddings")
+            and isinstance(table, torch.nn.Embedding)
+            and table.padding_idx is not None
+        ]
+        positions = min(counted_from_padding, default=None) or getattr(text, "max_position_embeddings", None)
         limits = [int(each) for each in (positions, getattr(tokenizer, "model_max_length", None)) if each]
         self.max_tokens: int = min([max_tokens, *limits])
 
@@ -279,8 +284,18 @@ class PoolingEmbedder:
             raise InputError(f"text {int(np.argmin(lengths))} doesn't have tokens; remove empty texts")
         vectors = np.empty((len(texts), self.dimensions), np.float32)
 
+        @torch.inference_mode()
         def fill(rows: np.ndarray) -> None:
-            vectors[rows] = self._pooled(padded(ids, offsets[rows], lengths[rows]), lengths[rows])
+            device = self._model.device
+            batch = torch.from_numpy(padded(ids, offsets[rows], lengths[rows])).to(device)
+            ends = torch.from_numpy(lengths[rows]).to(device)[:, None]
+            mask = torch.arange(batch.shape[1], device=device) < ends
+            states = self._model(batch, attention_mask=mask.long()).last_hidden_state
+            if self._pooling == "last":
+                pooled = states[torch.arange(len(rows), device=device), ends[:, 0] - 1].float()
+            else:
+                pooled = torch.where(mask[:, :, None], states.float(), 0).sum(dim=1) / ends
+            vectors[rows] = unit_vectors(pooled.cpu().numpy(), self.dimensions)
 
         self._batches.run(lengths, fill)
         return vectors
@@ -299,43 +314,3 @@ class PoolingEmbedder:
         )
         rows = [np.asarray([*ids, *self._end], np.int64) for ids in found["input_ids"]]
         return np.concatenate(rows), np.cumsum([0, *map(len, rows)])
-
-    @torch.inference_mode()
-    def _pooled(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The vectors of the texts in a batch, float32 [texts, dimensions]."""
-        device = self._model.device
-        ends = torch.from_numpy(lengths).to(device)[:, None]
-        mask = torch.arange(ids.shape[1], device=device) < ends
-        states = self._model(torch.from_numpy(ids).to(device), attention_mask=mask.long()).last_hidden_state
-        if self._pooling == "last":
-            pooled = states[torch.arange(len(ids), device=device), ends[:, 0] - 1].float()
-        else:
-            pooled = torch.where(mask[:, :, None], states.float(), 0).sum(dim=1) / ends
-        return unit_vectors(pooled.cpu().numpy(), self.dimensions)
-
-
-def _counted_from_padding(model: PreTrainedModel) -> int | None:
-    """The longest text of a model whose positions start after the padding id, as RoBERTa's do; None for other models.
-
-    The configuration of such a model states the size of its position table, which is larger.
-    """
-    tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
-    counts = [
-        table.num_embeddings - table.padding_idx - 1
-        for table in tables
-        if isinstance(table, torch.nn.Embedding) and table.padding_idx is not None
-    ]
-    return min(counts, default=None)
-
-
-def _missing_end(tokenizer: Any) -> list[int]:  # noqa: ANN401 - see PoolingEmbedder
-    """The end token; none if the tokenizer appends one itself."""
-    ids, bare = (cast("list[int]", tokenizer("a", add_special_tokens=each)["input_ids"]) for each in (True, False))
-    if ids[len(ids) - len(bare) :] != bare:
-        return []
-    if tokenizer.eos_token_id is None:
-        raise InputError(
-            "pooling=last needs an end token, and the model's tokenizer lacks an eos_token; use pooling=mean if the "
-            "model was trained with it, or set eos_token in tokenizer_config.json"
-        )
-    return [int(tokenizer.eos_token_id)]

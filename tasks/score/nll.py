@@ -20,8 +20,7 @@ from tokenmill.tasks.errors import InputError
 
 from .tables import PARTS, ROW, SCHEMA, Place, require_finite
 
-MAX_MEAN_NLL = 30.0
-"""The maximum exponent: larger means get a perplexity of e**30, about 10**13."""
+MAX_MEAN_NLL = 30.0  # the maximum exponent: larger means get a perplexity of e**30, about 10**13
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -32,16 +31,12 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """Token sequences back to back, and their scored tokens; sequence i is `[offsets[i], offsets[i + 1])`.
+    """Token sequences back to back, and their scored tokens; sequence i is `[offsets[i], offsets[i + 1])`."""
 
-    `ids` int32 [tokens]; `offsets` int64 [sequences + 1]; `loss` int8 [tokens], 1 if the token itself is scored (not shifted);
-    `parts` int8 [tokens], 0 or the number of one of PARTS.
-    """
-
-    ids: np.ndarray
-    offsets: np.ndarray
-    loss: np.ndarray
-    parts: np.ndarray
+    ids: np.ndarray  # int32 [tokens]
+    offsets: np.ndarray  # int64 [sequences + 1]
+    loss: np.ndarray  # int8 [tokens], 1 if the token itself is scored (not shifted)
+    parts: np.ndarray  # int8 [tokens], 0 or the number of one of PARTS
 
     def __post_init__(self) -> None:
         """Raise ValueError unless all arrays have the same number of tokens."""
@@ -71,14 +66,12 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The tokens to score, in order: `places` in the ids, `rows` their sequences, `positions` in their sequences,
-    all int64 [targets]; `bounds` int64 [sequences + 1], where the targets of each sequence begin.
-    """
+    """The tokens to score, in order."""
 
-    places: np.ndarray
-    rows: np.ndarray
-    positions: np.ndarray
-    bounds: np.ndarray
+    places: np.ndarray  # int64 [targets], in the ids
+    rows: np.ndarray  # int64 [targets], their sequences
+    positions: np.ndarray  # int64 [targets], in their sequences
+    bounds: np.ndarray  # int64 [sequences + 1], where the targets of each sequence begin
 
     @property
     def reach(self) -> np.ndarray:

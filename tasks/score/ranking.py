@@ -21,8 +21,7 @@ from tokenmill.tasks.shards.store import Store
 from .shard import FILE
 from .tables import NLL, PERCENTILE
 
-SPLIT = ("dataset", "split")
-"""Rows with equal values in these columns are ranked together."""
+SPLIT = ("dataset", "split")  # rows with equal values in these columns are ranked together
 
 
 def ranked(scored: Sequence[Finished], store: Store, *, rebuild: bool) -> list[Finished]:

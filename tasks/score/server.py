@@ -24,34 +24,26 @@ import pyarrow as pa
 from tokenmill.tasks.errors import InputError, RunError
 
 from .embed import unit_vectors, wanted_dimensions
-from .nll import Completions, Targets, score_table, targets_of
+from .nll import Completions, score_table, targets_of
 from .tables import ROW, NonFiniteError, Place, require_finite
 
-KEY = "TOKENMILL_SERVER_KEY"
-"""The environment variable that holds the server's key, if it requires one."""
-
-TIMEOUT = httpx.Timeout(300, connect=10)
-"""Timeouts in seconds: for a response, and for a connection."""
-
-DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds to wait before each retry."""
+KEY = "TOKENMILL_SERVER_KEY"  # the environment variable that holds the server's key, if it requires one
+TIMEOUT = httpx.Timeout(300, connect=10)  # timeouts in seconds: for a response, and for a connection
+DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds to wait before each retry
 
 PASSING = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
-BUSY = {429, 502, 503, 504}
-"""Transient errors and statuses."""
+BUSY = {429, 502, 503, 504}  # transient errors and statuses
 
 SGLANG = "sglang"
+# Tokens of its context that a server reserves: SGLang (0.5) rejects prompts of `max_model_len - 6` or more tokens.
 RESERVED = {SGLANG: 7}
-"""Tokens of its context that a server reserves: SGLang (0.5) rejects prompts of `max_model_len - 6` or more tokens."""
 
-MINUS_INFINITY = -9999.0
-"""vLLM's encoding of a log-probability of minus infinity, which JSON lacks."""
+MINUS_INFINITY = -9999.0  # vLLM's encoding of a log-probability of minus infinity, which JSON lacks
 
+# vLLM's error for a request whose response would contain NaN.
 NOT_JSON = "Out of range float values are not JSON compliant"
-"""vLLM's error for a request whose response would contain NaN."""
 
-PROBE = "3.14 naïve façades in 東京 🙂\n\tdef f(x): return 2718"
-"""A text that different tokenizers encode differently."""
+PROBE = "3.14 naïve façades in 東京 🙂\n\tdef f(x): return 2718"  # a text that different tokenizers encode differently
 
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
@@ -88,17 +80,29 @@ class Server:
 
     def logprobs(self, prompt: str | Sequence[int]) -> list[tuple[int, float]]:
         """Id and log-probability of every token of a prompt but the first."""
+
+        def number(logprob: float | None) -> float:  # as an IEEE 754 value
+            return float("nan") if logprob is None else float("-inf") if logprob == MINUS_INFINITY else logprob
+
+        def of_sglang(answer: Any) -> list[tuple[int, float]]:  # noqa: ANN401 - JSON
+            return [(token, number(logprob)) for logprob, token, _ in answer["meta_info"]["input_token_logprobs"][1:]]
+
+        def of_vllm(answer: Any) -> list[tuple[int, float]]:  # noqa: ANN401 - JSON
+            # With prompt_logprobs=0, each token has one entry: its own.
+            entries = [next(iter(each.items())) for each in answer["choices"][0]["prompt_logprobs"][1:]]
+            return [(int(token), number(entry["logprob"])) for token, entry in entries]
+
         if self._kind == SGLANG:
             asked = {
                 "text" if isinstance(prompt, str) else "input_ids": prompt,
                 "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "return_logprob": True, "logprob_start_len": 0,
             }  # fmt: skip
-            return self._ask("/generate", _sglang_logprobs, asked)
+            return self._ask("/generate", of_sglang, asked)
         asked = {
             "model": self._model, "prompt": prompt, "prompt_logprobs": 0, "max_tokens": 1, "temperature": 0,
             "add_special_tokens": False,
         }  # fmt: skip
-        return self._ask("/v1/completions", _vllm_logprobs, asked)
+        return self._ask("/v1/completions", of_vllm, asked)
 
     def tokens(self, text: str, *, special: bool = True) -> list[int]:
         """Return the ids of a text, with or without the special tokens that the model adds."""
@@ -151,15 +155,6 @@ def _answer(place: str, response: httpx.Response, read: Callable[[Any], Answer])
         raise RunError(f"{said}; this is not the response of vLLM or SGLang ({error!r}): use one of them") from error
 
 
-def _vllm_logprobs(answer: Any) -> list[tuple[int, float]]:  # noqa: ANN401 - JSON
-    entries = [next(iter(each.items())) for each in answer["choices"][0]["prompt_logprobs"][1:]]
-    return [(int(token), _number(entry["logprob"])) for token, entry in entries]
-
-
-def _sglang_logprobs(answer: Any) -> list[tuple[int, float]]:  # noqa: ANN401 - JSON
-    return [(token, _number(logprob)) for logprob, token, _ in answer["meta_info"]["input_token_logprobs"][1:]]
-
-
 class ServerScorer:
     """Scores sequences with a server's model. `limit` is the maximum number of tokens read per sequence.
 
@@ -183,30 +178,30 @@ class ServerScorer:
         nll = np.empty(len(targets.places), np.float32)
 
         def fill(row: int) -> None:
+            start = int(sequences.offsets[row])
+            ids = sequences.ids[start : start + int(targets.reach[row]) + 1].tolist()  # up to the last one needed
+            try:
+                found = self._server.logprobs(ids)
+            except NonFiniteError:
+                found = [(token, float("nan")) for token in ids[1:]]
+            except RunError as error:
+                raise RunError(f"{place(row)}: {error}") from error
+            tokens = [token for token, _ in found]
+            if tokens != ids[1:]:
+                pairs = enumerate(zip(tokens, ids[1:], strict=False), 1)
+                differing = (f"token {at} is {one}, not {sent}" for at, (one, sent) in pairs if one != sent)
+                difference = next(differing, f"{len(found) + 1} were returned")
+                raise RunError(
+                    f"{place(row)}: the log-probabilities don't belong to the {len(ids)} tokens sent: {difference}; turn off "
+                    "server features that change or truncate prompts"
+                )
             chosen = slice(*targets.bounds[row : row + 2].tolist())
-            nll[chosen] = self._row(sequences, targets, row, place)[targets.positions[chosen] - 1]
+            all_nll = -np.array([logprob for _, logprob in found], np.float32)
+            nll[chosen] = all_nll[targets.positions[chosen] - 1]  # the server doesn't score the first token either
             require_finite(nll[chosen], targets.rows[chosen], "NLL of a token", place)
 
         self._server.map(fill, np.flatnonzero(targets.reach).tolist())
         return score_table(sequences, targets, nll, self.limit, place)
-
-    def _row(self, sequences: Completions, targets: Targets, row: int, place: Place) -> np.ndarray:
-        """The NLL of every token of a sequence but the first, up to the last one needed, float32."""
-        start = int(sequences.offsets[row])
-        ids = sequences.ids[start : start + int(targets.reach[row]) + 1].tolist()
-        try:
-            found = self._server.logprobs(ids)
-        except NonFiniteError:
-            return np.full(len(ids) - 1, np.nan, np.float32)
-        except RunError as error:
-            raise RunError(f"{place(row)}: {error}") from error
-        if [token for token, _ in found] != ids[1:]:
-            raise RunError(
-                f"{place(row)}: the log-probabilities don't belong to the {len(ids)} tokens sent: "
-                f"{_difference([token for token, _ in found], ids[1:])}; turn off server features that change or "
-                "truncate prompts"
-            )
-        return -np.array([logprob for _, logprob in found], np.float32)
 
 
 class ServerEmbedder:
@@ -245,23 +240,6 @@ class ServerEmbedder:
             return self._server.vector(cut)
         except NonFiniteError:
             return np.full(self._available, np.nan, np.float32)
-
-
-def _number(logprob: float | None) -> float:
-    """A log-probability as an IEEE 754 value."""
-    if logprob is None:
-        return float("nan")
-    return float("-inf") if logprob == MINUS_INFINITY else logprob
-
-
-def _difference(found: Sequence[int], sent: Sequence[int]) -> str:
-    pairs = zip(found, sent, strict=False)
-    place = next((number for number, (one, other) in enumerate(pairs) if one != other), None)
-    return (
-        f"{len(found) + 1} were returned"
-        if place is None
-        else f"token {place + 1} is {found[place]}, not {sent[place]}"
-    )
 
 
 def _shortened(response: httpx.Response) -> str:

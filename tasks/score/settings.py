@@ -18,24 +18,21 @@ from . import TOKEN_BUDGET
 NllEngine = Literal["transformers", "server"]
 EmbedEngine = Literal["hash", "transformers", "server"]
 Device = Literal["cpu", "cuda"]
-Precision = Literal["bfloat16", "float32"]
-"""The type of weights and hidden states."""
+Precision = Literal["bfloat16", "float32"]  # the type of weights and hidden states
 
-Pooling = Literal["last", "mean"]
-"""The pooling of a text's token vectors: the last token's, or the mean."""
+Pooling = Literal["last", "mean"]  # the pooling of a text's token vectors: the last token's, or the mean
 
+# Source bytes per shard, the most that a killed run loses: some minutes of a GPU with a model of 8 billion weights.
 SHARD_BYTES = 16_000_000
-"""Source bytes per shard, the most that a killed run loses: some minutes of a GPU with a model of 8 billion weights."""
 
-MAX_TOKENS = 1024
-"""Default maximum number of tokens read per text."""
+MAX_TOKENS = 1024  # default maximum number of tokens read per text
 
+# Settings that an engine would ignore, and therefore rejects.
 IGNORED: dict[str, tuple[str, ...]] = {
     "hash": ("precision", "server", "concurrency"),
     "transformers": ("server", "concurrency"),
     "server": ("precision", "device", "token_budget"),
 }
-"""Settings that an engine would ignore, and therefore rejects."""
 
 
 class ScoreSettings(PreparationSettings, frozen=True):
@@ -137,32 +134,26 @@ class EmbedSettings(ScoreSettings, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NllRecipe:
-    """Every choice that can change a byte of a shard of NLL, and nothing else.
+    """Every choice that can change a byte of a shard of NLL, and nothing else."""
 
-    `dataset` and `split` apply to rows without their own. `weights` is the digest of the model's files, None for a
-    server. `tokenizer` is the fingerprint of the tokenizer, None for Harmony, as are `messages_field`,
-    `tools_field` and `fields`. `loss` holds the fields of `policy`.
-    `device` is the device of this process.
-    """
-
-    dataset: str
+    dataset: str  # of rows that don't name one, as is the split
     split: str | None
     filters: dict[str, list[Value]]
     text_field: str
-    messages_field: str | None
+    messages_field: str | None  # None for Harmony, as are the next two
     tools_field: str | None
     fields: dict[str, str] | None
     template: str
-    tokenizer: str | None
-    loss: dict[str, Any]
+    tokenizer: str | None  # its fingerprint, None for Harmony
+    loss: dict[str, Any]  # the fields of `policy`
     max_length: int | None
     engine: NllEngine
     model: str
     model_revision: str | None
-    weights: str | None
+    weights: str | None  # digest of the model's files, None for a server
     token_budget: int | None
     precision: Precision | None
-    device: Device
+    device: Device  # of the process that plans
 
     @property
     def policy(self) -> LossPolicy:
@@ -171,15 +162,12 @@ class NllRecipe:
 
 @dataclass(frozen=True, slots=True)
 class EmbedRecipe:
-    """Every choice that can change a byte of a shard of embeddings, and nothing else.
-
-    `fields` are the fields that may hold the text, in order. A choice that the engine lacks is None.
-    """
+    """Every choice that can change a byte of a shard of embeddings, and nothing else. A choice that the engine lacks is None."""
 
     dataset: str
     split: str | None
     filters: dict[str, list[Value]]
-    fields: list[str]
+    fields: list[str]  # those that may hold the text, in order
     engine: EmbedEngine
     model: str | None
     model_revision: str | None
@@ -194,11 +182,11 @@ class EmbedRecipe:
 
 @dataclass(frozen=True)
 class ModelLocation:
-    """The location of inputs that a recipe identifies by content: model, tokenizer and template (plain JSON), or the server."""
+    """The location of inputs that a recipe identifies by content."""
 
     model: str | None = None
     model_revision: str | None = None
-    tokenizer: Mapping[str, Any] | None = None
+    tokenizer: Mapping[str, Any] | None = None  # plain JSON, as is the template
     template: Mapping[str, Any] | None = None
     server: str | None = None
     concurrency: int = 1

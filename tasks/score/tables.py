@@ -10,9 +10,12 @@ import numpy as np
 import pyarrow as pa
 from tokenmill.tasks.errors import RunError
 
+# The parts of a completion, numbered from 1; tokens outside any part have 0.
 PARTS = ("analysis", "tool_call", "final")
-"""The parts of a completion, numbered from 1; tokens outside any part have 0."""
 
+# One row per sequence. `nll_sum` is a sum, the other NLLs are means per token; all are null if no token was scored.
+# `completion_token_count` counts scored tokens, `cut_token_count` tokens left unscored because the sequence was
+# truncated, `total_token_count` all tokens of the sequence.
 SCHEMA = pa.schema([
     ("nll_sum", pa.float64()),
     ("nll_mean", pa.float64()),
@@ -24,16 +27,13 @@ SCHEMA = pa.schema([
     ("cut_token_count", pa.int32()),
     ("truncated", pa.bool_()),
 ])  # fmt: skip
-"""One row per sequence. `nll_sum` is a sum, the other NLLs are means per token; all are null if no token was scored.
-`completion_token_count` counts scored tokens, `cut_token_count` tokens left unscored because the sequence was truncated,
-`total_token_count` all tokens of the sequence.
-"""
 
 PERCENTILE = "percentile_within_split"
 
+# The columns that identify a row. `id` is the row's own, null if it has none.
 NAMES = pa.schema([(name, pa.string()) for name in ("row_id", "id", "dataset", "split")])
-"""The columns that identify a row. `id` is the row's own, null if it has none."""
 
+# `dtype` is null if the engine determines it.
 NLL = pa.schema([
     *NAMES,
     ("loss_mode", pa.string()),
@@ -44,7 +44,6 @@ NLL = pa.schema([
     ("engine", pa.string()),
     ("dtype", pa.string()),
 ])  # fmt: skip
-"""`dtype` is null if the engine determines it."""
 
 
 def embeddings(dimensions: int) -> pa.Schema:
@@ -74,8 +73,7 @@ def assembled(
     return pa.table(columns, schema=schema)
 
 
-Place = Callable[[int], str]
-"""Names a row by its number in an error: `data/part-00000.parquet: row 17`."""
+Place = Callable[[int], str]  # names a row by its number in an error: `data/part-00000.parquet: row 17`
 
 ROW: Place = "row {}".format
 

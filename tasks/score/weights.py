@@ -21,31 +21,33 @@ from tokenmill.tasks.shards.store import remembered
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.tokenize.hub_files import fetched, named_model
 
-WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
-"""The files that determine NLL."""
+WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")  # the files that determine NLL
 
+# The files that, with WEIGHTS, determine an embedding: the tokenizer, and the modules of sentence-transformers.
 TEXT = (
     "added_tokens.json", "merges.txt", "modules.json", "sentence*_config.json", "special_tokens_map.json",
     "spiece.model", "tokenizer*", "vocab*", "[0-9]_*/config.json", "[0-9]_*/*.safetensors",
 )  # fmt: skip
-"""The files that, with WEIGHTS, determine an embedding: the tokenizer, and the modules of sentence-transformers."""
 
-OTHER_COPIES = ["original/*", "metal/*", "onnx/*", "openvino/*"]
-"""The same weights in formats that are not loaded."""
+OTHER_COPIES = ["original/*", "metal/*", "onnx/*", "openvino/*"]  # the same weights in formats that are not loaded
 
 THREADS = 8
 
 RACY_NANOSECONDS = 2_000_000_000
-"""A file modified this recently before it was read may have changed since; its hash is not cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model: its requested name, its local folder, and its commit if it is from the hub."""
+    """The files of a model on this machine."""
 
-    name: str
+    name: str  # as it was asked for
     folder: Path
-    revision: str | None
+    revision: str | None  # commit, if it's from the hub
+
+    @property
+    def public_name(self) -> str:
+        """The id on the hub, or the name of the folder without the path."""
+        return self.name if self.revision else self.folder.name
 
     def digest(self, patterns: Iterable[str] = WEIGHTS) -> str:
         """`xxh3_128:…` of the names and contents of the files that match `patterns`.
@@ -58,10 +60,20 @@ class ModelFiles:
                 f"model: {self.name!r} has no *.safetensors in {self.folder}; other weights are pickles, which run code "
                 "when they are read: save the model once with save_pretrained(), which writes safetensors"
             )
+
+        def content(path: Path) -> str:
+            real = path.resolve()
+            read_at, status = time.time_ns(), real.stat()
+            tag = xxhash.xxh3_128_hexdigest(f"{real}\n{status.st_size}\n{status.st_mtime_ns}".encode())
+            # A file modified this recently before it was read may have changed since; its hash isn't cached.
+            if read_at - status.st_mtime_ns < RACY_NANOSECONDS:
+                return file_hash(str(real))
+            return remembered(user_cache("models", f"{tag}.json"), str, lambda: file_hash(str(real)))
+
         whole = xxhash.xxh3_128()
         with ThreadPoolExecutor(THREADS) as pool:
-            for path, content in zip(files, pool.map(_content, files), strict=True):
-                whole.update(f"{path.relative_to(self.folder)}\n{content}\n".encode())
+            for path, found in zip(files, pool.map(content, files), strict=True):
+                whole.update(f"{path.relative_to(self.folder)}\n{found}\n".encode())
         return f"xxh3_128:{whole.hexdigest()}"
 
 
@@ -73,31 +85,20 @@ def find_model(name: str, revision: str | None = None) -> ModelFiles:
     path = Path(name).expanduser()
     if path.is_file():
         raise InputError(f"model: {name!r} is a file; give the folder that save_pretrained() wrote")
-    found = ModelFiles(name, path.absolute(), None) if path.is_dir() else _from_hub(name, revision)
+    if path.is_dir():
+        found = ModelFiles(name, path.absolute(), None)
+    else:
+        model = named_model(name, revision, "model")
+        prefix = f"{model.inside}/" if model.inside else ""
+        patterns, others = ([f"{prefix}{each}" for each in listed] for listed in ([*WEIGHTS, *TEXT], OTHER_COPIES))
+
+        def choose(names: Sequence[str]) -> list[str]:
+            return list(filter_repo_objects(names, allow_patterns=patterns, ignore_patterns=others))
+
+        folder = fetched(model, choose, "model")
+        found = ModelFiles(model.name, folder / model.inside, folder.name)
     if not (found.folder / "config.json").is_file():
         raise InputError(
             f"model: {found.folder} doesn't contain config.json; give the folder that save_pretrained() wrote"
         )
     return found
-
-
-def _from_hub(name: str, revision: str | None) -> ModelFiles:
-    model = named_model(name, revision, "model")
-    prefix = f"{model.inside}/" if model.inside else ""
-    patterns, others = ([f"{prefix}{each}" for each in listed] for listed in ([*WEIGHTS, *TEXT], OTHER_COPIES))
-
-    def choose(names: Sequence[str]) -> list[str]:
-        return list(filter_repo_objects(names, allow_patterns=patterns, ignore_patterns=others))
-
-    folder = fetched(model, choose, "model")
-    return ModelFiles(model.name, folder / model.inside, folder.name)
-
-
-def _content(path: Path) -> str:
-    """The hash of a file, from the user's cache if the file has not changed."""
-    real = path.resolve()
-    read_at, status = time.time_ns(), real.stat()
-    tag = xxhash.xxh3_128_hexdigest(f"{real}\n{status.st_size}\n{status.st_mtime_ns}".encode())
-    if read_at - status.st_mtime_ns < RACY_NANOSECONDS:
-        return file_hash(str(real))
-    return remembered(user_cache("models", f"{tag}.json"), str, lambda: file_hash(str(real)))
