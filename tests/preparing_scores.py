@@ -71,11 +71,6 @@ def harmony_model(folder, change=lambda model: None):
     return str(folder)
 
 
-def without_knowledge(model):
-    """Zero the output layer: every token is as likely as any other."""
-    model.lm_head.weight.zero_()
-
-
 def confused_by_the_rare_word(model):
     """Spoil the embedding of the tokens of RARE."""
     model.model.embed_tokens.weight[encoding().encode(f" {RARE}")] = float("nan")

@@ -51,15 +51,6 @@ def test_every_row_is_with_its_nearest_center_and_centers_are_means(nearest, mon
         np.testing.assert_allclose(vectors[found.labels == cluster].mean(axis=0), center, atol=1e-5)
 
 
-def test_the_gpus_function_agrees_with_numpys():
-    vectors, _ = around(np.random.default_rng(2), [400, 300], spread=1)
-    (labels, distances), (others, far) = (
-        each(vectors, vectors[:9]) for each in (nearest_centers, nearest_with_torch("cpu"))
-    )
-    assert np.array_equal(labels, others)
-    np.testing.assert_allclose(distances, far, atol=1e-5)
-
-
 def test_rows_that_are_all_the_same_make_clusters_too():
     vectors = np.tile(np.array([[0.6, 0.8]], np.float32), (50, 1))
     found = choose(vectors, 10, 4, 0.9, 0)
@@ -134,14 +125,6 @@ def test_quotas_hold_and_leftovers_move():
     assert [int((groups[found.rows] == group).sum()) for group in range(3)] == [20, 20, 20]
 
 
-def test_choice_depends_on_the_seed():
-    vectors, _ = around(np.random.default_rng(5), [300, 200], spread=1)
-    one, same, other = (choose(vectors, 50, 4, 0.95, seed) for seed in (1, 1, 2))
-    assert np.array_equal(one.rows, same.rows)
-    assert one.removed == same.removed
-    assert not np.array_equal(one.rows, other.rows)
-
-
 def test_within_a_cluster_every_row_has_the_same_odds():
     vectors, _ = around(np.random.default_rng(6), [40], spread=1)
     counts = np.zeros(40)
@@ -154,9 +137,3 @@ def test_within_a_cluster_every_row_has_the_same_odds():
 def test_senseless_choices_are_rejected(budget, clusters, threshold):
     with pytest.raises(InputError, match=f"choose {budget} of 10 rows from {clusters} clusters"):
         choose(np.eye(10, dtype=np.float32), budget, clusters, threshold, 0)
-
-
-def test_all_there_are_is_all_there_is():
-    found = choose(np.eye(10, dtype=np.float32), 1000, 3, 0.5, 0)
-    assert found.rows.tolist() == list(range(10))
-    assert found.removed.num_rows == 0

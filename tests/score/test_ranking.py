@@ -42,19 +42,6 @@ def test_it_is_the_share_below_and_half_of_the_equal(rows):
     assert percentiles(values, data_sets, splits) == pytest.approx(expected, nan_ok=False) or expected == []
 
 
-def test_splits_do_not_see_each_other():
-    assert percentiles([1, 2, 3, 100], ["a", "a", "a", "b"]) == pytest.approx([100 / 6, 50, 500 / 6, 50])
-
-
-def test_equal_scores_have_equal_percentiles_around_fifty():
-    assert percentiles([7.0] * 5, ["a"] * 5) == [50] * 5
-    assert percentiles([1, 2, 2, 3], ["a"] * 4) == [12.5, 50, 50, 87.5]
-
-
-def test_rows_without_a_score_do_not_count():
-    assert percentiles([1, None, 2, math.nan], ["a"] * 4) == [25, None, 75, None]
-
-
 def test_columns_are_not_confused():
     assert percentiles([1, 2], ["a", "ab"], ["bc", "c"]) == [50, 50]
 

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.score import server as engine
-from tokenmill.tasks.score.kind import require_model
+from tokenmill.tasks.score.kind import NLL
 from tokenmill.tasks.score.models import CausalScorer, PoolingEmbedder
 from tokenmill.tasks.score.server import KEY, Server, ServerEmbedder, ServerScorer
 from tokenmill.tasks.score.settings import NllSettings
@@ -163,8 +163,8 @@ def test_server_key_is_read_from_the_environment(vllm, monkeypatch):
 
 def test_unserved_model_is_rejected_early(vllm):
     with pytest.raises(InputError, match=r"serves tiny, not 'other'; set model to a served one"):
-        require_model(NllSettings(model="other", engine="server", server=f"{vllm.url}/v1"))
-    require_model(NllSettings(model="tiny", engine="server", server=f"{vllm.url}/v1/"))
+        NLL.check(None, NllSettings(model="other", engine="server", server=f"{vllm.url}/v1"), "out")
+    NLL.check(None, NllSettings(model="tiny", engine="server", server=f"{vllm.url}/v1/"), "out")
 
 
 def test_server_without_prompt_log_probabilities_is_rejected(vllm, monkeypatch):

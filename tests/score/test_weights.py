@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.score import weights
-from tokenmill.tasks.score.kind import require_model
+from tokenmill.tasks.score.kind import EMBEDDINGS, NLL
 from tokenmill.tasks.score.models import CausalScorer, load_scorer
 from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
 from tokenmill.tasks.score.weights import TEXT, WEIGHTS, find_model
@@ -187,7 +187,7 @@ def test_a_model_of_the_hub_has_the_digest_of_its_files_at_a_commit(hub, saved):
 def test_missing_torch_names_the_install(monkeypatch, saved, package):
     monkeypatch.setitem(sys.modules, package, None)
     remedy = rf"{package} cannot be imported .*; install it with: pip install torch==.* 'accelerate>="
-    with pytest.raises(InputError, match=remedy):
-        require_model(NllSettings(model=str(saved)))
-    with pytest.raises(InputError, match=remedy):
-        require_model(EmbedSettings(engine="transformers", model=str(saved), pooling="mean"))
+    embedding = EmbedSettings(engine="transformers", model=str(saved), pooling="mean")
+    for kind, settings in ((NLL, NllSettings(model=str(saved))), (EMBEDDINGS, embedding)):
+        with pytest.raises(InputError, match=remedy):
+            kind.check(None, settings, "out")

@@ -14,7 +14,7 @@ from tokenmill.tasks.pack.kind import SFT
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.rl.kind import RL
 from tokenmill.tasks.rl.settings import RlSettings
-from tokenmill.tasks.score.kind import plan_scores
+from tokenmill.tasks.score.kind import EMBEDDINGS, NLL
 from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
 from tokenmill.tasks.select.settings import NormalizationSettings
 from tokenmill.tasks.select.shard import require_fitting
@@ -31,8 +31,8 @@ KINDS = {
     "rl": (RL.plan, RlSettings, {}),
     "harmony": (plan_harmony, HarmonySettings, {}),
     "dedup": (DEDUP.plan, DedupSettings, {}),
-    "nll": (plan_scores, NllSettings, {"model": "nowhere"}),
-    "embed": (plan_scores, EmbedSettings, {}),
+    "nll": (NLL.plan, NllSettings, {"model": "nowhere"}),
+    "embed": (EMBEDDINGS.plan, EmbedSettings, {}),
 }
 
 
