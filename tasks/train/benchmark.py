@@ -40,54 +40,48 @@ from .settings import RUNTIME_SETTINGS
 
 WARMUP = 2
 THRESHOLD = 0.05
+# The allowed difference in loss between runs of one configuration, in nats per token, due to rounding.
 LOSS_BOUND = 0.02
-"""The allowed difference in loss between runs of one configuration, in nats per token, due to rounding."""
 
+# Settings that affect neither a step nor its loss, and those that the record holds separately.
 IGNORED = {*RUNTIME_SETTINGS - {"nodes"}, "device"}
-"""Settings that affect neither a step nor its loss, and those that the record holds separately."""
 
 LIBRARIES = ("tokenmill", "torch", "megatron-core", "transformers")
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Environment(Strict, frozen=True):
-    """The machine of a record. `driver` is the version of NVIDIA's driver, None without one."""
+    """The machine of a record."""
 
     python: str
     cpus: int
-    driver: str | None
+    driver: str | None  # version of NVIDIA's driver, None without one
     versions: dict[str, str]
 
 
 class BenchmarkRecord(Strict, frozen=True):
-    """The steady state of a training run.
+    """The steady state of a training run."""
 
-    `configuration` holds settings and data that a step depends on, by dotted name; `key` identifies it and the device.
-    `steps` were measured in `seconds`, after `warmup` unmeasured ones. Rates are per second over all processes, of all tokens
-    and of trained ones. `waited` and `padding` are shares, of time and of tokens. `mfu` is the median, None if the device's
-    peak is unknown; `memory` is the peak in bytes of the fullest process. `loss` is the mean per measured token, in nats.
-    """
-
-    key: str
+    key: str  # identifies the configuration and the device
     engine: str
     device: str
     processes: int
     parameters: int
-    configuration: dict[str, Any]
-    warmup: int
+    configuration: dict[str, Any]  # settings and data that a step depends on, by dotted name
+    warmup: int  # unmeasured steps before the measured ones
     steps: int
     seconds: float
     tokens: int
     loss_tokens: int
-    tokens_per_second: float
+    tokens_per_second: float  # over all processes
     loss_tokens_per_second: float
     step_seconds_median: float
     step_seconds_p90: float
-    waited: float
-    padding: float
-    mfu: float | None
-    memory: int
-    loss: float
+    waited: float  # share of time
+    padding: float  # share of tokens
+    mfu: float | None  # the median, None if the device's peak is unknown
+    memory: int  # peak in bytes of the fullest process
+    loss: float  # mean per measured token, in nats
     perplexity: float | None
     final_loss: float
     environment: Environment
@@ -109,42 +103,39 @@ def summarise(job: Job, started: Started, steps: Sequence[TrainStep], warmup: in
     tokens, loss_tokens = sum(step.tokens for step in measured), sum(step.loss_tokens for step in measured)
     nll = math.fsum(step.loss * step.loss_tokens for step in measured)
     each, rates = [step.seconds for step in measured], [step.mfu for step in measured if step.mfu is not None]
-    configuration = {**_configuration(job), "engine": started.engine}
+    # Settings and data that a step and its loss depend on, by dotted name: they decide which runs can be compared.
+    data = {"kind": job.data.kind, "tokenizer": job.data.fingerprint, "pack_size": job.data.pack_size}
+    sources = {
+        source.dataset: {"tokens": source.tokens, "weight": math.fsum(source.weights)}
+        for source in job.data.of("train")
+    }
+    settings = job.settings.model_dump(mode="json", exclude=IGNORED)
+    configuration = {**dict(flat({**settings, "data": data, "source": sources})), "engine": started.engine}
     device = re.sub(r"[^a-z0-9]+", "-", started.device.lower()).strip("-")
-    digest = hashlib.sha256(orjson.dumps(dict(configuration), option=orjson.OPT_SORT_KEYS)).hexdigest()
+    digest = hashlib.sha256(orjson.dumps(configuration, option=orjson.OPT_SORT_KEYS)).hexdigest()
     described = DRIVER.read_text("utf-8") if DRIVER.is_file() else ""
     driver = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", described)
     versions: dict[str, str] = {}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
+    environment = Environment(
+        python=platform.python_version(), cpus=os.cpu_count() or 1, driver=driver.group(1) if driver else None,
+        versions=versions,
+    )  # fmt: skip
     return BenchmarkRecord(
-        key=(f"{device}-x{started.processes}-{digest[:16]}"), engine=started.engine, device=started.device, processes=started.processes,
-        parameters=started.parameters, configuration=configuration, warmup=warmup, steps=len(measured), seconds=seconds,
-        tokens=tokens, loss_tokens=loss_tokens,
+        key=f"{device}-x{started.processes}-{digest[:16]}", engine=started.engine, device=started.device,
+        processes=started.processes, parameters=started.parameters, configuration=configuration, warmup=warmup,
+        steps=len(measured), seconds=seconds, tokens=tokens, loss_tokens=loss_tokens,
         tokens_per_second=tokens / seconds, loss_tokens_per_second=loss_tokens / seconds,
         step_seconds_median=statistics.median(each), step_seconds_p90=float(np.quantile(each, 0.9)),
         waited=math.fsum(step.waited for step in measured) / seconds,
         padding=sum(step.padding for step in measured) / tokens,
         mfu=statistics.median(rates) if rates else None, memory=max(step.memory for step in measured),
         loss=nll / loss_tokens if loss_tokens else 0.0, perplexity=perplexity(nll, loss_tokens),
-        final_loss=measured[-1].loss, environment=Environment(
-        python=platform.python_version(), cpus=os.cpu_count() or 1, driver=driver.group(1) if driver else None,
-        versions=versions,
-    ),
+        final_loss=measured[-1].loss, environment=environment,
         recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
-
-
-def _configuration(job: Job) -> dict[str, Any]:
-    """Settings and data that a step and its loss depend on, by dotted name."""
-    data = job.data
-    sources = {
-        source.dataset: {"tokens": source.tokens, "weight": math.fsum(source.weights)} for source in data.of("train")
-    }
-    described = {"kind": data.kind, "tokenizer": data.fingerprint, "pack_size": data.pack_size}
-    settings = job.settings.model_dump(mode="json", exclude=IGNORED)
-    return dict(flat({**settings, "data": described, "source": sources}))
 
 
 def record(found: BenchmarkRecord, folder: str) -> str:
@@ -179,30 +170,30 @@ def _place(folder: str, key: str) -> str:
     return join(folder, f"{key}.json")
 
 
+# The compared figures, and the sign of a change for the worse.
 WORSE = {
     "tokens_per_second": -1, "loss_tokens_per_second": -1, "step_seconds_median": 1, "step_seconds_p90": 1, "memory": 1,
 }  # fmt: skip
-"""The compared figures, and the sign of a change for the worse."""
 
 
 class MetricChange(Strict, frozen=True):
-    """A figure and its baseline. `change` is relative, None for a baseline of 0; `regressed`: at least the threshold worse."""
+    """A figure and its baseline."""
 
     name: str
     ours: float
     baseline: float
-    change: float | None
-    regressed: bool
+    change: float | None  # relative, None for a baseline of 0
+    regressed: bool  # at least the threshold worse
 
 
 class BenchmarkComparison(Strict, frozen=True):
-    """A run and its baseline. `loss_differs`: by more than the bound in nats per token, in either direction."""
+    """A run and its baseline."""
 
     key: str
     threshold: float
     changes: list[MetricChange]
     loss_difference: float
-    loss_differs: bool
+    loss_differs: bool  # by more than the bound in nats per token, in either direction
 
     @property
     def regressed(self) -> list[str]:

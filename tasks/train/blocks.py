@@ -59,12 +59,12 @@ def hash_blocks(place: str, recorded: Sequence[tuple[int, str]], target: str) ->
 
 @dataclass(frozen=True, slots=True)
 class BlockChecks:
-    """The mapped .bin files and block hashes (uint64) of the prefixes of a split, and where tokens begin in them."""
+    """The .bin files of a split, by prefix."""
 
     names: Sequence[str]
-    files: Sequence[memoryview]
-    hashes: Sequence[np.ndarray]
-    pointers: Sequence[np.ndarray]
+    files: Sequence[memoryview]  # mapped
+    hashes: Sequence[np.ndarray]  # uint64, of their blocks
+    pointers: Sequence[np.ndarray]  # where documents begin in them, in bytes
     token_bytes: int
 
     def check(self, pieces: Pieces) -> None:

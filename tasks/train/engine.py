@@ -19,20 +19,19 @@ from .settings import Device
 Reduction = Literal["sum", "max"]
 OPERATIONS = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}
 
+# How long processes wait for one that works for all: laying out packs takes a day for 8 TB, and NCCL would time out
+# after 10 minutes. If that process dies, the others stop waiting at once.
 PATIENCE = timedelta(days=1)
-"""How long processes wait for one that works for all: laying out packs takes a day for 8 TB, and NCCL would time out after 10
-minutes. If that process dies, the others stop waiting at once.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The rank of this process among `size`, its device, and the `patient` group of all processes for long waits."""
+    """A process among those that train together."""
 
     rank: int
     size: int
     device: torch.device
-    patient: distributed.ProcessGroup
+    patient: distributed.ProcessGroup  # all processes, for long waits
 
     @property
     def first(self) -> bool:
@@ -100,12 +99,12 @@ def joined(device: Device | None) -> Generator[World]:
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """How a step is split: replicas, rows per micro-batch, and micro-batches accumulated per replica."""
+    """How a step is split."""
 
     replica: int
     replicas: int
-    micro_batch: int
-    accumulated: int
+    micro_batch: int  # rows
+    accumulated: int  # micro-batches per replica
 
     def numbers(self, step: int) -> list[list[int]]:
         """Return the row numbers of each micro-batch of this replica in a step, counted from 0."""

@@ -37,17 +37,16 @@ from .prepared import vocabulary_of
 from .results import Continuation, HeldOutLoss, ResultInputs, Results, SourceResult, loss_of, publish_results, total
 from .settings import EvaluateSettings
 
-GRAM = 4
-"""Tokens per n-gram when repetition is counted."""
+GRAM = 4  # tokens per n-gram when repetition is counted
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The beginning of a document: `prompt` and its `continuation` there, int32 [tokens]; None for a given prompt."""
+    """The beginning of a document, or a given prompt, which has neither dataset nor continuation."""
 
     dataset: str | None
-    prompt: np.ndarray
-    continuation: np.ndarray | None
+    prompt: np.ndarray  # int32 [tokens]
+    continuation: np.ndarray | None  # the document's own, int32 [tokens]
 
 
 class OpeningSample:
@@ -69,21 +68,18 @@ class OpeningSample:
         possible = np.flatnonzero(np.diff(targets.bounds))
         chosen = possible[np.argsort(lots[possible])][: self._number]
         first = targets.positions[targets.bounds[chosen]]
-        drawn = [
-            (float(lots[row]), self._opening(documents, row, answer))
-            for row, answer in zip(chosen.tolist(), first.tolist(), strict=True)
-        ]
-        self._kept = sorted([*self._kept, *drawn], key=lambda each: each[0])[: self._number]
+        prompt_tokens, new_tokens = self._sizes
+        for row, answer in zip(chosen.tolist(), first.tolist(), strict=True):
+            ids = documents.ids[documents.offsets[row] : documents.offsets[row + 1]]
+            end = answer if prompt_tokens is None else max(1, min(prompt_tokens, len(ids) // 2))
+            # Copies, because a slice would keep the whole batch in memory.
+            opening = Opening(self._dataset, ids[:end].copy(), ids[end : end + new_tokens].copy())
+            self._kept.append((float(lots[row]), opening))
+        self._kept = sorted(self._kept, key=lambda each: each[0])[: self._number]
 
     @property
     def chosen(self) -> list[Opening]:
         return [opening for _, opening in self._kept]
-
-    def _opening(self, documents: Completions, row: int, answer: int) -> Opening:
-        ids = documents.ids[documents.offsets[row] : documents.offsets[row + 1]]
-        prompt_tokens, new_tokens = self._sizes
-        end = answer if prompt_tokens is None else max(1, min(prompt_tokens, len(ids) // 2))
-        return Opening(self._dataset, ids[:end].copy(), ids[end : end + new_tokens].copy())
 
 
 def evaluate(model: str, data: TrainData, settings: EvaluateSettings) -> Results:
@@ -98,43 +94,34 @@ def evaluate(model: str, data: TrainData, settings: EvaluateSettings) -> Results
     digest = files.digest()
     loaded = load(AutoModelForCausalLM, files, settings.device, settings.precision)
     scorer = CausalScorer(loaded, token_budget=settings.token_budget)
-    sources, openings = _scored(scorer, data, settings)
+    losses: defaultdict[str, list[HeldOutLoss]] = defaultdict(list)
+    samples: dict[str, OpeningSample] = {}
+    # A conversation's prompt is everything before its first answer; a document's is its first tokens.
+    prompt_tokens = settings.prompt_tokens if data.kind == "pretrain" else None
+    for dataset, documents in held_out(data, settings.split, settings.max_tokens):
+        first = 1 + sum(loss.documents for loss in losses[dataset])
+        scores = scorer.score(documents, partial(_place, dataset, settings.split, first))
+        tokens, cut, truncated = (
+            int(scores[name].to_numpy().sum(dtype=np.int64))
+            for name in ("completion_token_count", "cut_token_count", "truncated")
+        )
+        nll = float(scores["nll_sum"].fill_null(0.0).to_numpy().sum())
+        losses[dataset].append(
+            loss_of(documents=scores.num_rows, tokens=tokens, nll=nll, truncated=truncated, cut_tokens=cut)
+        )
+        sample = OpeningSample(dataset, settings.documents, prompt_tokens, settings.new_tokens, settings.seed)
+        samples.setdefault(dataset, sample).add(documents)
+    sources = [SourceResult(dataset=dataset, **total(each).model_dump()) for dataset, each in losses.items()]
+    openings = asked or [opening for sample in samples.values() for opening in sample.chosen]
     return Results(
         model=model, data=data.path, made_from=ResultInputs(model=digest, data=data.made_from), settings=settings,
         precision=str(loaded.dtype).removeprefix("torch."), limit=scorer.limit, overall=total(sources),
-        sources=sources,
-        generations=list(generations(loaded, asked or openings, vocabulary, data.eos, settings.new_tokens)),
+        sources=sources, generations=list(generations(loaded, openings, vocabulary, data.eos, settings.new_tokens)),
     )  # fmt: skip
 
 
-def _scored(
-    scorer: CausalScorer, data: TrainData, settings: EvaluateSettings
-) -> tuple[list[SourceResult], list[Opening]]:
-    """The loss on each dataset, and the beginnings to continue."""
-    losses: defaultdict[str, list[HeldOutLoss]] = defaultdict(list)
-    openings: dict[str, OpeningSample] = {}
-    prompt_tokens = settings.prompt_tokens if data.kind == "pretrain" else None
-    for dataset, documents in held_out(data, settings.split, settings.max_tokens):
-        before = sum(loss.documents for loss in losses[dataset])
-        losses[dataset].append(_loss(scorer.score(documents, partial(_place, dataset, settings.split, before))))
-        sample = OpeningSample(dataset, settings.documents, prompt_tokens, settings.new_tokens, settings.seed)
-        openings.setdefault(dataset, sample).add(documents)
-    sources = [SourceResult(dataset=dataset, **total(each).model_dump()) for dataset, each in losses.items()]
-    return sources, [opening for each in openings.values() for opening in each.chosen]
-
-
-def _loss(scores: pa.Table) -> HeldOutLoss:
-    """The loss on a batch of documents, whose `scores` are of `tasks.score.nll.SCHEMA`."""
-    tokens, cut, truncated = (
-        int(scores[name].to_numpy().sum(dtype=np.int64))
-        for name in ("completion_token_count", "cut_token_count", "truncated")
-    )
-    nll = float(scores["nll_sum"].fill_null(0.0).to_numpy().sum())
-    return loss_of(documents=scores.num_rows, tokens=tokens, nll=nll, truncated=truncated, cut_tokens=cut)
-
-
-def _place(dataset: str, split: str, before: int, row: int) -> str:
-    return f"{dataset}: document {before + row + 1} of split {split}"
+def _place(dataset: str, split: str, first: int, row: int) -> str:
+    return f"{dataset}: document {first + row} of split {split}"
 
 
 def given(prompts: Sequence[str], vocabulary: Vocabulary) -> list[Opening]:
@@ -162,23 +149,25 @@ def generations(
     )
     for opening in openings:
         prompt = opening.prompt if limit is None else opening.prompt[-max(1, limit - longest) :]
-        ids = _continued(model, prompt, vocabulary.size)
+        given_ids = torch.from_numpy(prompt.astype(np.int64)).to(model.device)[None]
+        with torch.inference_mode():
+            found = cast("Any", model).generate(  # a mixin's method without a useful type
+                given_ids,
+                attention_mask=torch.ones_like(given_ids),
+                logits_processor=[_OnlyVocabulary(vocabulary.size)],
+            )
+        ids, own = found[0, len(prompt) :].cpu().numpy(), opening.continuation
+        repeated = matched = None
+        if len(ids) >= GRAM:
+            grams = np.lib.stride_tricks.sliding_window_view(ids, GRAM)
+            repeated = 1 - len(np.unique(grams, axis=0)) / len(grams)
+        if own is not None:
+            both = min(len(ids), len(own))
+            matched = int(np.count_nonzero(ids[:both] == own[:both])) / len(own)
         yield Continuation(
             dataset=opening.dataset, prompt=_text(vocabulary, prompt), text=_text(vocabulary, ids), tokens=len(ids),
-            ended=None if eos is None else bool(ids[-1] == eos), repeated=_repeated(ids),
-            matched=None if opening.continuation is None else _matched(ids, opening.continuation),
+            ended=None if eos is None else bool(ids[-1] == eos), repeated=repeated, matched=matched,
         )  # fmt: skip
-
-
-@torch.inference_mode()
-def _continued(model: PreTrainedModel, prompt: np.ndarray, vocabulary_size: int) -> np.ndarray:
-    """The ids that follow `prompt`, int64 [tokens]."""
-    ids = torch.from_numpy(prompt.astype(np.int64)).to(model.device)[None]
-    # `generate` is a mixin's method without a useful type.
-    found = cast("Any", model).generate(
-        ids, attention_mask=torch.ones_like(ids), logits_processor=[_OnlyVocabulary(vocabulary_size)]
-    )
-    return found[0, len(prompt) :].cpu().numpy()
 
 
 class _OnlyVocabulary(LogitsProcessor):
@@ -205,29 +194,16 @@ def _text(vocabulary: Vocabulary, ids: np.ndarray) -> str:
         return f"token ids {ids.tolist()}"
 
 
-def _repeated(ids: np.ndarray) -> float | None:
-    if len(ids) < GRAM:
-        return None
-    grams = np.lib.stride_tricks.sliding_window_view(ids, GRAM)
-    return 1 - len(np.unique(grams, axis=0)) / len(grams)
-
-
-def _matched(ids: np.ndarray, own: np.ndarray) -> float:
-    """The share of tokens equal to the document's at the same positions."""
-    both = min(len(ids), len(own))
-    return int(np.count_nonzero(ids[:both] == own[:both])) / len(own)
-
-
 def main() -> int:
     """Run the evaluation in the file that the command line names, publish the results, and return the exit code."""
     die_with_parent()
-    return run_request(Evaluation, _run)
 
+    def run(asked: Evaluation) -> None:
+        began = time.perf_counter()
+        results = evaluate(asked.model, asked.data, asked.settings)
+        publish_results(results, asked.output_dir, {"seconds": time.perf_counter() - began})
 
-def _run(asked: Evaluation) -> None:
-    began = time.perf_counter()
-    results = evaluate(asked.model, asked.data, asked.settings)
-    publish_results(results, asked.output_dir, {"seconds": time.perf_counter() - began})
+    return run_request(Evaluation, run)
 
 
 if __name__ == "__main__":

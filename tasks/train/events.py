@@ -6,7 +6,7 @@ All other lines are its log. So any pipe (`srun`, `kubectl logs`) can carry the 
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import orjson
 from tokenmill.tasks.errors import InputError, RunError
@@ -14,40 +14,33 @@ from tokenmill.tasks.strict import Model, Strict, parse
 
 
 class Started(Strict, frozen=True):
-    """Training begins, after `step` steps of earlier runs. `parameters` counts the whole model."""
+    """Training begins."""
 
     event: Literal["started"] = "started"
-    step: int
+    step: int  # done by earlier runs
     steps: int
-    parameters: int
+    parameters: int  # of the whole model
     device: str
     processes: int
     engine: str
 
 
 class TrainStep(Strict, frozen=True):
-    """An optimizer step is done.
-
-    `loss` is in nats per trained token, over the global batch. `tokens` are all inputs, `loss_tokens` the trained ones,
-    `padding` those that fill up rows. `seconds` is wall time with the device synchronized, `waited` the part spent waiting
-    for data. `mfu` is the model FLOPs utilization, None if the device's peak is unknown; `memory` is the peak in bytes of
-    the fullest process. `read` is the digest of the step's reads (`samples.step_digest`), None if its data lack a content
-    keys.
-    """
+    """An optimizer step is done."""
 
     event: Literal["step"] = "step"
     step: int
-    loss: float
+    loss: float  # in nats per trained token, over the global batch
     learning_rate: float
     gradient_norm: float
-    tokens: int
-    loss_tokens: int
-    padding: int
-    seconds: float
-    waited: float
-    mfu: float | None
-    memory: int
-    read: str | None = None
+    tokens: int  # all inputs
+    loss_tokens: int  # the trained ones
+    padding: int  # those that fill up rows
+    seconds: float  # wall time with the device synchronized
+    waited: float  # the part of it spent waiting for data
+    mfu: float | None  # model FLOPs utilization, None if the device's peak is unknown
+    memory: int  # peak in bytes of the fullest process
+    read: str | None = None  # digest of the step's reads (`samples.step_digest`), None if its data lack content keys
 
 
 class Validated(Strict, frozen=True):
@@ -74,17 +67,15 @@ class Exported(Strict, frozen=True):
 
 
 class Failed(Strict, frozen=True):
-    """The trainer stops for a known reason. `wrong_call`: the user must fix something first."""
+    """The trainer stops for a known reason."""
 
     event: Literal["failed"] = "failed"
     reason: str
-    wrong_call: bool = False
+    wrong_call: bool = False  # the user must fix something first
 
 
 Event = Started | TrainStep | Validated | Saved | Exported | Failed
-KINDS: dict[str, type[Event]] = {
-    "started": Started, "step": TrainStep, "validated": Validated, "saved": Saved, "exported": Exported, "failed": Failed,
-}  # fmt: skip
+KINDS: dict[str, type[Event]] = {kind.model_fields["event"].default: kind for kind in get_args(Event)}
 
 
 def emit(event: Event) -> None:

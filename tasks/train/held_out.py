@@ -9,7 +9,6 @@ million of packs per second, hundreds of times faster than a model scores them.
 """
 
 from collections.abc import Iterator
-from itertools import chain
 
 import numpy as np
 from tokenmill.tasks.blend.models import Split
@@ -34,9 +33,9 @@ def held_out(data: TrainData, split: Split, max_tokens: int | None = None) -> It
             f"{data.path}: split {split} doesn't have documents; prepare it with holdout.{split} above 0, or evaluate "
             "on the other split"
         )
-    read = _documents if data.kind == "pretrain" else _sequences
     for source in sources:
-        for batch in _first(chain.from_iterable(map(read, source.files)), max_tokens):
+        batches = (batch for file in source.files for batch in _batches(file, data.kind))
+        for batch in _first(batches, max_tokens):
             yield source.dataset, batch
 
 
@@ -45,7 +44,7 @@ def _first(batches: Iterator[Completions], max_tokens: int | None) -> Iterator[C
     if max_tokens is None:
         yield from batches
         return
-    left, least = max_tokens, 1
+    left, least = max_tokens, 1  # the first document is read even if it's longer than all of them may be
     for batch in batches:
         fitting = int(np.searchsorted(batch.offsets, left, side="right")) - 1
         if fitting < len(batch.lengths):
@@ -58,16 +57,16 @@ def _first(batches: Iterator[Completions], max_tokens: int | None) -> Iterator[C
         least = 0 if len(batch.lengths) else least
 
 
-def _documents(prefix: str) -> Iterator[Completions]:
-    for content, lengths in StoredDocuments(prefix).batches(WINDOW):
-        ids, offsets = content.astype(np.int32), np.append(0, np.cumsum(lengths, dtype=np.int64))
-        yield Completions(ids, offsets, np.ones(len(ids), np.int8), np.zeros(len(ids), np.int8))
-
-
-def _sequences(path: str) -> Iterator[Completions]:
-    """The sequences of packed Parquet without padding, in batches."""
-    for batch in pack_batches(path, TOKENS, PACKS_AT_ONCE):
+def _batches(file: str, kind: str) -> Iterator[Completions]:
+    """All documents of a .bin/.idx pair, or the sequences of packed Parquet without padding."""
+    if kind == "pretrain":
+        for content, lengths in StoredDocuments(file).batches(WINDOW):
+            ids, offsets = content.astype(np.int32), np.append(0, np.cumsum(lengths, dtype=np.int64))
+            yield Completions(ids, offsets, np.ones(len(ids), np.int8), np.zeros(len(ids), np.int8))
+        return
+    for batch in pack_batches(file, TOKENS, PACKS_AT_ONCE):
         is_text = np.repeat(batch.roles != ROLE_NUMBERS[PADDING], np.diff(batch.role_begins, append=len(batch.ids)))
+        # How many tokens of text are before each token: the offsets without padding.
         before = np.append(0, np.cumsum(is_text))
         offsets = before[np.append(batch.begins, len(batch.ids))]
         yield Completions(

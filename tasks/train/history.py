@@ -28,12 +28,12 @@ TRAINING = "training.json"
 
 @dataclass(slots=True)
 class History:
-    """The steps and losses of a training run by the number of the step; `started` is its last start."""
+    """The steps and losses of a training run."""
 
     output_dir: str
-    steps: dict[int, TrainStep] = field(default_factory=dict[int, TrainStep])
+    steps: dict[int, TrainStep] = field(default_factory=dict[int, TrainStep])  # by number
     validated: dict[int, Validated] = field(default_factory=dict[int, Validated])
-    started: Started | None = None
+    started: Started | None = None  # its last start
 
     def add(self, event: Event) -> None:
         if isinstance(event, Started):

@@ -24,61 +24,52 @@ from .settings import EvaluateSettings, TrainSettings
 
 JOB = "job.json"
 CHECKPOINTS = "checkpoints"
+# The folder of the trained model, inside the training run's folder, in the format of Hugging Face's libraries.
 MODEL = "model"
-"""The folder of the trained model, inside the training run's folder, in the format of Hugging Face's libraries."""
 
 Kind = Literal["pretrain", "sft"]
 
 
 ReadSplit = Literal["train", "valid"]
-READ_SPLITS: tuple[ReadSplit, ReadSplit] = ("train", "valid")
-"""The splits that a training run reads."""
+READ_SPLITS: tuple[ReadSplit, ReadSplit] = ("train", "valid")  # the splits that a training run reads
 
 
 class TrainSource(Strict, frozen=True):
-    """The files for one split of one dataset, in the order of the blend.
-
-    `files` are prefixes of .bin/.idx pairs, or packed Parquet files; `weights` are their weights in blend.json. `tokens` are
-    the documents' tokens, without padding; `rows` are the packs, None for .bin/.idx. `contents` identify the bytes of each
-    file in any place: its shard and the part of it; empty in a job of an earlier version, whose reads are not recorded.
-    `sizes` are the tokens of each pair, and `phase` is the number of the phase that reads them.
-    """
+    """The files for one split of one dataset, in the order of the blend."""
 
     dataset: str
     split: Literal["train", "valid", "test"]
-    files: list[str]
-    weights: list[float]
-    tokens: int
-    rows: int | None = None
+    files: list[str]  # prefixes of .bin/.idx pairs, or packed Parquet files
+    weights: list[float]  # of the files in blend.json
+    tokens: int  # of the documents, without padding
+    rows: int | None = None  # packs, None for .bin/.idx
+    # The bytes of each file in any place: its shard and the part of it. Empty in a job of an earlier version, whose reads
+    # aren't recorded.
     contents: list[str] = Field(default_factory=list[str])
-    sizes: list[int] = Field(default_factory=list[int])
-    phase: int = 0
+    sizes: list[int] = Field(default_factory=list[int])  # tokens of each pair
+    phase: int = 0  # number of the phase that reads them
 
 
 class TrainPhase(Strict, frozen=True):
-    """A phase of training: its budget in tokens, and the samples that it reads, 0 before `phases.with_quotas`."""
+    """A phase of training."""
 
     name: str
-    tokens: float
-    samples: int = 0
+    tokens: float  # its budget
+    samples: int = 0  # the samples that it reads, 0 before `order.with_quotas`
 
 
 class TrainData(Strict, frozen=True):
-    """A preparation to train on.
-
-    `tokenizer` holds the fields of `TokenizerSource`, `fingerprint` identifies the tokenizer's content. `made_from` is a
-    digest of the published data, independent of place and time. `pack_size` and `pad_seq_to_mult` are None for .bin/.idx.
-    """
+    """A preparation to train on."""
 
     path: str
     kind: Kind
-    made_from: str
-    tokenizer: dict[str, str | bool | None]
-    fingerprint: str
+    made_from: str  # digest of the published data, independent of place and time
+    tokenizer: dict[str, str | bool | None]  # the fields of `TokenizerSource`
+    fingerprint: str  # of the tokenizer's content
     vocabulary_size: int
     eos: int | None
     sources: list[TrainSource]
-    pack_size: int | None = None
+    pack_size: int | None = None  # None for .bin/.idx, as is the next
     pad_seq_to_mult: int | None = None
     phases: list[TrainPhase] = Field(default_factory=list[TrainPhase])
 
@@ -103,17 +94,13 @@ class SkippedStep(Strict, frozen=True):
 
 
 class SkippedDocument(Strict, frozen=True):
-    """A document that is not trained on, in the data whose content is `data`.
+    """A document that is not trained on."""
 
-    `source` numbers the prefixes of the train split, in order, and `document` counts in the prefix. For packs, `source` is 0,
-    `document` numbers all packs of the split, and `sequence`, None for documents, counts in the pack. `row` names the source row for people.
-    """
-
-    data: str
-    source: int = Field(ge=0)
-    document: int = Field(ge=0)
-    sequence: int | None = Field(default=None, ge=0)
-    row: str = ""
+    data: str  # content of the data that it is in
+    source: int = Field(ge=0)  # number of its prefix in the train split; 0 for packs
+    document: int = Field(ge=0)  # number in the prefix; for packs, of the pack in the split
+    sequence: int | None = Field(default=None, ge=0)  # number in the pack, None for documents
+    row: str = ""  # names the source row for people
 
 
 Skipped = SkippedStep | SkippedDocument
@@ -180,15 +167,19 @@ def read_skip_list(place: str) -> list[Skipped]:
     content = read_bytes(absolute(place))
     if content is None:
         raise InputError(f"skip_list: {place} does not exist; write one with: tokenmill step MODEL --skip-list {place}")
-    return [_entry(line, f"{place}:{number}") for number, line in enumerate(content.splitlines(), 1) if line.strip()]
-
-
-def _entry(line: bytes, where: str) -> Skipped:
-    try:
-        fields = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise InputError(f'{where}: {error}; write one JSON object per line, such as {{"step": 120}}') from error
-    return parse(SkippedStep if isinstance(fields, dict) and "step" in fields else SkippedDocument, fields, where)
+    entries: list[Skipped] = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip():
+            where = f"{place}:{number}"
+            try:
+                fields = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise InputError(
+                    f'{where}: {error}; write one JSON object per line, such as {{"step": 120}}'
+                ) from error
+            is_step = isinstance(fields, dict) and "step" in fields
+            entries.append(parse(SkippedStep if is_step else SkippedDocument, fields, where))
+    return entries
 
 
 def extend_skip_list(place: str, entries: Iterable[Skipped]) -> int:

@@ -82,17 +82,41 @@ class MegatronEngine:
             settings.global_batch // (settings.micro_batch * replicas),
         )  # fmt: skip
         config = _transformer(settings, precision)
-        self._bare = _model(settings, config, vocabulary).to(world.device)
+        layer: Any = get_gpt_layer_local_spec(normalization="RMSNorm")
+        layer.submodules.self_attention.submodules.core_attention = ModuleSpec(TorchAttention)
+        self._bare = GPTModel(
+            config, layer, vocab_size=vocabulary, max_sequence_length=settings.sequence_length,
+            pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=settings.model.tied_embeddings, position_embedding_type="rope",
+            rotary_base=cast("int", settings.model.rope_base),  # any number will do
+        ).to(world.device)  # fmt: skip
         self._first_layer = min(int(layer.layer_number) for layer in cast("Any", self._bare).decoder.layers) - 1
-        self._set(weights)
+        rank, size = (
+            parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+        )  # fmt: skip
+        # Every process makes the whole tensor and keeps its slice, so that weights don't depend on the number of processes.
+        for full_name, parameter in self._bare.named_parameters():
+            name, number = name_in_layer(full_name, self._first_layer)
+            tensor = from_llama(name, number, weights, settings.model)
+            if getattr(parameter, "tensor_model_parallel", False):
+                tensor = slice_of(name, tensor, int(getattr(parameter, "partition_dim")), rank, size)  # noqa: B009
+            with torch.no_grad():
+                parameter.copy_(tensor)
         wrapped = Float16Module(config, self._bare) if config.bf16 else self._bare
         replication = DistributedDataParallelConfig(
             use_distributed_optimizer=settings.optimizer.distributed, grad_reduce_in_fp32=True
         )
         self._model = DistributedDataParallel(config, replication, wrapped)
-        self._optimizer = get_megatron_optimizer(_optimizer(settings, precision), [self._model])
+        chosen = settings.optimizer
+        optimizer = OptimizerConfig(
+            optimizer="adam", lr=chosen.learning_rate, min_lr=chosen.minimum_learning_rate,
+            weight_decay=chosen.weight_decay, adam_beta1=chosen.beta1, adam_beta2=chosen.beta2, adam_eps=chosen.epsilon,
+            clip_grad=chosen.clip, bf16=precision == "bfloat16", params_dtype=DTYPES[precision],
+            use_distributed_optimizer=chosen.distributed,
+        )  # fmt: skip
+        self._optimizer = get_megatron_optimizer(optimizer, [self._model])
         if settings.optimizer.distributed:
-            # Create the state that torch's optimizer creates at its first step
+            # torch's optimizer creates its state at its first step, but a checkpoint is loaded before that.
             for parameter, known in _states(self._optimizer):
                 known["step"] = torch.zeros(())
                 known |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
@@ -131,42 +155,37 @@ class MegatronEngine:
         """Restore the state that `save` wrote."""
         state = cast("dict[str, Any]", dist_checkpointing.load(self._state(loading=True), folder))
         self._bare.load_state_dict(state["model"])
-        _restore(self._optimizer, state["optimizer"])
+        saved, optimizer = state["optimizer"], cast("Any", self._optimizer)
+        distributed_state = saved.pop("param_state", None)
+        optimizer.load_state_dict(saved)
+        # megatron-core loads torch's step counters for a distributed optimizer as a single counter shared by all parameters,
+        # which would count each step once per parameter, and then misses them among the tensors of its checkpoint.
+        counters = [(known, known.pop("step").clone()) for _, known in _states(optimizer)]
+        if distributed_state is not None:
+            optimizer.chained_optimizers[0].load_parameter_state_from_fully_reshardable(distributed_state)
+        for known, step in counters:
+            known["step"] = step
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """Return the model with Llama's names, on the CPU, in the precision of training; complete only in the first process."""
         found: dict[str, torch.Tensor] = {}
         for full_name, parameter in self._bare.named_parameters():
             name, layer = name_in_layer(full_name, self._first_layer)
-            tensor = self._whole(name, parameter)
-            if name == "output_layer.weight" and self._settings.model.tied_embeddings:
-                continue
-            found |= to_llama(name, layer, tensor.cpu().contiguous(), self._settings.model)
+            tensor = parameter.detach()
+            if getattr(parameter, "tensor_model_parallel", False):
+                own = tensor.contiguous()
+                slices = [torch.empty_like(own) for _ in range(parallel_state.get_tensor_model_parallel_world_size())]
+                distributed.all_gather(slices, own, parallel_state.get_tensor_model_parallel_group())
+                tensor = joined_slices(name, slices, int(getattr(parameter, "partition_dim")))  # noqa: B009 - torch knows none
+            # The last stage of a pipeline holds a copy of tied embeddings.
+            if name != "output_layer.weight" or not self._settings.model.tied_embeddings:
+                found |= to_llama(name, layer, tensor.cpu().contiguous(), self._settings.model)
         stages = parallel_state.get_pipeline_model_parallel_world_size()
         if stages == 1:
             return found
         gathered: list[Any] = [None] * stages
         distributed.all_gather_object(gathered, found, parallel_state.get_pipeline_model_parallel_group())
         return {name: tensor for part in gathered for name, tensor in part.items()}
-
-    def _whole(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
-        if not getattr(parameter, "tensor_model_parallel", False):
-            return parameter.detach()
-        own = parameter.detach().contiguous()
-        slices = [torch.empty_like(own) for _ in range(parallel_state.get_tensor_model_parallel_world_size())]
-        distributed.all_gather(slices, own, parallel_state.get_tensor_model_parallel_group())
-        return joined_slices(name, slices, int(getattr(parameter, "partition_dim")))  # noqa: B009 - torch knows none
-
-    def _set(self, weights: Weights) -> None:
-        rank = parallel_state.get_tensor_model_parallel_rank()
-        size = parallel_state.get_tensor_model_parallel_world_size()
-        for full_name, parameter in self._bare.named_parameters():
-            name, layer = name_in_layer(full_name, self._first_layer)
-            tensor = from_llama(name, layer, weights, self._settings.model)
-            if getattr(parameter, "tensor_model_parallel", False):
-                tensor = slice_of(name, tensor, int(getattr(parameter, "partition_dim")), rank, size)  # noqa: B009
-            with torch.no_grad():
-                parameter.copy_(tensor)
 
     def _state(self, *, loading: bool) -> dict[str, Any]:
         model = self._bare.sharded_state_dict()
@@ -218,49 +237,8 @@ def _transformer(settings: TrainSettings, precision: Precision) -> TransformerCo
     )  # fmt: skip
 
 
-def _model(settings: TrainSettings, config: TransformerConfig, vocabulary: int) -> GPTModel:
-    layer: Any = get_gpt_layer_local_spec(normalization="RMSNorm")
-    layer.submodules.self_attention.submodules.core_attention = ModuleSpec(TorchAttention)
-    return GPTModel(
-        config,
-        layer,
-        vocab_size=vocabulary,
-        max_sequence_length=settings.sequence_length,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=settings.model.tied_embeddings,
-        position_embedding_type="rope",
-        rotary_base=cast("int", settings.model.rope_base),  # any number will do
-    )
-
-
-def _optimizer(settings: TrainSettings, precision: Precision) -> OptimizerConfig:
-    chosen = settings.optimizer
-    return OptimizerConfig(
-        optimizer="adam", lr=chosen.learning_rate, min_lr=chosen.minimum_learning_rate,
-        weight_decay=chosen.weight_decay, adam_beta1=chosen.beta1, adam_beta2=chosen.beta2, adam_eps=chosen.epsilon,
-        clip_grad=chosen.clip, bf16=precision == "bfloat16", params_dtype=DTYPES[precision],
-        use_distributed_optimizer=chosen.distributed,
-    )  # fmt: skip
-
-
 def _states(optimizer: Any) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:  # noqa: ANN401 - one of several kinds
     """Each parameter with its state in torch's own optimizer; empty with Transformer Engine's or Apex's."""
     parts = [part.optimizer for part in optimizer.chained_optimizers if isinstance(part.optimizer, torch.optim.AdamW)]
     groups = [(part.state, group["params"]) for part in parts for group in part.param_groups]
     return [(parameter, state[parameter]) for state, parameters in groups for parameter in parameters]
-
-
-def _restore(optimizer: Any, state: dict[str, Any]) -> None:  # noqa: ANN401
-    """Load the state of an optimizer.
-
-    megatron-core loads torch's step counters for a distributed one as a single counter shared by all parameters, which
-    would count each step once per parameter, and then misses them among the tensors of its checkpoint.
-    """
-    distributed_state = state.pop("param_state", None)
-    optimizer.load_state_dict(state)
-    counters = [(known, known.pop("step").clone()) for _, known in _states(optimizer)]
-    if distributed_state is not None:
-        optimizer.chained_optimizers[0].load_parameter_state_from_fully_reshardable(distributed_state)
-    for known, step in counters:
-        known["step"] = step

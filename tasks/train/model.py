@@ -28,11 +28,11 @@ from .settings import ModelSettings
 
 DEVIATION = 0.02
 
-Weights = Callable[[str], torch.Tensor]
-"""A tensor of the model by its name, on the CPU."""
+Weights = Callable[[str], torch.Tensor]  # a tensor of the model by its name, on the CPU
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
+# megatron-core's and Llama's names of the tensors that are the same in both.
 OUTSIDE_LAYERS = {
     "embedding.word_embeddings.weight": EMBEDDING,
     "decoder.final_layernorm.weight": NORM,
@@ -44,7 +44,6 @@ IN_LAYER = {
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
 }
-"""megatron-core's and Llama's names of the tensors that are the same in both."""
 
 QKV, GATED = "self_attention.linear_qkv.weight", "mlp.linear_fc1.weight"
 
@@ -118,7 +117,12 @@ def stored(folder: Path, model: ModelSettings, vocabulary: int) -> Weights:
 
     Raises InputError for tensors that are missing or whose shapes differ from `model`'s.
     """
-    places = _places(folder)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():  # several files
+        places = {name: folder / file for name, file in orjson.loads(index.read_bytes())["weight_map"].items()}
+    else:
+        with safe_open(folder / "model.safetensors", "pt") as tensors:
+            places = dict.fromkeys(tensors.keys(), folder / "model.safetensors")
     known = shapes(model, vocabulary)
 
     def weights(name: str) -> torch.Tensor:
@@ -136,14 +140,6 @@ def stored(folder: Path, model: ModelSettings, vocabulary: int) -> Weights:
         return found.float()
 
     return weights
-
-
-def _places(folder: Path) -> dict[str, Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return {name: folder / file for name, file in orjson.loads(index.read_bytes())["weight_map"].items()}
-    with safe_open(folder / "model.safetensors", "pt") as tensors:
-        return dict.fromkeys(tensors.keys(), folder / "model.safetensors")
 
 
 def from_llama(name: str, layer: int, weights: Weights, model: ModelSettings) -> torch.Tensor:

@@ -66,32 +66,29 @@ MAX_DIGESTS = 10_000
 MAX_TASKS = 64
 TOKENS_AT_ONCE = 2**24
 
+# Tokens that this process orders, of the data and of the samples: about 10 s of work. Workers take 30 CPU-seconds to
+# start.
 MAX_LOCAL_TOKENS = 4_000_000_000
-"""Tokens that this process orders, of the data and of the samples: about 10 s of work. Workers take 30 CPU-seconds to start."""
 
 
 class DatasetReads(Strict, frozen=True):
-    """How often the training run reads a dataset.
-
-    `documents` counts by times read: never, once, twice, more (the last, begun time counts); `partly` of those read once lack
-    tokens. `unread` are tokens that are never an input, `cut` those at the end of prefixes that fill no sample, `drawn` the
-    tokens of all samples.
-    """
+    """How often the training run reads a dataset."""
 
     dataset: str
     prefixes: int
     tokens: int
-    drawn: int
-    unread: int
-    cut: int
+    drawn: int  # tokens of all samples
+    unread: int  # tokens that are never an input
+    cut: int  # tokens at the end of prefixes that fill no sample
+    # By times read, of which the last counts when it has begun; `partly` of those read once lack tokens.
     documents: dict[str, int]
 
 
 class Order(OrderPlan, frozen=True):
-    """An order. `steps_per_digest` steps share one of the `digests`; `content` identifies the data."""
+    """An order."""
 
-    content: str
-    steps_per_digest: int
+    content: str  # identifies the data
+    steps_per_digest: int  # steps that share one of the digests
     digests: list[str]
     datasets: list[DatasetReads]
 
@@ -241,11 +238,14 @@ def make_order(data: TrainData, settings: OrderSettings, run_all: RunAll) -> Ord
     together = -(-plan.steps // MAX_DIGESTS)
     with indices_folder(data.path) as folder:
         common = {"task": Task(data=data, plan=plan, indices=folder, objects=f"{folder}/objects")}
-        builds = [
-            {**common, "split": split, "size": size, "phase": phase, "numbers": numbers}
-            for split, size, phase, files in _requested_indices(data, plan)
-            for numbers in _round_robin(files)
-        ]
+        builds: list[Mapping[str, Any]] = []
+        for split, sizes in plan.all_sizes.items():
+            phases = [(number, phase.samples) for number, phase in enumerate(data.phases)] if split == "train" else []
+            for phase, size in phases or [(None, size) for size in sizes]:
+                sources = data.of(split) if phase is None else data.in_phase(phase).of(split)
+                asked = {**common, "split": split, "size": size, "phase": phase}
+                files = [file for source in sources for file in source.files]
+                builds += [{**asked, "numbers": numbers} for numbers in _round_robin(files)]
         run_all("build-indices", build_prefixes, builds)
         (counted,) = run_all("build-blend", build_blend, [common])
         size = together * -(-plan.steps // (together * MAX_TASKS))  # the range of a task ends where a digest does
@@ -274,15 +274,6 @@ def make_order(data: TrainData, settings: OrderSettings, run_all: RunAll) -> Ord
     )
     publish_order(data.path, order)
     return order
-
-
-def _requested_indices(data: TrainData, plan: OrderPlan) -> Iterator[tuple[Split, int, int | None, list[str]]]:
-    """The splits, with the samples of each that are asked for; the phases of the train split; and the files of each."""
-    for split, sizes in plan.all_sizes.items():
-        phases = [(number, phase.samples) for number, phase in enumerate(data.phases)] if split == "train" else []
-        for phase, size in phases or [(None, size) for size in sizes]:
-            sources = data.of(split) if phase is None else data.in_phase(phase).of(split)
-            yield split, size, phase, [file for source in sources for file in source.files]
 
 
 def _round_robin(items: Sequence[object]) -> list[list[int]]:

@@ -15,8 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-PR_SET_PDEATHSIG = 1
-"""From <linux/prctl.h>."""
+PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 def die_with_parent() -> None:

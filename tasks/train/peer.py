@@ -33,12 +33,18 @@ def follow(job: Job) -> None:
         if train is None:  # processes of a model share their samples; see is_built_on_rank
             return [train, *others]
         batch = num_microbatches_calculator.get_current_global_batch_size()
+        progress: dict[str, Any] = {}
+        # The step with which Megatron-LM continues, and the skipped ones; Megatron-Bridge keeps them to itself.
+        if (known := sys.modules.get("megatron.training.global_vars")) is not None:
+            arguments = known.get_args()
+            skipped = list(getattr(arguments, "iterations_to_skip", ()))
+            progress = {"first_step": arguments.iteration + 1, "skipped": skipped}
         recorders.append(
             ReadRecorder(
                 train, job.data, job.output_dir, global_batch=batch,
                 steps=job.settings.steps if job.data.phases else builder.sizes[0] // batch,
                 replica=parallel_state.get_data_parallel_rank(), replicas=parallel_state.get_data_parallel_world_size(),
-                **_progress(),
+                **progress,
             )
         )  # fmt: skip
         return [recorders[-1].dataset, *others]
@@ -50,15 +56,6 @@ def follow(job: Job) -> None:
 
     for changed, name, method in ((BlendedMegatronDatasetBuilder, "build", built), (DataLoader, "__iter__", batches)):
         setattr(changed, name, method)
-
-
-def _progress() -> dict[str, Any]:
-    """Return the step with which Megatron-LM continues, and the skipped ones; Megatron-Bridge keeps them to itself."""
-    known = sys.modules.get("megatron.training.global_vars")
-    if known is None:
-        return {}
-    arguments = known.get_args()
-    return {"first_step": arguments.iteration + 1, "skipped": list(getattr(arguments, "iterations_to_skip", ()))}
 
 
 def main() -> None:

@@ -48,11 +48,12 @@ from .prepared import (
 )
 from .settings import RUNTIME_SETTINGS, ModelSettings, TrainSettings
 
+# Tokens of each dataset in which trained tokens behind EOS are counted; a chat template writes about as many
+# everywhere.
 COUNTED_TOKENS = 1_000_000
-"""Tokens of each dataset in which trained tokens behind EOS are counted; a chat template writes about as many everywhere."""
 
+# Launchers that start tokenmill's trainer; the others write files for other trainers.
 OWN_LAUNCHERS = {"local", "slurm", "kubernetes"}
-"""Launchers that start tokenmill's trainer; the others write files for other trainers."""
 
 
 def plan_training(path: str, settings: TrainSettings, output_dir: str) -> Job:
@@ -78,15 +79,30 @@ def check(job: Job) -> list[str]:
     _check_parallelism(job)
     _check_batch(settings)
     require_steps(data, settings)
-    _check_own_features(job)
+    check_skipped(job.skipped, data.made_from, settings.steps)
+    if settings.check_reads and data.kind == "sft":
+        raise InputError("check_reads=true: packs are copied once before training; check them with tokenmill verify")
+    for asked, name in ((settings.check_reads, "check_reads=true"), (job.skipped, "skip_list")):
+        if asked and settings.launcher not in OWN_LAUNCHERS:
+            raise InputError(f"{name}: launcher={settings.launcher} starts a different trainer; set launcher=local")
+    if settings.check_reads:
+        require_block_hashes(data)
     resumption = _check_output(job)
-    epochs = _check_epochs(job)
+    epochs, most = epochs_of(job), settings.max_epochs
+    largest = max(epochs, key=lambda each: each.count)
+    if most is not None and largest.count > most:
+        over = sum(each.count > most for each in epochs)
+        steps = int(settings.steps * most / largest.count)
+        fewer = f"steps={steps} or fewer" if steps else "a smaller global_batch"
+        raise InputError(
+            f"{largest}, more than max_epochs={most:g} for {over} of {len(epochs)} source(s); set {fewer}, prepare "
+            f"more data, or set max_epochs={math.ceil(largest.count)} (null for no limit)"
+        )
     if settings.launcher in OWN_LAUNCHERS:  # other trainers read ids and need no tokenizer
         find_exported_template(data, vocabulary_of(data))
     _check_file_sizes(data.path, listed, manifest)
     _check_initial_weights(job)
-    notes = [*_repeated_in_validation(job), *_cleared_by_bridge(job), *sentence_on_order(data, settings)]
-    return [*epochs, *notes, *resumption]
+    return [*map(str, epochs), *_notes(job), *sentence_on_order(data, settings), *resumption]
 
 
 def _check_data(job: Job, manifest: Mapping[str, Any], content: str) -> None:
@@ -142,23 +158,20 @@ def _check_file_sizes(path: str, listed: Sequence[ListedFile], manifest: Mapping
         )
 
 
-def _repeated_in_validation(job: Job) -> Iterator[str]:
-    """The datasets of the validation split that don't fill a row."""
+def _notes(job: Job) -> Iterator[str]:
+    """Yield lines on effects of data and settings that a user may not expect."""
     length = job.settings.sequence_length
-    if job.data.kind == "sft" or job.settings.validate_every is None:
+    if job.data.kind == "pretrain":
+        for source in job.data.of("valid") if job.settings.validate_every is not None else ():
+            if source.tokens <= length:
+                yield f"{source.dataset}: {source.tokens:,} tokens of the validation split, repeated to fill rows of {length:,}"
         return
-    for source in job.data.of("valid"):
-        if source.tokens <= length:
-            yield f"{source.dataset}: {source.tokens:,} tokens of the validation split, repeated to fill rows of {length:,}"
-
-
-def _cleared_by_bridge(job: Job) -> Iterator[str]:
-    """The trained tokens that Megatron-Bridge excludes before its #5213: it clears the loss where the input is EOS."""
-    if job.settings.launcher != "megatron-bridge" or job.data.kind != "sft":
+    if job.settings.launcher != "megatron-bridge":
         return
     trained = cleared = 0
     for _, batch in held_out(job.data, "train", COUNTED_TOKENS):
         trained += int(batch.loss.sum())
+        # Before its #5213, Megatron-Bridge clears the loss where the input is EOS.
         cleared += int(batch.loss[1:][batch.ids[:-1] == job.data.eos].sum())  # the first of a sequence has no loss
     if cleared:
         yield (
@@ -166,19 +179,6 @@ def _cleared_by_bridge(job: Job) -> Iterator[str]:
             "dataset) follow an EOS: Megatron-Bridge 0.6.2 and older omit them from the loss (NVIDIA-NeMo/Megatron-Bridge#5213); "
             "use 0.7 or newer, or launcher=local"
         )
-
-
-def _check_own_features(job: Job) -> None:
-    """Skip lists must be of these data, block hashes must exist, and the trainer must be one that follows them."""
-    launcher = job.settings.launcher
-    check_skipped(job.skipped, job.data.made_from, job.settings.steps)
-    if job.settings.check_reads and job.data.kind == "sft":
-        raise InputError("check_reads=true: packs are copied once before training; check them with tokenmill verify")
-    for asked, name in ((job.settings.check_reads, "check_reads=true"), (job.skipped, "skip_list")):
-        if asked and launcher not in OWN_LAUNCHERS:
-            raise InputError(f"{name}: launcher={launcher} starts a different trainer; set launcher=local")
-    if job.settings.check_reads:
-        require_block_hashes(job.data)
 
 
 def _check_parallelism(job: Job) -> None:
@@ -244,11 +244,11 @@ def _check_batch(settings: TrainSettings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """How often a source is read: `drawn` tokens or packs, of `held` in it."""
+    """How often a source is read."""
 
     source: str
-    drawn: float
-    held: int
+    drawn: float  # tokens or packs
+    held: int  # tokens or packs in it
     unit: str
 
     @property
@@ -274,21 +274,6 @@ def epochs_of(job: Job) -> list[Epochs]:
     return [
         Epochs(source_name(job.data, source), sum(source.weights) * each, source.tokens, "tokens") for source in sources
     ]
-
-
-def _check_epochs(job: Job) -> list[str]:
-    """A line per source. Raises InputError for a source that is read more often than `max_epochs`."""
-    epochs, most = epochs_of(job), job.settings.max_epochs
-    largest = max(epochs, key=lambda each: each.count)
-    if most is not None and largest.count > most:
-        over = sum(each.count > most for each in epochs)
-        steps = int(job.settings.steps * most / largest.count)
-        fewer = f"steps={steps} or fewer" if steps else "a smaller global_batch"
-        raise InputError(
-            f"{largest}, more than max_epochs={most:g} for {over} of {len(epochs)} source(s); set {fewer}, prepare "
-            f"more data, or set max_epochs={math.ceil(largest.count)} (null for no limit)"
-        )
-    return [str(each) for each in epochs]
 
 
 def _check_output(job: Job) -> list[str]:
@@ -347,7 +332,17 @@ def _check_initial_weights(job: Job) -> None:
             "use a model trained with the data's"
         )
     if config is not None:
-        _check_vocabulary_size(start, config.get("vocab_size", 0), job)
+        rows, size, model = config.get("vocab_size", 0), job.data.vocabulary_size, job.settings.model
+        if rows < size:
+            raise InputError(
+                f"start_from={start}: its vocab_size is {rows}, but the data has ids up to {size - 1}; use a model whose "
+                "embedding has a row for each of them"
+            )
+        if rows > model.vocabulary(size):
+            raise InputError(
+                f"start_from={start}: its vocab_size is {rows}, but model.vocabulary_multiple={model.vocabulary_multiple} "
+                f"pads the data's {size} ids to {model.vocabulary(size)}; set model.vocabulary_multiple={rows}"
+            )
     if differences:
         raise InputError(
             f"start_from={start}: not the model of the settings: {'; '.join(differences)}; set model to match these weights"
@@ -372,20 +367,6 @@ def _tokenizer_and_config(start: str) -> tuple[str, dict[str, Any]]:
         return fingerprint, dict(orjson.loads(place.read_bytes()))
     except (ValueError, TypeError) as error:
         raise InputError(f"start_from: {place} is not a JSON object: {error}; save the model again") from error
-
-
-def _check_vocabulary_size(start: str, rows: int, job: Job) -> None:
-    size, model = job.data.vocabulary_size, job.settings.model
-    if rows < size:
-        raise InputError(
-            f"start_from={start}: its vocab_size is {rows}, but the data has ids up to {size - 1}; use a model whose "
-            "embedding has a row for each of them"
-        )
-    if rows > model.vocabulary(size):
-        raise InputError(
-            f"start_from={start}: its vocab_size is {rows}, but model.vocabulary_multiple={model.vocabulary_multiple} "
-            f"pads the data's {size} ids to {model.vocabulary(size)}; set model.vocabulary_multiple={rows}"
-        )
 
 
 def _config_differences(config: Mapping[str, Any], model: ModelSettings) -> Iterator[str]:

@@ -38,24 +38,19 @@ NOT_FOUND_HERE = (
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A name in blend.json, and its record in the manifest.
-
-    `path` is the prefix of a .bin/.idx pair, or a Parquet file; `key` is its shard, `part` the part of that shard. `documents` and
-    `tokens` are None for packs, and `packs`, the number of rows, is None for pairs. `held` are the tokens of a .bin of which a
-    phase reads a part, and `phase` is the number of the phase.
-    """
+    """A name in blend.json, and its record in the manifest."""
 
     split: Split
-    path: str
+    path: str  # prefix of a .bin/.idx pair, or a Parquet file
     weight: float
     dataset: str
-    key: str
-    part: str
-    documents: int | None = None
-    tokens: int | None = None
-    held: int | None = None
-    phase: int = 0
-    packs: int | None = None
+    key: str  # of its shard
+    part: str  # of that shard
+    documents: int | None = None  # None for packs
+    tokens: int | None = None  # None for packs
+    held: int | None = None  # tokens of a .bin of which a phase reads a part
+    phase: int = 0  # number of the phase
+    packs: int | None = None  # rows, None for pairs
 
 
 def prepared_data(path: str) -> TrainData:
@@ -138,8 +133,18 @@ def listed_files(path: str, manifest: Mapping[str, Any]) -> list[ListedFile]:
             "train", join_published(path, pair["path"]), pair["drawn"], pair["dataset"], pair["key"], part, documents,
             pair["tokens"], pair["held"], number,
         ))  # fmt: skip
-    blend, published = orjson.loads(content), _published_entries(path, manifest)
-    for split in SPLITS[1:] if listed else SPLITS:
+    blend, entries = orjson.loads(content), [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
+    published = {  # shards, prefixes and packs by split and name, as blend.json spells it
+        (split, name if name.startswith("/") or not is_local(name) else join(path, name)): entry
+        for entry in entries
+        for split, names in entry["published"].items()
+        for name in names
+    }
+    # A file with the leading packs of a shard isn't published under the shard; its name has the shard's key.
+    by_key = {(entry["dataset"], entry["key"][:8]): entry for entry in entries}
+    cut = (LEADING.fullmatch(join(path, file["path"])) for file in manifest["files"])
+    published |= {(found["split"], found[0]): by_key[found["dataset"], found["key"]] for found in cut if found}
+    for split in SPLITS[1:] if listed else SPLITS:  # phases list the train split themselves
         words: list[str] = blend[split] or []
         for weight, name in zip(words[::2], words[1::2], strict=True):
             entry = published.get((split, name))
@@ -163,20 +168,6 @@ def listed_files(path: str, manifest: Mapping[str, Any]) -> list[ListedFile]:
 def _phases(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The phases that training follows; none for a budget without a total."""
     return [phase for phase in manifest.get("phases", []) if "pairs" in phase]
-
-
-def _published_entries(path: str, manifest: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """The manifest's shards, prefixes and packs by split and name, as blend.json spells it."""
-    entries = [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
-    named = {
-        (split, name if name.startswith("/") or not is_local(name) else join(path, name)): entry
-        for entry in entries
-        for split, names in entry["published"].items()
-        for name in names
-    }
-    shards = {(entry["dataset"], entry["key"][:8]): entry for entry in entries}
-    cut = (LEADING.fullmatch(join(path, file["path"])) for file in manifest["files"])
-    return named | {(found["split"], found[0]): shards[found["dataset"], found["key"]] for found in cut if found}
 
 
 def content_digest(listed: Sequence[ListedFile]) -> str:

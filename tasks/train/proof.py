@@ -38,8 +38,7 @@ from .samples import (
 )
 from .settings import OrderPlan
 
-SKIPPED = "skipped"
-"""In place of the digest of a step that the trainer has omitted."""
+SKIPPED = "skipped"  # in place of the digest of a step that the trainer has omitted
 
 
 def recorded_reads(path: str, global_batch: int) -> dict[int, str]:
@@ -56,8 +55,16 @@ def recorded_reads(path: str, global_batch: int) -> dict[int, str]:
                 steps.setdefault(found["step"], []).append({**found, "sums": found["sums"] and tuple(found["sums"])})
             except (ValueError, KeyError, TypeError) as error:
                 raise InputError(f"{file}:{number}: damaged; remove this line") from error
-    sums = {step: _sums(lines, global_batch) for step, lines in steps.items()}
-    whole = {step: SKIPPED if None in parts else step_digest(parts) for step, parts in sums.items() if parts}
+    whole: dict[int, str] = {}
+    for step, found in steps.items():
+        # A step may have been read several times, by different numbers of replicas: the latest ones that read all of it count.
+        runs: dict[int, dict[int, tuple[int, int] | None]] = {}
+        for line in sorted(found, key=lambda line: line["time"]):
+            replicas = runs.pop(line["samples"], {})
+            runs[line["samples"]] = {**replicas, line["replica"]: line["sums"]}
+        complete = (own for samples, own in reversed(runs.items()) if samples * len(own) == global_batch)
+        if parts := list(next(complete, {}).values()):
+            whole[step] = SKIPPED if None in parts else step_digest(part for part in parts if part)
     if steps and not whole:
         raise InputError(
             f"{path}: no step of {global_batch} samples is recorded whole; each data-parallel replica writes its own "
@@ -66,24 +73,14 @@ def recorded_reads(path: str, global_batch: int) -> dict[int, str]:
     return whole
 
 
-def _sums(lines: list[dict[str, Any]], global_batch: int) -> list[Any]:
-    """The sums of the latest replicas that together read a whole step, None of those that left it out; empty if none have yet."""
-    runs: dict[int, dict[int, tuple[int, int] | None]] = {}
-    for line in sorted(lines, key=lambda line: line["time"]):
-        replicas = runs.pop(line["samples"], {})
-        runs[line["samples"]] = {**replicas, line["replica"]: line["sums"]}
-    whole = (own for samples, own in reversed(runs.items()) if samples * len(own) == global_batch)
-    return list(next(whole, {}).values())
-
-
 @dataclass(frozen=True)
 class DocumentReads:
-    """The document reads of steps, opened with the index caches in `indices`; a `temporary` folder is removed with this object."""
+    """The document reads of steps."""
 
     data: TrainData
     plan: OrderPlan
-    indices: str
-    temporary: TemporaryDirectory[str] | None = None
+    indices: str  # folder with the index caches
+    temporary: TemporaryDirectory[str] | None = None  # a folder that is removed with this object
 
     @cached_property
     def samples(self) -> Any:  # noqa: ANN401 - megatron-core has no types
@@ -159,8 +156,7 @@ def opened(job: Job, path: str) -> Opened:
     return DocumentReads(job.data, plan, temporary.name, temporary)
 
 
-NEARBY_STEPS = 100
-"""How many steps before and after a wrong one to compare, to find out which step was read instead."""
+NEARBY_STEPS = 100  # how many steps before and after a wrong one to compare, to find out which step was read instead
 
 
 def _numbers(step: int, global_batch: int) -> range:
@@ -169,15 +165,12 @@ def _numbers(step: int, global_batch: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """So many steps were compared with the `plan` in a file; `problem` is the first difference, None if there is none.
+    """The result of comparing steps with their plan."""
 
-    The trainer has omitted the steps `skipped`.
-    """
-
-    steps: int
-    plan: str
-    problem: str | None
-    skipped: Sequence[int] = ()
+    steps: int  # the number of compared ones
+    plan: str  # the file with the plan
+    problem: str | None  # the first difference
+    skipped: Sequence[int] = ()  # steps that the trainer has omitted
 
 
 def prove(path: str) -> Proof:
@@ -202,17 +195,23 @@ def prove(path: str) -> Proof:
             return Proof(last, plan, f"step {number}: its samples weren't recorded; an earlier version trained it")
     observed = [str(steps[number]) for number in range(1, last + 1)]
     skipped = [number for number in range(1, last + 1) if steps[number] == SKIPPED]
-    return Proof(last - len(skipped), plan, _problem(_Comparison(job, path, order, observed)), skipped)
+    compared, problem = _Comparison(job, path, order, observed), None
+    wrong = (step for step in compared.unproven() if observed[step - 1] not in {SKIPPED, compared.digest(step)})
+    if (step := next(wrong, None)) is not None:
+        reasons = order.differences(job.data, job.settings) if order else []
+        said = f"step {step} did not read its planned samples: {_explained(compared, step)}"
+        problem = "; ".join([said, *reasons])
+    return Proof(last - len(skipped), plan, problem, skipped)
 
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The digests of a training run's steps, from the first on, and the order to compare them with, None for its job's."""
+    """A training run beside its plan."""
 
     job: Job
     path: str
-    order: Order | None
-    observed: list[str]
+    order: Order | None  # None: the job is the plan
+    observed: list[str]  # digests of the steps, from the first on
 
     @cached_property
     def own(self) -> Opened:
@@ -243,16 +242,6 @@ class _Comparison:
             known = self.order.digests[number] if self.order and number < len(self.order.digests) else None
             if range_digest(steps) != known:
                 yield from range(begin + 1, begin + len(steps) + 1)
-
-
-def _problem(compared: _Comparison) -> str | None:
-    for step in compared.unproven():
-        if compared.observed[step - 1] in {SKIPPED, compared.digest(step)}:
-            continue
-        order = compared.order
-        reasons = order.differences(compared.job.data, compared.job.settings) if order else []
-        return "; ".join([f"step {step} did not read its planned samples: {_explained(compared, step)}", *reasons])
-    return None
 
 
 def _explained(compared: _Comparison, step: int) -> str:

@@ -121,7 +121,14 @@ class ReadRecorder:
                 f"{data}: has a budget, which only tokenmill train follows exactly; train with it, or prepare the blend without "
                 "'tokens' and 'phases', which doesn't tokenize again"
             )
-        self._samples, phase, self._first = dataset, *_phase_of((first_step or 1) - 1, global_batch, found)
+        # The phase that is read now, and how many samples are read before it.
+        phase, self._first, done = found, 0, ((first_step or 1) - 1) * global_batch
+        ends = itertools.accumulate(each.samples for each in found.phases)
+        for number, (each, end) in enumerate(zip(found.phases, ends, strict=True)):
+            if done < end:
+                phase, self._first = found.in_phase(number), end - each.samples
+                break
+        self._samples = dataset
         _require_prefixes(dataset, phase)
         self.dataset = Numbered(dataset, self._first)
         settings = TrainSettings(
@@ -154,24 +161,19 @@ class ReadRecorder:
         self._numbers += numbers
         while len(self._numbers) >= self._own:
             own, self._numbers = np.array(self._numbers[: self._own]), self._numbers[self._own :]
-            self._pass_over(int(own.min()) // self._global_batch + 1)
+            read = int(own.min()) // self._global_batch + 1
+            step = self._step or read
+            while step < read and step in self._skipped:  # the trainer doesn't take the samples of a skipped step
+                self._write(step, None)
+                step += 1
+            step = max(step, read)
             hashes = sample_hashes(pieces_of(self._samples, own - self._first), self._contents)
-            self._write(step_sums(hashes, own % self._global_batch))
+            self._write(step, None if step in self._skipped else step_sums(hashes, own % self._global_batch))
+            self._step = step + 1
 
-    def _pass_over(self, read: int) -> None:
-        """Go on to the step whose samples are read now, if the trainer has not taken those before it."""
-        self._step = self._step or read
-        while self._step < read and self._step in self._skipped:
-            self._write(None)
-        self._step = max(self._step, read)
-
-    def _write(self, sums: tuple[int, int] | None) -> None:
-        line = {
-            "step": self._step, "replica": self._replica, "samples": self._own, "time": time.time(),
-            "sums": None if self._step in self._skipped else sums,
-        }  # fmt: skip
+    def _write(self, step: int, sums: tuple[int, int] | None) -> None:
+        line = {"step": step, "replica": self._replica, "samples": self._own, "time": time.time(), "sums": sums}
         self._log.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-        self._step = (self._step or 0) + 1
 
 
 def _require_one_batch_size() -> None:
@@ -184,16 +186,6 @@ def _require_one_batch_size() -> None:
             "--rampup-batch-size, --step-batch-size-schedule: what steps read cannot be recorded while their size changes; "
             "give one --global-batch-size"
         )
-
-
-def _phase_of(done: int, global_batch: int, data: TrainData) -> tuple[TrainData, int]:
-    """The data that are read after `done` steps, and how many samples are read before them."""
-    begin = 0
-    for number, phase in enumerate(data.phases):
-        if done * global_batch < begin + phase.samples:
-            return data.in_phase(number), begin
-        begin += phase.samples
-    return data, 0
 
 
 def _require_prefixes(dataset: Any, data: TrainData) -> None:  # noqa: ANN401

@@ -27,18 +27,14 @@ RESULTS = "results.json"
 
 
 class HeldOutLoss(Strict, frozen=True):
-    """The loss of a model on documents.
-
-    `tokens` were scored, with `nll` nats in total; `perplexity` is None without any. `truncated` documents are longer than
-    the model's limit, and their `cut_tokens` were not scored.
-    """
+    """The loss of a model on documents."""
 
     documents: int
-    tokens: int
-    nll: float
-    perplexity: float | None
-    truncated: int
-    cut_tokens: int
+    tokens: int  # scored ones
+    nll: float  # their sum, in nats
+    perplexity: float | None  # None without tokens
+    truncated: int  # documents longer than the model's limit
+    cut_tokens: int  # their tokens that were not scored
 
 
 class SourceResult(HeldOutLoss, frozen=True):
@@ -48,20 +44,15 @@ class SourceResult(HeldOutLoss, frozen=True):
 
 
 class Continuation(Strict, frozen=True):
-    """A greedy continuation.
+    """A greedy continuation."""
 
-    `dataset` is the source of the prompt, None for a given prompt. `ended`: it produced EOS, None if the data has none.
-    `repeated` is the share of repeated 4-grams, None below four tokens; `matched` is the share of tokens equal to the
-    document's own at the same positions, None for a given prompt.
-    """
-
-    dataset: str | None
+    dataset: str | None  # source of the prompt, None for a given prompt
     prompt: str
     text: str
     tokens: int
-    ended: bool | None
-    repeated: float | None
-    matched: float | None
+    ended: bool | None  # it produced EOS; None if the data has none
+    repeated: float | None  # share of repeated 4-grams, None below four tokens
+    matched: float | None  # share of tokens equal to the document's at the same positions, None for a given prompt
 
 
 class ResultInputs(Strict, frozen=True):
@@ -72,14 +63,14 @@ class ResultInputs(Strict, frozen=True):
 
 
 class Results(Strict, frozen=True):
-    """The results of an evaluation. `precision` is the weights', `limit` the model's longest input in tokens."""
+    """The results of an evaluation."""
 
     model: str
     data: str
     made_from: ResultInputs
     settings: EvaluateSettings
-    precision: str
-    limit: int | None
+    precision: str  # of the weights
+    limit: int | None  # the model's longest input in tokens
     overall: HeldOutLoss
     sources: list[SourceResult]
     generations: list[Continuation]
@@ -161,8 +152,18 @@ def markdown(results: Results) -> str:
         *table_lines(Table("Results", columns, rows)),
         *(f"* {line}" for line in notes(results)),
         "",
-        *(line for generation in results.generations for line in _generated(generation)),
     ]
+    for generation in results.generations:
+        facts = [f"{generation.tokens} tokens"]
+        if generation.ended is not None:
+            facts.append("ended by EOS" if generation.ended else "no EOS")
+        if generation.repeated is not None:
+            facts.append(f"{generation.repeated:.0%} of 4-grams repeated")
+        if generation.matched is not None:
+            facts.append(f"{generation.matched:.0%} as in the document")
+        # As JSON strings, so that line breaks and backticks in a text don't end the block.
+        texts = [json.dumps(text, ensure_ascii=False) for text in (generation.prompt, generation.text)]
+        lines += [f"### {generation.dataset or 'a given prompt'}: {', '.join(facts)}", "", "```", *texts, "```", ""]
     return "\n".join(lines)
 
 
@@ -188,16 +189,3 @@ def _row(name: str, loss: HeldOutLoss) -> tuple[Cell, ...]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.4g}"
-
-
-def _generated(generation: Continuation) -> list[str]:
-    """A continuation: prompt and text on a line each, as JSON strings."""
-    facts = [f"{generation.tokens} tokens"]
-    if generation.ended is not None:
-        facts.append("ended by EOS" if generation.ended else "no EOS")
-    if generation.repeated is not None:
-        facts.append(f"{generation.repeated:.0%} of 4-grams repeated")
-    if generation.matched is not None:
-        facts.append(f"{generation.matched:.0%} as in the document")
-    texts = [json.dumps(text, ensure_ascii=False) for text in (generation.prompt, generation.text)]
-    return [f"### {generation.dataset or 'a given prompt'}: {', '.join(facts)}", "", "```", *texts, "```", ""]

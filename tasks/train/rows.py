@@ -34,38 +34,33 @@ from .samples import Pieces, content_numbers, parts_of, pieces_of, sample_hashes
 
 @dataclass(frozen=True, slots=True)
 class FlatColumn:
-    """An array of all packs: its source columns, its type, and the array with the packs' borders in it, written after it."""
+    """An array of all packs."""
 
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # its source
     kind: type[np.generic]
-    borders: str | None = None
+    borders: str | None = None  # the array with the packs' borders in it, written after it
 
 
+# The flat arrays by file, named as in `PackBatch`.
 COLUMNS = {
     "ids": FlatColumn((IDS,), np.int32, "packs"),
     "trained": FlatColumn((MASK, STARTS), np.int8),
     "starts": FlatColumn((STARTS,), np.int32, "sequences"),
 }
-"""The flat arrays by file, named as in `PackBatch`."""
 
 PACKS_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """Rows with one length; every array is [rows, length].
+    """Rows with one length; every array but `reads` is [rows, length]."""
 
-    `tokens` (int64) are the inputs, `labels` (int64) the tokens after them, `loss_mask` (bool) selects the labels to train
-    on. `segments` (int32) numbers the sequences in a row, None if each row is one sequence. `reads` (uint64 [rows]) are the
-    hashes of each row's reads. `padding` counts padded tokens.
-    """
-
-    tokens: np.ndarray
-    labels: np.ndarray
-    loss_mask: np.ndarray
-    segments: np.ndarray | None
-    reads: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
-    padding: int = 0
+    tokens: np.ndarray  # int64, the inputs
+    labels: np.ndarray  # int64, the tokens after them
+    loss_mask: np.ndarray  # bool, the labels to train on
+    segments: np.ndarray | None  # int32, the number of the sequence in its row; None if each row is one
+    reads: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))  # uint64 [rows], hashes of what rows read
+    padding: int = 0  # padded tokens
 
     @property
     def positions(self) -> np.ndarray:
@@ -142,15 +137,13 @@ def document_rows(
 
 @dataclass(frozen=True, slots=True)
 class FlatPacks:
-    """Packs as flat arrays: `ids` (int32) and `trained` (int8) of all tokens, `starts` (int32) of all sequences within their
-    packs, and the offsets of each pack's tokens and sequences, ending with the total (int64).
-    """
+    """Packs as flat arrays."""
 
-    ids: np.ndarray
-    trained: np.ndarray
-    starts: np.ndarray
-    token_offsets: np.ndarray
-    sequence_offsets: np.ndarray
+    ids: np.ndarray  # int32, of all tokens
+    trained: np.ndarray  # int8, of all tokens
+    starts: np.ndarray  # int32, of all sequences within their packs
+    token_offsets: np.ndarray  # int64, of each pack's tokens, ending with the total
+    sequence_offsets: np.ndarray  # int64, of each pack's sequences, ending with the total
 
     def __len__(self) -> int:
         return len(self.token_offsets) - 1
@@ -194,16 +187,13 @@ def _mapped(path: Path, kind: type[np.generic]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Rows of packs. Each has `length` tokens and is filled up with `pad`; `seed` orders the packs of each epoch.
-
-    `content` identifies all packs.
-    """
+    """Rows of packs, in an order of each epoch."""
 
     packs: FlatPacks
-    length: int
-    pad: int
-    seed: int
-    content: str = ""
+    length: int  # tokens of a row
+    pad: int  # fills it up
+    seed: int  # of the order
+    content: str = ""  # of all packs
 
     def batch(self, numbers: Sequence[int]) -> TrainBatch:
         """Raises RunError for a pack that does not fit into a row."""
@@ -212,14 +202,22 @@ class PackedRows:
         loss, segments = np.zeros(shape, bool), np.full(shape, -1, np.int32)
         filled, packs = 0, [self.pack(number) for number in numbers]
         for row, pack in enumerate(packs):
-            ids, following, mask, sequence = self._unpacked(pack)
-            if len(ids) > self.length:
+            first, stop = self.packs.token_offsets[pack : pack + 2]
+            ids, trained = self.packs.ids[first:stop], self.packs.trained[first:stop]
+            starts = self.packs.starts[slice(*self.packs.sequence_offsets[pack : pack + 2])]
+            ends = np.append(starts[1:], len(ids))
+            sequence = np.repeat(np.arange(len(starts), dtype=np.int32), ends - starts)
+            read = np.ones(len(ids), bool)
+            read[ends - 1] = False  # the last token of a sequence is only a label
+            places = np.flatnonzero(read)
+            if len(places) > self.length:
                 raise RunError(
-                    f"pack {pack + 1} gives {len(ids)} tokens and does not fit into a row of {self.length}; raise sequence_length"
+                    f"pack {pack + 1} gives {len(places)} tokens and does not fit into a row of {self.length}; raise sequence_length"
                 )
-            row_of = np.s_[row, : len(ids)]
-            tokens[row_of], labels[row_of], loss[row_of], segments[row_of] = ids, following, mask, sequence
-            filled += len(ids)
+            of_row = np.s_[row, : len(places)]
+            tokens[of_row], labels[of_row] = ids[places], ids[places + 1]
+            loss[of_row], segments[of_row] = trained[places + 1] > 0, sequence[places]
+            filled += len(places)
         return TrainBatch(tokens, labels, loss, segments, self.hashes(packs), tokens.size - filled)
 
     def hashes(self, packs: Sequence[int]) -> np.ndarray:
@@ -241,18 +239,6 @@ class PackedRows:
         epochs = range(-(-rows // count))
         numbers = (epoch * count + int(np.flatnonzero(_order(count, self.seed, epoch) == pack)[0]) for epoch in epochs)
         return [number for number in numbers if number < rows]
-
-    def _unpacked(self, pack: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Inputs, labels, loss mask and the number of each token's sequence, of one pack."""
-        first, stop = self.packs.token_offsets[pack : pack + 2]
-        ids, trained = self.packs.ids[first:stop], self.packs.trained[first:stop]
-        starts = self.packs.starts[slice(*self.packs.sequence_offsets[pack : pack + 2])]
-        ends = np.append(starts[1:], len(ids))
-        sequence = np.repeat(np.arange(len(starts), dtype=np.int32), ends - starts)
-        read = np.ones(len(ids), bool)
-        read[ends - 1] = False
-        places = np.flatnonzero(read)
-        return ids[places], ids[places + 1], trained[places + 1] > 0, sequence[places]
 
 
 @lru_cache(maxsize=1)
@@ -294,16 +280,13 @@ class TrainedRows:
                 mine = (sequence for _, document, sequence in self.skipped if document == pack)
                 sequences = [sequence for sequence in mine if sequence is not None]
                 mask[row] &= ~np.isin(cast("np.ndarray", batch.segments)[row], sequences)
-        else:
-            samples = self.rows.samples
-            self._mask(mask, pieces_of(samples, [number % len(samples) for number in numbers]))
-        return replace(batch, loss_mask=mask)
-
-    def _mask(self, mask: np.ndarray, pieces: Pieces) -> None:
-        """Clear the labels in documents that are omitted; label i is token i + 1 of the sample."""
-        for row in range(len(mask)):
-            place = -1
+            return replace(batch, loss_mask=mask)
+        samples = self.rows.samples
+        pieces = pieces_of(samples, [number % len(samples) for number in numbers])
+        for row in range(len(numbers)):
+            place = -1  # label i is token i + 1 of the sample
             for piece in pieces.of(row):
                 if (piece.source, piece.document, None) in self.skipped:
                     mask[row, max(0, place) : place + piece.length] = False
                 place += piece.length
+        return replace(batch, loss_mask=mask)

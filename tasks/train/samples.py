@@ -25,8 +25,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest, xxh3_128_intdigest
 from .job import TrainData
 
 MASK = 2**64 - 1
-FIELDS = 5
-"""64-bit numbers hashed per piece: two of the content, then document, offset and length."""
+FIELDS = 5  # 64-bit numbers hashed per piece: two of the content, then document, offset and length
 
 
 class _Tokens:
@@ -84,10 +83,10 @@ def samples_config(
 
 @dataclass(frozen=True, slots=True)
 class Phased:
-    """The samples of phases, one after the other: `phases` are megatron-core's datasets, `ends` (int64) where each ends."""
+    """The samples of phases, one after the other."""
 
-    phases: Sequence[Any]
-    ends: np.ndarray
+    phases: Sequence[Any]  # megatron-core's datasets
+    ends: np.ndarray  # int64, the number of the sample after each
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -102,25 +101,19 @@ class Phased:
 
 
 class DocumentPiece(NamedTuple):
-    """A run of tokens in a document: `source` is the number of the prefix in its split, `document` the number of the
-    document in the prefix; `offset` (in the document) and `length` are in tokens.
-    """
+    """A run of tokens in a document."""
 
-    source: int
-    document: int
-    offset: int
-    length: int
+    source: int  # number of the prefix in its split
+    document: int  # number of the document in the prefix
+    offset: int  # in the document, in tokens
+    length: int  # in tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The pieces of several samples, in the order in which they are read.
+    """The pieces of several samples, in the order in which they are read: the fields of `DocumentPiece`, int64 [pieces]."""
 
-    `bounds` (int64 [samples + 1]) are the places of each sample's pieces in the other arrays (int64 [pieces]), which hold the
-    fields of `DocumentPiece`.
-    """
-
-    bounds: np.ndarray
+    bounds: np.ndarray  # int64 [samples + 1], the places of each sample's pieces in the other arrays
     source: np.ndarray
     document: np.ndarray
     offset: np.ndarray
@@ -142,17 +135,42 @@ def parts_of(dataset: Any) -> list[Any]:  # noqa: ANN401 - megatron-core has no 
 
 def pieces_of(dataset: Any, numbers: Sequence[int] | np.ndarray) -> Pieces:  # noqa: ANN401
     """Return the pieces that samples of a BlendedDataset or GPTDataset read; their numbers are as in `dataset[number]`."""
-    asked = np.asarray(numbers, np.int64)
-    source, own = drawn(dataset, asked)
-    parts = parts_of(dataset)
-    found = [(int(number), np.flatnonzero(source == number)) for number in np.unique(source)]
-    return _joined(source, [(places, *_in_prefix(parts[number], own[places])) for number, places in found])
+    source, own = drawn(dataset, np.asarray(numbers, np.int64))
+    parts, counts = parts_of(dataset), np.zeros(len(source), np.int64)
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for number in np.unique(source).tolist():
+        part, places = parts[number], np.flatnonzero(source == number)
+        place = np.asarray(part.shuffle_index[own[places]], np.int64)
+        begin, end = (np.asarray(part.sample_index[each], np.int64) for each in (place, place + 1))
+        counts[places] = pieces = end[:, 0] - begin[:, 0] + 1
+        last = np.cumsum(pieces) - 1
+        first = last - pieces + 1
+        document = np.asarray(part.document_index[ranges(begin[:, 0], pieces)], np.int64)
+        # A piece begins with its document and ends with it, except a sample's first and last pieces.
+        offset = np.zeros(len(document), np.int64)
+        offset[first] = begin[:, 1]
+        length = np.asarray(part.dataset.sequence_lengths[document], np.int64) - offset
+        length[last] = end[:, 1] + int(part.config.add_extra_token_to_sequence) - offset[last]
+        found.append((places, pieces, np.stack([document, offset, length])))
+    # Put the pieces, found prefix by prefix, into the order of the samples, without those of empty documents.
+    bounds = np.concatenate([[0], np.cumsum(counts)])
+    fields = np.empty((3, int(bounds[-1])), np.int64)
+    for places, pieces, values in found:
+        fields[:, ranges(bounds[places], pieces)] = values
+    read = fields[2] > 0
+    kept = np.concatenate([[0], np.cumsum(read)])[bounds]
+    return Pieces(kept, np.repeat(source, counts)[read], *fields[:, read])
 
 
 def samples_with(dataset: Any, source: int, document: int) -> np.ndarray:  # noqa: ANN401
     """Return the numbers (int64, ascending) of the samples that read a token of a document in prefix number `source`."""
     if isinstance(dataset, Phased):
-        return _samples_in_phase(dataset, source, document)
+        for number, phase in enumerate(dataset.phases):
+            if source < (count := len(parts_of(phase))):
+                found = samples_with(phase, source, document) + dataset.begin(number)
+                return found[found < dataset.ends[number]]  # a phase's dataset may hold more than the phase reads
+            source -= count
+        raise IndexError(source)
     part = parts_of(dataset)[source]
     places = np.flatnonzero(np.asarray(part.document_index) == document)
     begins = np.asarray(part.sample_index)[:, 0]
@@ -167,16 +185,6 @@ def samples_with(dataset: Any, source: int, document: int) -> np.ndarray:  # noq
     pieces = pieces_of(dataset, numbers)
     samples = np.repeat(np.arange(len(numbers)), np.diff(pieces.bounds))
     return numbers[np.unique(samples[pieces.document == document])]
-
-
-def _samples_in_phase(dataset: Phased, source: int, document: int) -> np.ndarray:
-    for number, phase in enumerate(dataset.phases):
-        count = len(parts_of(phase))
-        if source < count:
-            found = samples_with(phase, source, document) + dataset.begin(number)
-            return found[found < dataset.ends[number]]
-        source -= count
-    raise IndexError(source)
 
 
 def drawn(dataset: Any, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: ANN401
@@ -194,36 +202,6 @@ def drawn(dataset: Any, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  
         return np.zeros(len(numbers), np.int64), numbers
     indices = (dataset.dataset_index, dataset.dataset_sample_index)
     return np.asarray(indices[0][numbers], np.int64), np.asarray(indices[1][numbers], np.int64)
-
-
-def _in_prefix(part: Any, numbers: np.ndarray) -> tuple[np.ndarray, ...]:  # noqa: ANN401
-    """The number of pieces in each sample of a GPTDataset; document, offset and length of each piece."""
-    place = np.asarray(part.shuffle_index[numbers], np.int64)
-    begin, end = (np.asarray(part.sample_index[each], np.int64) for each in (place, place + 1))
-    counts = end[:, 0] - begin[:, 0] + 1
-    last = np.cumsum(counts) - 1
-    first = last - counts + 1
-    document = np.asarray(part.document_index[ranges(begin[:, 0], counts)], np.int64)
-    offset = np.zeros(len(document), np.int64)
-    offset[first] = begin[:, 1]
-    length = np.asarray(part.dataset.sequence_lengths[document], np.int64) - offset
-    length[last] = end[:, 1] + int(part.config.add_extra_token_to_sequence) - offset[last]
-    return counts, document, offset, length
-
-
-def _joined(source: np.ndarray, found: Sequence[tuple[np.ndarray, ...]]) -> Pieces:
-    """The pieces found prefix by prefix, in the order of the samples; empty documents are omitted."""
-    counts = np.zeros(len(source), np.int64)
-    for places, own, *_ in found:
-        counts[places] = own
-    bounds = np.concatenate([[0], np.cumsum(counts)])
-    fields = np.empty((3, int(bounds[-1])), np.int64)
-    for places, own, *arrays in found:
-        fields[:, ranges(bounds[places], own)] = arrays
-    sources = np.repeat(source, counts)
-    read = fields[2] > 0
-    kept = np.concatenate([[0], np.cumsum(read)])[bounds]
-    return Pieces(kept, sources[read], *fields[:, read])
 
 
 def content_numbers(contents: Sequence[str]) -> np.ndarray:

@@ -14,12 +14,12 @@ Device = Literal["cpu", "cuda"]
 Decay = Literal["cosine", "linear", "constant"]
 HeldOut = Literal["valid", "test"]
 
+# Settings that a resumed training may change. These exclude steps, which set the learning rate, and the device, which
+# sets the precision.
 RUNTIME_SETTINGS = {
     *("launcher", "nodes", "processes", "retries", "check_reads", "skip_list"),
     *("checkpoint_every", "keep_checkpoints", "validate_every", "validation_batches", "max_epochs"),
 }
-"""Settings that a resumed training may change. These exclude steps, which set the learning rate, and the device, which sets the
-precision."""
 
 
 class ModelSettings(Strict, frozen=True):

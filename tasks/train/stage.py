@@ -47,8 +47,7 @@ from .settings import EvaluateSettings, TrainSettings
 from .watch import LOG, Log, logged, run
 
 SHOWN_STEPS = 20
-MAX_LINES = 1_000
-"""The maximum number of a trainer's lines sent to Prefect's server, which keeps them forever."""
+MAX_LINES = 1_000  # the maximum number of a trainer's lines sent to Prefect's server, which keeps them forever
 
 
 def should_retry(_task: object, _run: object, state: State[Any]) -> bool:
@@ -93,20 +92,33 @@ def train(job: Job) -> dict[str, Any]:
     if not launch.runs:
         return handed_over(job.output_dir, launch, made_from(job))
     keep_order(followed_order(job.data, job.settings), job.output_dir)
+    history, began = history_of(job.output_dir), time.time()
+    progress, table = TrainingProgress(), StepsTable(job)
     with logged(join(job.output_dir, LOG)) as log:
-        # Run a launch to its end, and return the record of the training
-        watched, began = _Watched(job, history_of(job.output_dir), log), time.time()
+
+        def handle(event: Event) -> None:
+            # Log and metrics hold everything, Prefect a limited part: its server keeps it forever.
+            history.add(event)
+            progress.handle(event)
+            log.write(sentence(event))
+            if isinstance(event, TrainStep):
+                table.offer(history)
+            else:
+                get_run_logger().info(sentence(event))
+            if isinstance(event, Saved):
+                history.publish()
+
         log.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {shlex.join(launch.command)}")
         try:
-            with watched.progress:
-                run(launch, watched.handle, watched.lines.handle)
+            with progress:
+                run(launch, handle, Lines(log).handle)
         except RunError:
-            watched.table.show(watched.history)
+            table.show(history)
             raise
         finally:
-            watched.history.publish()
-        record = publish_training(job, watched.history, time.time() - began)
-        watched.table.show(watched.history)
+            history.publish()
+        record = publish_training(job, history, time.time() - began)
+        table.show(history)
         return training_record(record, job.output_dir)
 
 
@@ -124,26 +136,6 @@ def handed_over(output_dir: str, launch: Launch, sources: Sequence[Mapping[str, 
     get_run_logger().info("written to %s; run: %s", output_dir, command)
     files = {"path": output_dir, "type": "job", "files": list(launch.files), "command": command}
     return {"train": {**files, "made_from": [dict(each) for each in sources]}}
-
-
-class _Watched:
-    """Shows a running training: everything in log and metrics, and a limited part in Prefect."""
-
-    def __init__(self, job: Job, history: History, log: Log) -> None:
-        self.history, self._log = history, log
-        self.progress, self.lines = TrainingProgress(), Lines(log)
-        self.table = StepsTable(job)
-
-    def handle(self, event: Event) -> None:
-        self.history.add(event)
-        self.progress.handle(event)
-        self._log.write(sentence(event))
-        if isinstance(event, TrainStep):
-            self.table.offer(self.history)
-        else:
-            get_run_logger().info(sentence(event))
-        if isinstance(event, Saved):
-            self.history.publish()
 
 
 class Lines:

@@ -8,7 +8,7 @@ reading is slower than training. A step is timed between two synchronizations of
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
@@ -19,7 +19,7 @@ from tokenmill.tasks.storage import is_local
 
 from . import checkpoints
 from .blocks import block_checks, check_places_of_documents
-from .engine import BatchShape, Losses, World, joined
+from .engine import Losses, World, joined
 from .events import Event, Exported, Saved, Started, TrainStep, Validated, emit
 from .job import MODEL, READ_SPLITS, Job, contents_of, skipped_steps
 from .launchers.launch import start_folder
@@ -45,13 +45,12 @@ if TYPE_CHECKING:  # megatron-core takes seconds to import
     from .megatron import MegatronEngine
 
 
+# Dense bfloat16 FLOPS from NVIDIA's data sheets, by the words in a device's name; the entry with the most words
+# applies. Figures that a sheet gives only with 2:4 sparsity are halved.
 PEAK_FLOPS = {
     "A100": 312e12, "H100": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H200": 989e12, "H200 NVL": 835e12,
     "L40": 181e12, "L40S": 362e12, "L4": 121e12, "B200": 2250e12,
 }  # fmt: skip
-"""Dense bfloat16 FLOPS from NVIDIA's data sheets, by the words in a device's name; the entry with the most words applies.
-Figures that a sheet gives only with 2:4 sparsity are halved.
-"""
 
 
 def run(job: Job) -> None:
@@ -142,72 +141,61 @@ def _packs(job: Job, world: World, split: str, folder: str) -> PackedRows:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The parts of a training run. `flops_per_token` is the model's; `peak_flops` counts all devices, None if unknown.
-
-    The steps `skipped` read their rows without an update; None if the training run doesn't skip any.
-    """
+    """The parts of a training run."""
 
     settings: TrainSettings
     engine: "MegatronEngine"
     world: World
     rows: TrainRows
     validation: TrainRows | None
-    flops_per_token: float
-    peak_flops: float | None
+    flops_per_token: float  # of the model
+    peak_flops: float | None  # of all devices, None if unknown
     report: Callable[[Event], None]
     save: Callable[[int], str]
-    skipped: frozenset[int] | None = None
+    skipped: frozenset[int] | None = None  # steps that read their rows without an update; None without a skip list
 
 
 def train(training: Training, done: int) -> None:
     """Run all steps after the first `done`. Raises RunError when the loss is no longer finite."""
-    settings = training.settings
+    settings, engine, world = training.settings, training.engine, training.world
+
+    def read(rows: TrainRows, number: int) -> list[TrainBatch]:
+        return [rows.batch(numbers) for numbers in engine.shape.numbers(number)]
+
+    if done >= settings.steps:  # an earlier start ended between its last checkpoint and its model
+        return
     with ThreadPoolExecutor(1) as reader:
-        ahead = _ahead(training, reader, range(done, settings.steps))
+        ahead = reader.submit(read, training.rows, done)
         for step in range(done + 1, settings.steps + 1):
-            training.world.synchronize()
+            world.synchronize()
             began = time.perf_counter()
-            batches = next(ahead)
+            batches = ahead.result()
+            if step < settings.steps:
+                ahead = reader.submit(read, training.rows, step)  # while the device computes
             waited = time.perf_counter() - began
-            losses, norm = _step(training, step, batches)
-            training.world.synchronize()
+            losses, norm = Losses(0.0, 0), 0.0
+            # A step is omitted by its number, or because all of its documents are: without labels there isn't a loss.
+            skipped = training.skipped is not None and (
+                step in training.skipped
+                or not world.reduced([sum(int(batch.loss_mask.sum()) for batch in batches)], "sum")[0]
+            )
+            if not skipped:
+                losses, norm = engine.step(batches, learning_rate(step, settings.steps, settings.optimizer))
+            world.synchronize()
             _report(training, step, batches, losses, norm, time.perf_counter() - began, waited)
-            _finish_step(training, step)
-
-
-def _step(training: Training, step: int, batches: Sequence[TrainBatch]) -> tuple[Losses, float]:
-    """Update the weights, unless the step (or every label in it) is skipped; then there isn't a loss."""
-    settings = training.settings
-    if training.skipped is not None:
-        labels = training.world.reduced([sum(int(batch.loss_mask.sum()) for batch in batches)], "sum")
-        if step in training.skipped or not labels[0]:
-            return Losses(0.0, 0), 0.0
-    return training.engine.step(batches, learning_rate(step, settings.steps, settings.optimizer))
-
-
-def _ahead(training: Training, reader: ThreadPoolExecutor, steps: range) -> Iterator[list[TrainBatch]]:
-    """The batches of each step, read during the previous step."""
-    following = [reader.submit(_read, training.rows, training.engine.shape, step) for step in steps[:1]]
-    for step in steps:
-        batches = following.pop().result()
-        if step + 1 in steps:
-            following.append(reader.submit(_read, training.rows, training.engine.shape, step + 1))
-        yield batches
-
-
-def _read(rows: TrainRows, shape: BatchShape, step: int) -> list[TrainBatch]:
-    return [rows.batch(numbers) for numbers in shape.numbers(step)]
+            last = step == settings.steps
+            if training.validation and settings.validate_every and (last or step % settings.validate_every == 0):
+                numbers = range(settings.validation_batches)
+                found = [engine.losses(read(training.validation, number)) for number in numbers]
+                loss = Losses(sum(each.total for each in found), sum(each.tokens for each in found)).mean
+                training.report(Validated(step=step, loss=loss))
+            if last or (settings.checkpoint_every and step % settings.checkpoint_every == 0):
+                training.report(Saved(step=step, path=training.save(step)))
 
 
 def _report(
-    training: Training,
-    step: int,
-    batches: Sequence[TrainBatch],
-    losses: Losses,
-    norm: float,
-    seconds: float,
-    waited: float,
-) -> None:
+    training: Training, step: int, batches: Sequence[TrainBatch], losses: Losses, norm: float, seconds: float, waited: float
+) -> None:  # fmt: skip
     if not math.isfinite(losses.total) or not math.isfinite(norm):
         raise RunError(
             f"step {step}: the loss is {losses.mean} and the gradient's norm {norm}; lower optimizer.learning_rate or raise "
@@ -246,21 +234,6 @@ def _digest_of_reads(training: Training, step: int, batches: Sequence[TrainBatch
                 f"step {step}: processes of replica {replica} read different rows; check that they see the same data"
             )
     return step_digest(replicas.values())
-
-
-def _finish_step(training: Training, step: int) -> None:
-    """Compute the validation loss and save a checkpoint when they are due."""
-    settings = training.settings
-    last = step == settings.steps
-    if training.validation and settings.validate_every and (last or step % settings.validate_every == 0):
-        numbers = range(settings.validation_batches)
-        found = [
-            training.engine.losses(_read(training.validation, training.engine.shape, number)) for number in numbers
-        ]
-        loss = Losses(sum(each.total for each in found), sum(each.tokens for each in found)).mean
-        training.report(Validated(step=step, loss=loss))
-    if last or (settings.checkpoint_every and step % settings.checkpoint_every == 0):
-        training.report(Saved(step=step, path=training.save(step)))
 
 
 def learning_rate(step: int, steps: int, settings: OptimizerSettings) -> float:

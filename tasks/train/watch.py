@@ -32,31 +32,28 @@ from .launchers.launch import Launch
 from .orphans import with_parent
 
 PATIENCE = 0.2
-GRACE = 15.0
-"""Seconds. Prefect kills a flow 30 s after asking it to end."""
+GRACE = 15.0  # seconds. Prefect kills a flow 30 s after asking it to end.
 
 MARK = "TOKENMILL_LAUNCH"
-MAX_LINE_BYTES = 64 * 1024
-"""Maximum bytes of a line; a progress bar in a file can be one line of many MB."""
+MAX_LINE_BYTES = 64 * 1024  # maximum bytes of a line; a progress bar in a file can be one line of many MB
 
 PIECE = 64 * 1024
 EVENT = '{"event":'
 
 LOG = "training.log"
-LAST = 20
-"""Log lines in an error. A trainer's traceback takes about fifteen."""
+LAST = 20  # log lines in an error. A trainer's traceback takes about fifteen.
 
+# The last line of a traceback, which torch may begin with the number of the process.
 EXCEPTION = re.compile(r"(?:\[rank\d+\]: )?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?)")
-"""The last line of a traceback, which torch may begin with the number of the process."""
 
+# Errors of torchrun and of other processes after one has failed.
 CONSEQUENCE = re.compile(r"\.ChildFailedError|DistBackendError|DistNetworkError|Connection (?:closed|reset) by peer")
-"""Errors of torchrun and of other processes after one has failed."""
 
+# torchrun's line about a process that a signal ended.
 WORKER_KILLED = re.compile(r"Signal \d+ \((SIG\w+)\) received by PID")
-"""torchrun's line about a process that a signal ended."""
 
+# The first line of torchrun's report on a failure.
 TORCHRUN_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py:\d+\] failed \(exitcode")
-"""The first line of torchrun's report on a failure."""
 
 
 class Log:
@@ -151,29 +148,24 @@ def _lines(process: subprocess.Popen[bytes], until: float = float("inf")) -> Ite
 
     Its children may keep the pipe open, so the end of the pipe is not awaited.
     """
-    splitter = _LineSplitter()
-    for piece in _pieces(process, until):
-        yield from splitter.take(piece)
-    if splitter.rest:
-        yield splitter.last()
-
-
-def _pieces(process: subprocess.Popen[bytes], until: float) -> Iterator[bytes]:
-    pipe = cast("BinaryIO", process.stdout)
+    splitter, pipe = _LineSplitter(), cast("BinaryIO", process.stdout)
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         while time.monotonic() < until:
-            ended = process.poll() is not None
+            ended = process.poll() is not None  # asked before reading, so that its last lines aren't missed
             if not selector.select(0 if ended else PATIENCE):
                 if ended:
-                    return
+                    break
                 continue
             piece = pipe.read(PIECE)
             if not piece:
                 break
-            yield piece
+            yield from splitter.take(piece)
+    # A process may close its output long before it ends.
     while process.poll() is None and time.monotonic() < until:
         time.sleep(PATIENCE / 10)
+    if splitter.rest:
+        yield splitter.last()
 
 
 @dataclass(slots=True)
@@ -206,23 +198,17 @@ class _Output:
         """Raise the error of a failed launch; `code` is its exit code."""
         if self.failed is not None:
             raise (InputError if self.failed.wrong_call else RunError)(self.failed.reason)
-        if code:
-            raise RunError(f"training failed: {self._reason(code)}")
-
-    def _reason(self, code: int) -> str:
-        if code < 0:
-            return _killed("it was", signal.Signals(-code).name)
+        if not code:
+            return
         causes = [line for line in self.exceptions if not CONSEQUENCE.search(line)]
-        if causes:
-            return causes[-1]
-        if self.killed is not None:
-            return _killed("one of its processes was", self.killed)
-        return next(iter(self.exceptions), f"exit code {code}")
-
-
-def _killed(who: str, name: str) -> str:
-    memory = ", perhaps because memory ran out" if name == signal.SIGKILL.name else ""
-    return f"{who} ended by {name}{memory}"
+        killed = signal.Signals(-code).name if code < 0 else self.killed
+        if killed is not None and (code < 0 or not causes):
+            who = "it was" if code < 0 else "one of its processes was"
+            memory = ", perhaps because memory ran out" if killed == signal.SIGKILL.name else ""
+            raise RunError(f"training failed: {who} ended by {killed}{memory}")
+        # Tracebacks end with the error that counts; consequences follow it, so the first of those is the nearest.
+        reason = causes[-1] if causes else next(iter(self.exceptions), f"exit code {code}")
+        raise RunError(f"training failed: {reason}")
 
 
 def _signal_group(process: subprocess.Popen[bytes], how: signal.Signals) -> None:

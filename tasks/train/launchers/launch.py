@@ -22,14 +22,14 @@ from tokenmill.tasks.tokenize.hub_files import named_model
 from tokenmill.tasks.train.job import CHECKPOINTS, JOB, MODEL, Job
 from tokenmill.tasks.train.settings import Launcher, TrainSettings
 
+# The program that a launcher runs, and the remedy if it isn't installed.
 PROGRAMS: Mapping[Launcher, tuple[str, str]] = {
     "slurm": ("srun", "run this on a login node of the cluster, or submit there the job.sbatch that --dry-run writes"),
     "kubernetes": ("kubectl", "install it, or apply the job.yaml that --dry-run writes from a machine that has it"),
 }
-"""The program that a launcher runs, and the remedy if it isn't installed."""
 
+# Arguments of Python, because the `torchrun` on PATH may belong to a different environment.
 RUN = ("-m", "torch.distributed.run")
-"""Arguments of Python, because the `torchrun` on PATH may belong to a different environment."""
 
 TRAINER = ("-m", "tokenmill.tasks.train.trainer")
 SCRIPT = "train.sh"
@@ -38,16 +38,12 @@ NVIDIA_SMI, SECONDS = "nvidia-smi", 60
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a training run.
+    """How to start a training run."""
 
-    `files` are texts by their names in the output folder. `command`, with `environment` added to the current one, starts
-    the run. If `runs`, it is run and watched here; otherwise the user runs it elsewhere.
-    """
-
-    files: Mapping[str, str]
+    files: Mapping[str, str]  # texts by their names in the output folder
     command: Sequence[str]
-    runs: bool
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    runs: bool  # here, where it is watched; otherwise the user runs it elsewhere
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])  # added to the current one
 
 
 def write_files(launch: Launch, output_dir: str) -> None:
@@ -151,25 +147,20 @@ def peer_words(job: Job) -> str:
 
 
 def process_count(settings: TrainSettings) -> int:
-    """Processes per machine: the setting, else one per GPU, else one. Raises InputError if the GPUs are on other machines."""
+    """Return the processes per machine: the setting, else one per GPU that a process started here would see, else one.
+
+    Raises InputError if the GPUs are on other machines, and when their driver doesn't answer.
+    """
     if settings.processes is not None:
         return settings.processes
     if settings.launcher != "local" and settings.device != "cpu":
         raise InputError(
             f"processes: the GPUs on the machines of launcher={settings.launcher} cannot be counted from here; set processes"
         )
-    return 1 if settings.device == "cpu" else max(1, gpu_count())
-
-
-def gpu_count() -> int:
-    """Return the GPUs that a process started here would see, by nvidia-smi and CUDA_VISIBLE_DEVICES.
-
-    torch would take 2 s to import, and leave a context on the device. Raises InputError when the driver doesn't answer.
-    """
     tool = shutil.which(NVIDIA_SMI)
-    if tool is None:
-        return 0
-    try:
+    if settings.device == "cpu" or tool is None:
+        return 1
+    try:  # torch would take 2 s to import, and leave a context on the device
         answer = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=SECONDS, check=False)  # noqa: S603 - found on PATH
     except subprocess.TimeoutExpired as error:
         raise InputError(
@@ -178,13 +169,13 @@ def gpu_count() -> int:
     found = sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
-        return found
+        return max(1, found)
 
     def is_gpu(name: str) -> bool:
         return int(name) < found if name.isdigit() else found > 0 and name.startswith(("GPU-", "MIG-"))
 
     # CUDA ignores all entries from the first that isn't a GPU.
-    return len(list(takewhile(is_gpu, map(str.strip, named.split(",")))))
+    return max(1, len(list(takewhile(is_gpu, map(str.strip, named.split(","))))))
 
 
 def start_place(start_from: str) -> str:

@@ -33,6 +33,9 @@ from .launch import (
 
 HUGGING_FACE, NULL = "HuggingFaceTokenizer", "NullTokenizer"
 
+# Arguments of pretrain_gpt.py, each with the name of its value in `_arguments`; `=` begins a constant, and an argument
+# without a name doesn't take a value. An argument whose value is True is given without one, and omitted for False and
+# None.
 ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "model": {
         "--num-layers": "layers",
@@ -101,9 +104,6 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "--ckpt-format": "=torch_dist",
     },
 }
-"""Arguments of pretrain_gpt.py, each with the name of its value in `_arguments`; `=` begins a constant, and an argument without
-a name doesn't take a value. An argument whose value is True is given without one, and omitted for False and None.
-"""
 
 
 def megatron_lm_launch(job: Job, processes: int) -> Launch:
@@ -127,12 +127,20 @@ def megatron_lm_launch(job: Job, processes: int) -> Launch:
         "blends": " ".join(shlex.quote(join(folder, f"blend-{name}.json")) for name, _ in phases),
         "tracker": shlex.quote(join(folder, CHECKPOINTS, "latest_checkpointed_iteration.txt")),
     }
-    values = _arguments(job)
+    values, arrays = _arguments(job), list[str]()
+    for array, table in ARGUMENTS.items():
+        given = {flag: name[1:] if name.startswith("=") else values[name] for flag, name in table.items()}
+        lines = [
+            f"    {flag}\n" if value is True else f"    {flag} {shlex.quote(str(value))}\n"
+            for flag, value in given.items()
+            if value is not None and value is not False
+        ]
+        arrays.append(f"{array}=(\n{''.join(lines)})")
     text = script(
         "megatron_lm.sh",
         script=shlex.quote(join(folder, SCRIPT)),
         more="" if job.settings.nodes == 1 else " on every machine, with NODE_RANK and MASTER_ADDR",
-        arrays="\n".join(f"{name}=(\n{_bash_lines(table, values)})" for name, table in ARGUMENTS.items()),
+        arrays="\n".join(arrays),
         run=script("megatron_lm_phases.sh" if phases else "megatron_lm_run.sh", **words).removesuffix("\n"),
     )
     held_out = {split: _listed(job.data.of(split)) for split in ("valid", "test")}
@@ -192,16 +200,6 @@ def _arguments(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _bash_lines(table: Mapping[str, str], values: Mapping[str, Any]) -> str:
-    """Arguments, quoted, one per line of a bash array."""
-    found = {flag: name[1:] if name.startswith("=") else values[name] for flag, name in table.items()}
-    return "".join(
-        f"    {flag}\n" if value is True else f"    {flag} {shlex.quote(str(value))}\n"
-        for flag, value in found.items()
-        if value is not None and value is not False
-    )
-
-
 def megatron_bridge_launch(job: Job, processes: int) -> Launch:
     """Raises InputError when Bridge can't read the data where it is, or its tokenizer."""
     if len(job.data.phases) > 1:
@@ -224,7 +222,19 @@ def megatron_bridge_launch(job: Job, processes: int) -> Launch:
         }  # fmt: skip
     literals = {name: repr(value) for name, value in values.items()}
     data = script(f"megatron_bridge_{'packs' if packed else 'documents'}.txt", **literals).removesuffix("\n")
-    more = {"data": data, "model_folder": MODEL, "tokenizer": _bridge_tokenizer(job)}
+    name = _hugging_face_name(job)
+    # The tokenizer of the initial weights equals the data's, and Bridge finds it with the weights.
+    if settings.start_from is not None or name is not None:
+        model = repr(name) if settings.start_from is None else "START_FROM"
+        tokenizer = f"tokenizer_type={HUGGING_FACE!r}, tokenizer_model={model}"
+    elif packed:
+        raise InputError(
+            f"launcher=megatron-bridge: it pads packs with the EOS of a Hugging Face tokenizer, and {job.data.tokenizer['model']!r} is "
+            "not one; set start_from to a model with this tokenizer, or launcher=local"
+        )
+    else:
+        tokenizer = f"tokenizer_type={NULL!r}, vocab_size={job.data.vocabulary_size!r}"
+    more = {"data": data, "model_folder": MODEL, "tokenizer": tokenizer}
     shell = script(
         "megatron_bridge.sh",
         more="" if settings.nodes == 1 else ": on every machine, with NODE_RANK and MASTER_ADDR",
@@ -244,20 +254,6 @@ def _folder(job: Job, split: str) -> str:
         f"launcher=megatron-bridge: the packs of {split} are in {len(folders)} folders ({', '.join(sorted(folders))}), and "
         "Megatron-Bridge reads one; prepare them into one output folder"
     )
-
-
-def _bridge_tokenizer(job: Job) -> str:
-    """Return the arguments of TokenizerConfig: the tokenizer of the initial weights, which equals the data's, or the data's."""
-    name = _hugging_face_name(job)
-    if job.settings.start_from is not None or name is not None:
-        model = repr(name) if job.settings.start_from is None else "START_FROM"
-        return f"tokenizer_type={HUGGING_FACE!r}, tokenizer_model={model}"
-    if job.data.kind == "sft":
-        raise InputError(
-            f"launcher=megatron-bridge: it pads packs with the EOS of a Hugging Face tokenizer, and {job.data.tokenizer['model']!r} is "
-            "not one; set start_from to a model with this tokenizer, or launcher=local"
-        )
-    return f"tokenizer_type={NULL!r}, vocab_size={job.data.vocabulary_size!r}"
 
 
 def _hugging_face_name(job: Job) -> str | None:

@@ -16,7 +16,7 @@ import yaml
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.rl.targets import TargetName
 from tokenmill.tasks.shards.manifest import read_manifest
-from tokenmill.tasks.storage import absolute, filesystem, join
+from tokenmill.tasks.storage import absolute, join, open_binary
 from tokenmill.tasks.train.settings import TrainSettings
 
 from .launch import SCRIPT, Launch, local_folder, model_name, require_files, script, start_place
@@ -43,24 +43,22 @@ class _Recipe:
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+# Keys of an algorithm's data section beyond the common ones (`nemo_rl/algorithms/*.py`). SFT doesn't add a token that
+# the chat template has already written.
 ASKED: Mapping[str, Mapping[str, bool]] = {
     "sft": {"add_bos": True, "add_eos": True, "add_generation_prompt": False},
     "grpo": {"use_multiple_dataloader": False},
     "dpo": {},
 }
-"""Keys of an algorithm's data section beyond the common ones (`nemo_rl/algorithms/*.py`). SFT doesn't add a token that the
-chat template has already written.
-"""
 
 NO_VALIDATION = {"val_period": 0, "val_at_start": False, "val_at_end": False}
 
+# The batch of a GRPO step. NeMo-RL splits the generated rows into batches of `train_global_batch_size`, and fails
+# unless they divide evenly.
 ROLLOUTS = "${mul:${grpo.num_prompts_per_step},${grpo.num_generations_per_prompt}}"
-"""The batch of a GRPO step. NeMo-RL splits the generated rows into batches of `train_global_batch_size`, and fails unless
-they divide evenly.
-"""
 
+# Use the tokenizer's template; the example's is for questions with a context.
 OWN_TEMPLATE = {"chat_template": "default"}
-"""Use the tokenizer's template; the example's is for questions with a context."""
 
 GYM = {
     "env": {
@@ -141,7 +139,14 @@ def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> 
 
 def _settings(manifest: Mapping[str, Any], recipe: _Recipe, output_dir: str, model: str) -> dict[str, Any]:
     validates = bool(manifest["val"])
-    reader = recipe.reader or _preferences(manifest["train"])
+    reader = recipe.reader
+    if not reader:  # preferences: two ranked completions, or a chosen and a rejected answer
+        with open_binary(manifest["train"]) as file:
+            row = cast("dict[str, Any]", orjson.loads(file.readline()))
+        reader = {"dataset_name": "PreferenceDataset"}
+        if row.get("completions") is None:
+            keys = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
+            reader = {"dataset_name": "BinaryPreferenceDataset", **keys}
     template = OWN_TEMPLATE if recipe.algorithm == "sft" else {}
     size = manifest.get("batches", {}).get("size")
     prompts = {"num_prompts_per_step": size} if size and recipe.algorithm == "grpo" else {}
@@ -173,14 +178,3 @@ def _settings(manifest: Mapping[str, Any], recipe: _Recipe, output_dir: str, mod
 def _literal(text: str) -> str:
     r"""`text` escaped for OmegaConf, where `${` begins an interpolation unless a backslash precedes it."""
     return INTERPOLATION.sub(lambda found: found[1] * 2 + r"\${", text)
-
-
-def _preferences(path: str) -> dict[str, Any]:
-    """The reader of preferences: two ranked completions, or a chosen and a rejected answer."""
-    system, place = filesystem(path)
-    with system.open(place, "rb") as file:
-        row = cast("dict[str, Any]", orjson.loads(file.readline()))
-    if row.get("completions") is not None:
-        return {"dataset_name": "PreferenceDataset"}
-    keys = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
-    return {"dataset_name": "BinaryPreferenceDataset", **keys}

@@ -32,8 +32,7 @@ THREADS = "OMP_NUM_THREADS"
 
 IMAGE, CLAIM = "TOKENMILL_IMAGE", "TOKENMILL_CLAIM"
 MANIFEST = "job.yaml"
-PORT = 29500
-"""The port at which processes of several machines meet; it is free, because a pod has its own address."""
+PORT = 29500  # the port at which processes of several machines meet; it is free, because a pod has its own address
 
 INSTANCE = "app.kubernetes.io/instance"
 INDEX = "batch.kubernetes.io/job-completion-index"
