@@ -1,6 +1,5 @@
 """Documents as rows: what megatron-core makes of .bin/.idx pairs, in the shares that the blend asks for."""
 
-import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder, get_bi
 from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.job import TrainData, TrainSource
 from tokenmill.tasks.train.rows import document_rows, remove_torn_indices
+from tokenmill.tasks.train.samples import parts_of, pieces_of, samples_config
 
 LENGTH = 16
 STRIDE = 10_000
@@ -27,8 +27,9 @@ def _alone():
 
 @pytest.fixture(scope="module")
 def lengths():
+    """Of the documents of each pair, which are shorter and longer than a row, or empty."""
     generator = np.random.default_rng(1)
-    return [generator.integers(3, 60, count).tolist() for count in (*DOCUMENTS, 12)]
+    return [[*generator.integers(3, 60, count).tolist(), 0, 1, 200, 0] for count in (*DOCUMENTS, 12)]
 
 
 @pytest.fixture(scope="module")
@@ -70,36 +71,6 @@ def rows(data, tmp_path_factory):
 def test_mix_matches_the_blend_exactly(rows):
     found = Counter((read(rows[0], 240)[:, 0] // STRIDE).tolist())
     assert found == {0: 120, 1: 40, 2: 80}
-
-
-def test_any_beginning_is_mixed_as_well(rows):
-    found = Counter((read(rows[0], 24)[:, 0] // STRIDE).tolist())
-    assert [found[number] for number in range(3)] == pytest.approx([12, 4, 8], abs=1)
-
-
-def test_a_row_holds_documents_of_one_pair_from_end_to_end(rows, lengths):
-    last = {number * STRIDE + end - 1 for number in range(4) for end in np.cumsum(lengths[number]).tolist()}
-    first = {number * STRIDE + begin for number in range(4) for begin in [0, *np.cumsum(lengths[number]).tolist()]}
-    borders = 0
-    for row in read(rows[0], 240).tolist():
-        assert len({token // STRIDE for token in row}) == 1
-        for token, following in itertools.pairwise(row):
-            if token in last:
-                assert following in first
-                borders += 1
-            else:
-                assert following == token + 1
-    assert borders > 100
-
-
-def test_no_document_is_read_twice_before_all_were_read(rows, lengths):
-    for number in range(3):
-        own = [row[:-1] for row in read(rows[0], 240) if row[0] // STRIDE == number]
-        tokens = sum(lengths[number])
-        once = Counter(np.concatenate(own).tolist())
-        epochs = len(own) * LENGTH / (tokens - 1)
-        assert max(once.values()) <= np.ceil(epochs)
-        assert len(once) > 0.9 * min(tokens, len(own) * LENGTH)
 
 
 def test_held_out_data_has_its_own_pair(rows):
@@ -145,3 +116,33 @@ def test_indices_that_a_kill_has_cut_off_are_built_again(data, tmp_path, left):
         assert not path.exists()
         assert tokens() == expected
         assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("sources", [2, 1], ids=["several prefixes", "one prefix"])
+def test_the_pieces_of_a_sample_are_the_tokens_that_megatron_reads(data, tmp_path, sources):
+    chosen = data.model_copy(update={"sources": data.of("train")[-sources:]})
+    dataset = document_rows(chosen, LENGTH, (600, 0), 1, str(tmp_path))[0].samples
+    numbers, parts = np.random.default_rng(2).integers(0, len(dataset), 500), parts_of(dataset)
+    pieces = pieces_of(dataset, numbers)
+    for place, number in enumerate(numbers.tolist()):
+        sample, found = dataset[number], pieces.of(place)
+        tokens = np.concatenate([parts[source].dataset.get(*piece) for source, *piece in found])
+        assert tokens.tolist() == [*sample["tokens"].tolist(), int(sample["labels"][-1])]
+        assert {piece.source for piece in found} == {sample.get("dataset_id", 0)}
+        assert all(piece.length for piece in found)
+        assert pieces_of(dataset, [number]).of(0) == found
+    assert any(pieces.document[1:] != pieces.document[:-1])
+    assert pieces_of(dataset, []).bounds.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("places", "mapped"), [(["", ""], True), (["", "s3://bucket"], False), (["s3://bucket"] * 2, False)]
+)
+def test_files_on_an_object_store_are_not_mapped(data, places, mapped):
+    sources = [
+        source.model_copy(update={"files": [f"{place}/{number}"], "weights": [1.0]})
+        for number, (place, source) in enumerate(zip(places, data.of("train"), strict=True))
+    ]
+    stored = data.model_copy(update={"sources": sources})
+    config, _ = samples_config(stored, "train", LENGTH, 10, 1, "/indices", "/objects")
+    assert (config.mmap_bin_files, config.object_storage_cache_path is None) == (mapped, mapped)

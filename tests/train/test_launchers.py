@@ -159,11 +159,6 @@ def test_two_processes_on_one_machine_start_and_meet(tmp_path):
 # Slurm
 
 
-def test_local_launcher_needs_one_machine():
-    with pytest.raises(InputError, match="nodes=2: launcher=local starts processes on this machine only"):
-        launch_of(job(launcher="local", nodes=2), 2)
-
-
 def test_slurm_is_one_srun_that_runs_a_script_on_every_machine():
     launch = launch_of(job(launcher="slurm", nodes=3), 4)
     assert launch.runs

@@ -60,15 +60,6 @@ def test_a_pack_is_collated_as_megatron_bridge_does(tmp_path):
     assert batch.padding == 6
 
 
-def test_batched_rows_equal_single_rows(tmp_path):
-    rows = rows_of(tmp_path, [[[A, B], [B]], [[A], [B, A], [A, A]]])
-    together = rows.batch([3, 1, 7])
-    for place, number in enumerate((3, 1, 7)):
-        for name in ("tokens", "labels", "loss_mask", "segments", "positions"):
-            assert getattr(together, name)[place].tolist() == getattr(rows.batch([number]), name)[0].tolist()
-    assert together.padding == sum(rows.batch([number]).padding for number in (3, 1, 7))
-
-
 def test_pack_longer_than_a_row_is_rejected(tmp_path):
     assert rows_of(tmp_path, [[[A, B]]], length=10).batch([0]).padding == 0
     with pytest.raises(RunError, match=r"gives 10 tokens .* a row of 9; raise sequence_length"):

@@ -35,12 +35,6 @@ def both(request, tmp_path_factory, vocabulary):
     return prepared_data(local), prepared_data(stored)
 
 
-def test_stored_data_trains_identically(both):
-    local, stored = both
-    assert stored.made_from == local.made_from
-    assert all(file.startswith("s3://trained-on/") for source in stored.sources for file in source.files)
-
-
 @pytest.mark.parametrize("both", [texts], indirect=True)
 def test_an_indexed_dataset_reads_every_document_from_the_bucket(both, tmp_path):
     read = ObjectStorageConfig(path_to_idx_cache=str(tmp_path), bin_chunk_nbytes=1000)
