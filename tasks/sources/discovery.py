@@ -353,7 +353,18 @@ def require_no_overlap(name: str, source: str, written: Mapping[str, str], publi
         for what, (system, path) in places.items()
     }
     replaced = outputs.pop("", None)
-    for place, pattern, location in _searched(source):
+    if source.startswith("hf://") or is_web(source):  # nothing is written there
+        return
+    system, path = filesystem(absolute(source))
+    is_here = is_local(absolute(source))
+    root, pattern = (path, "") if is_here and Path(path).exists() else divided(path)
+    pattern = pattern or ANY_DEPTH
+    searched: list[tuple[str, Location]] = [("", (system, os.path.realpath(root) if is_here else root.rstrip("/")))]
+    if is_here and Path(root).is_dir():  # an output may lie where a link leads
+        with _without_refusals():
+            links = [folder for folder, is_link, _ in _walked(Path(root), pattern) if is_link]
+        searched += [(folder, (system, os.path.realpath(Path(root, folder)))) for folder in links]
+    for place, location in searched:
         for what, folder in outputs.items():
             below = _below(location, folder)
             if below is not None and _may_match(pattern, f"{place}/{below}"):
@@ -366,27 +377,6 @@ def require_no_overlap(name: str, source: str, written: Mapping[str, str], publi
                 f"{name}: {source} is inside the output folder {published}, where publishing replaces and removes files; "
                 "choose a different output folder"
             )
-
-
-def _searched(source: str) -> Iterator[tuple[str, str, Location]]:
-    """Find the searched file or folder, and every linked folder that a search enters, each once.
-
-    Yields the path below the source, the glob pattern and the location.
-    """
-    if source.startswith("hf://") or is_web(source):  # nothing is written there
-        return
-    source = absolute(source)
-    system, path = filesystem(source)
-    root, pattern = (path, "") if is_local(source) and Path(path).exists() else divided(path)
-    pattern = pattern or ANY_DEPTH
-    if not is_local(source):
-        yield "", pattern, (system, root.rstrip("/"))
-        return
-    yield "", pattern, (system, os.path.realpath(root))
-    if Path(root).is_dir():
-        with _without_refusals():
-            links = [folder for folder, is_link, _ in _walked(Path(root), pattern) if is_link]
-        yield from ((folder, pattern, (system, os.path.realpath(Path(root, folder)))) for folder in links)
 
 
 def _below(folder: Location, place: Location) -> str | None:

@@ -336,7 +336,15 @@ def _require_text(schema: pa.Schema, text_field: str, uri: str) -> None:
         if len(types) != 1:
             names = [each.name for each in fields]
             problem = f"{len(types)} columns {key!r}" if types else f"no column {key!r}"
-            remedy = _remedy(schema, text_field, key, names)
+            dotted = [name for name in (*names, *schema.names) if "." in name and f".{name}." in f".{text_field}."]
+            if types:
+                remedy = AMBIGUOUS
+            elif dotted:
+                remedy = (
+                    f"a dot means a struct field: rename column {dotted[0]!r} without dots, and write the file again"
+                )
+            else:
+                remedy = nearest(key, names)
             columns = ", ".join(names) or "none"
             raise InputError(f"{uri}: text_field {text_field!r}: {place} has {problem}; {remedy} (columns: {columns})")
         found = types[0]
@@ -347,16 +355,6 @@ def _require_text(schema: pa.Schema, text_field: str, uri: str) -> None:
         raise InputError(
             f"{uri}: text_field {text_field!r} is of type {found}, not text; name a column of text ({columns})"
         )
-
-
-def _remedy(schema: pa.Schema, text_field: str, key: str, names: Sequence[str]) -> str:
-    """The remedy if not exactly one of `names` is `key`, a part of `text_field`."""
-    if key in names:
-        return AMBIGUOUS
-    dotted = [name for name in (*names, *schema.names) if "." in name and f".{name}." in f".{text_field}."]
-    if dotted:
-        return f"a dot means a struct field: rename column {dotted[0]!r} without dots, and write the file again"
-    return nearest(key, names)
 
 
 def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iterator[pa.RecordBatch | range]:
