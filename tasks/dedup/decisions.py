@@ -11,7 +11,7 @@ A slice reads only its own batch, by hash: if the decisions about a slice are un
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -193,11 +193,11 @@ def write_decisions(
     # Names are read for the documents that are shown, of which there are few.
     shown = sorted_union(*named, *([] if hits is None else [hits["number"].to_numpy()]))
     names = _names(shown, store, slice_names, receipts)
-    columns = [names.of(edges["dropped"]), names.of(edges["kept"]), edges["jaccard"], edges["reason"]]
-    columns += [names.of(edges["group"]), *_made_of(edges, store, receipts)]
+    columns = [names(edges["dropped"]), names(edges["kept"]), edges["jaccard"], edges["reason"]]
+    columns += [names(edges["group"]), *_made_of(edges, store, receipts)]
     outputs = [_write_parquet(f"{folder}/{EDGES_FILE}", pa.Table.from_arrays(columns, schema=NAMED_EDGES))]
     if hits is not None:
-        named_hits = pa.Table.from_arrays([names.of(hits["number"]), *hits.columns[1:]], schema=NAMED_HITS)
+        named_hits = pa.Table.from_arrays([names(hits["number"]), *hits.columns[1:]], schema=NAMED_HITS)
         outputs.append(_write_parquet(f"{folder}/{HITS_FILE}", named_hits))
     outcomes, digests = _write_outcomes(f"{folder}/{OUTCOMES_FILE}", table, names, len(receipts))
     tally = Counter(table["outcome"].to_pylist())
@@ -206,7 +206,7 @@ def write_decisions(
         "slices": digests,
         "tally": dict(sorted(tally.items())),
         "units": dict(sum((Counter(receipt.facts.get("units", {})) for receipt in receipts), Counter[str]())),
-        "not_compared": {"documents": len(unseen), "first": names.of(pa.array(unseen[:MAX_NAMED])).to_pylist()},
+        "not_compared": {"documents": len(unseen), "first": names(pa.array(unseen[:MAX_NAMED])).to_pylist()},
         "without_prompt": sum(receipt.facts.get("without_prompt", 0) for receipt in receipts),
     }
     return [*outputs, outcomes], facts
@@ -229,22 +229,12 @@ def warnings_about(facts: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """Look up the names of the documents `numbers` (int64, ascending)."""
-
-    numbers: np.ndarray
-    names: pa.LargeStringArray
-
-    def of(self, numbers: pa.ChunkedArray | pa.Array) -> pa.Array:
-        """Return document names, null for null."""
-        asked = numbers.fill_null(-1).to_numpy()  # no document has a negative number
-        places = np.searchsorted(self.numbers, asked)
-        return self.names.take(pa.array(places, mask=asked < 0))
+Named = Callable[[pa.ChunkedArray | pa.Array], pa.Array]
+"""Document names, by number; null for null."""
 
 
-def _names(numbers: np.ndarray, store: Store, slice_names: Sequence[str], receipts: Sequence[Receipt]) -> _Names:
-    """Return document names: their own, otherwise slice name and row."""
+def _names(numbers: np.ndarray, store: Store, slice_names: Sequence[str], receipts: Sequence[Receipt]) -> Named:
+    """Look up names for the documents `numbers` (int64, ascending): their own, otherwise slice name and row."""
     parts: list[pa.Array] = [pa.array([], pa.large_string())]
     for slice_number in np.unique(numbers // ROWS_PER_SLICE).tolist():
         first = slice_number * ROWS_PER_SLICE
@@ -257,7 +247,13 @@ def _names(numbers: np.ndarray, store: Store, slice_names: Sequence[str], receip
             own = pa.concat_tables(found).combine_chunks()["name"].combine_chunks()
             places = compute.call_function("coalesce", [own, places])
         parts.append(places)
-    return _Names(numbers, pa.concat_arrays(parts))
+    names = pa.concat_arrays(parts)
+
+    def named(asked: pa.ChunkedArray | pa.Array) -> pa.Array:
+        wanted = asked.fill_null(-1).to_numpy()  # no document has a negative number
+        return names.take(pa.array(np.searchsorted(numbers, wanted), mask=wanted < 0))
+
+    return named
 
 
 def _chosen(table: pa.Table, rows: np.ndarray) -> pa.Table:
@@ -296,7 +292,7 @@ def _write_parquet(place: str, table: pa.Table) -> Output:
     return file.output
 
 
-def _write_outcomes(place: str, table: pa.Table, names: _Names, slices: int) -> tuple[Output, list[str]]:
+def _write_outcomes(place: str, table: pa.Table, names: Named, slices: int) -> tuple[Output, list[str]]:
     """Write the outcomes of dropped documents, slice by slice, and return the hash of each slice."""
     digests: list[str] = []
     bounds = np.searchsorted(table["number"].to_numpy(), np.arange(slices + 1) * ROWS_PER_SLICE).tolist()
@@ -304,7 +300,7 @@ def _write_outcomes(place: str, table: pa.Table, names: _Names, slices: int) -> 
         for number, (start, stop) in enumerate(pairwise(bounds)):
             some = table.slice(start, stop - start)
             rows = pa.array(some["number"].to_numpy() - number * ROWS_PER_SLICE)
-            columns = [rows, some["outcome"], names.of(some["kept"]), some["jaccard"]]
+            columns = [rows, some["outcome"], names(some["kept"]), some["jaccard"]]
             decided = pa.Table.from_arrays(columns, schema=OUTCOMES)
             file.append(decided)
             digests.append(digest_of(decided))  # part of a written shard's identity

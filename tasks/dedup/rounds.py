@@ -159,24 +159,6 @@ SLICE_LISTS = "rosters"
 PARTITION_BYTES = 128_000_000
 MAX_PARTITIONS = 1024
 
-SETTINGS_OF_STEP: Mapping[DedupStep, Sequence[str]] = {
-    "exact": (),
-    "pairs": (),
-    "verify": ("threshold",),
-    "narrow": ("threshold",),
-    "crowds": ("threshold",),
-    "settle": ("threshold", "evaluations"),
-    "cap": ("threshold", "evaluations", "cap"),
-    "decide": ("threshold", "evaluations", "cap"),
-}
-"""The settings that affect each step."""
-
-ONCE: Sequence[DedupStep] = ("narrow", "settle", "decide")
-"""Steps that have a single shard."""
-
-NEAR: Sequence[DedupStep] = ("pairs", "verify", "narrow", "crowds")
-"""Steps that run only for near-duplicates."""
-
 
 def partitions_for(source_bytes: int) -> int:
     """Return the number of partitions: the smallest power of two that gives each at most 128 MB of source, up to 1024. It changes only
@@ -228,20 +210,22 @@ class Rounds:
     @property
     def steps(self) -> Iterator[DedupStep]:
         """The steps that the settings need, in order."""
-        asked = {**dict.fromkeys(NEAR, self.recipe.threshold), "cap": self.recipe.cap}
-        return (step for step in SETTINGS_OF_STEP if asked.get(step, 1) is not None)
+        for name, step in STEPS.items():
+            is_off = self.recipe.threshold is None if step.is_near else name == "cap" and self.recipe.cap is None
+            if not is_off:
+                yield name
 
     def shards(self, step: DedupStep) -> list[PlannedShard]:
         """Return the shards of a step; none if the step is not needed."""
         if step not in self.steps:
             return []
         recipe = RoundRecipe(
-            step, self.recipe.partitions, **{name: getattr(self.recipe, name) for name in SETTINGS_OF_STEP[step]}
+            step, self.recipe.partitions, **{name: getattr(self.recipe, name) for name in STEPS[step].settings}
         )
         # Only the last step names documents, so that new names cost nothing but it.
         whole = self.slices if step == "decide" else replace(self.slices, names=())
         content = xxh3_128_hexdigest(whole.dump())
-        count = 1 if step in ONCE else self.recipe.partitions  # these need all pairs or all decisions at once
+        count = 1 if STEPS[step].is_single else self.recipe.partitions
         file = SourceFile(self.uri, self.size, "json")
         parts = [
             Slice(file, number, number + 1, f"{content}[{number}:{number + 1}]", size=self.size // count)
@@ -344,7 +328,7 @@ def build_round(shard: PlannedShard, store: Store, evaluations: Sequence[Mapping
         uri = shard.part.file.uri
         rounds = Rounds(store, SignedSlices.load(uri), uri, RoundRecipe(**shard.identity["recipe"]))
         work = _Work(rounds, shard, files, builder.facts)
-        builder.outputs, builder.rows_in = STEPS[shard.identity["recipe"]["step"]](work)
+        builder.outputs, builder.rows_in = STEPS[shard.identity["recipe"]["step"]].build(work)
         if builder.rows_in:  # what a step finds is counted as its documents
             builder.keep(WHOLE, builder.rows_in)
     return builder.receipt
@@ -475,13 +459,25 @@ def _hits(work: _Work) -> pa.Table:
     return read_numbered(files, 0, 1, HITS)
 
 
-STEPS: Mapping[DedupStep, Callable[[_Work], Found]] = {
-    "exact": _exact,
-    "pairs": _pairs,
-    "verify": _verify,
-    "narrow": _narrow,
-    "crowds": _crowds,
-    "settle": _settle,
-    "cap": _cap,
-    "decide": _decide,
+@dataclass(frozen=True, slots=True)
+class RoundStep:
+    """How a step is built, the settings that affect it, whether it runs only for near-duplicates, and whether it has a single
+    shard, because it needs all pairs or all decisions at once.
+    """
+
+    build: Callable[[_Work], Found]
+    settings: Sequence[str] = ()
+    is_near: bool = False
+    is_single: bool = False
+
+
+STEPS: Mapping[DedupStep, RoundStep] = {
+    "exact": RoundStep(_exact),
+    "pairs": RoundStep(_pairs, is_near=True),
+    "verify": RoundStep(_verify, ("threshold",), is_near=True),
+    "narrow": RoundStep(_narrow, ("threshold",), is_near=True, is_single=True),
+    "crowds": RoundStep(_crowds, ("threshold",), is_near=True),
+    "settle": RoundStep(_settle, ("threshold", "evaluations"), is_single=True),
+    "cap": RoundStep(_cap, ("threshold", "evaluations", "cap")),
+    "decide": RoundStep(_decide, ("threshold", "evaluations", "cap"), is_single=True),
 }

@@ -114,7 +114,7 @@ def _tables(stop_words: Sequence[str], phrases: Sequence[str], line_ends: str) -
     english = _english()
     pieces: list[list[str]] = english["specials"]
     sets = [["".join(parts) for parts in pieces], english["units"], stop_words, phrases]
-    strings = list(chain.from_iterable(sets))
+    strings = list(chain.from_iterable(sets))  # one after the other, as C takes them
     ranges = {**english["classes"], "line_end": [(ord(char), ord(char)) for char in line_ends]}
     classes = np.zeros(2 * CODE_POINTS, np.uint32)  # twice as many, so that no damaged text can lead outside
     for bit, name in enumerate(CLASSES):

@@ -81,7 +81,7 @@ def _load(path: str) -> Any:  # noqa: ANN401 - fastText has no types
         import fasttext
     except ImportError as error:
         raise InputError(f"language and classifiers need fastText: {pip_install('filter')}") from error
-    try:
+    try:  # once per process: a model has up to a gigabyte
         return fasttext.load_model(path)
     except ValueError as error:
         raise InputError(f"{path}: not a fastText model (.bin or .ftz): {error}") from error

@@ -48,6 +48,7 @@ def judge(texts: pa.LargeStringArray, families: Mapping[Family, Any]) -> Verdict
     for stage in _stages(families):
         measured = measure(texts, _wanted(stage))
         for family, settings in stage.items():
+            # Rules in order, so that a text keeps the name of the first that it fails.
             with np.errstate(divide="ignore", invalid="ignore"):  # a ratio to nothing fails no rule
                 for reason, failing in _RULES[family](measured.counts, settings):
                     reasons[failing & (reasons == "")] = reason

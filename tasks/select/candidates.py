@@ -79,7 +79,7 @@ def candidates(
 
     Raises InputError for a predicate that does not fit the columns.
     """
-    wanted = required(table, require, known)
+    wanted = required(table, require, known)  # by columns and ids alone, before any text is parsed
     kept = wanted[sampled(table.column("id").take(pa.array(wanted)).to_pylist(), sample)]
     drops = Counter(not_required=table.num_rows - len(wanted), not_sampled=len(wanted) - len(kept))
     drops, read = +drops, read or reader(table)  # + leaves out reasons without rows

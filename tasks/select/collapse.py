@@ -69,7 +69,7 @@ class Survey:
             self.tools[behaviour.tools] += 1
         self.keysets.update(keysets)
         self.authors.update(result.author for result in behaviour.results if result.status != "missing")
-        self.rows_with_keysets += bool(keysets)
+        self.rows_with_keysets += bool(keysets)  # once a row, however many results it has
 
     def add_all(self, conversations: Iterable[Sequence[HarmonyMessage] | Fault]) -> None:
         """Count conversations, one per row."""

@@ -101,12 +101,6 @@ def _json(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2)
 
 
-def require_variety(manifest: Mapping[str, Any], output_dir: str) -> None:
-    """Raises RunError if the published behaviors have collapsed beyond the limits in the settings."""
-    if problems := manifest["selection"]["collapsed"]:
-        raise RunError(f"{output_dir}: published, but behaviors have collapsed: {'; '.join(problems)}")
-
-
 MAX_POOLS = 8
 """The maximum number of pools in a summary."""
 
@@ -192,7 +186,8 @@ class Normalization(Kind[NormalizationSettings, Normalized | None]):
         return inspect_normalization_shard(store, receipt)
 
     def accept(self, manifest: Mapping[str, Any], output_dir: str) -> None:
-        require_variety(manifest, output_dir)
+        if problems := manifest["selection"]["collapsed"]:  # published all the same, so that its report can be read
+            raise RunError(f"{output_dir}: published, but behaviors have collapsed: {'; '.join(problems)}")
 
     def named_files(self, settings: NormalizationSettings) -> Mapping[str, str]:
         pools, scores = pools_of(settings.selection), settings.selection.scores
@@ -204,6 +199,7 @@ class Normalization(Kind[NormalizationSettings, Normalized | None]):
                     [[pool.name, pool.predicate.text] for pool in pools.pools],
                 ]
             ),
+            # A manifest has the keys of its shards, and they have the hashes of the scored rows.
             "selection.scores": _digest(
                 [xxh3_128_hexdigest(read_bytes(join(absolute(place), MANIFEST)) or b"") for place in scores]
             ),

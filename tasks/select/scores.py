@@ -51,11 +51,12 @@ def read_scores(
     """
     tables = [[_schema(of).empty_table()] for of in columns]
     for number, content in files:
-        data = read_bytes(places[content])
+        data = read_bytes(places[content])  # whole, to compare its hash before a row of it is used
         if data is None or xxh3_128_hexdigest(data) != content:
             raise RunError(f"{places[content]}: the scores changed during the run; rerun the same command")
         names, schema = [ROW_ID, *(name for name, _, _ in columns[number])], _schema(columns[number])
         found = pq.read_table(pa.BufferReader(data), columns=names, use_threads=False).select(names)
+        # Names may differ in the score table, where a folder's prefix is unknown.
         tables[number].append(found.rename_columns(schema.names).cast(schema))
     sides = [pa.concat_tables(parts) for parts in tables]
     for side in sides:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.report.verification import inspector_of
-from tokenmill.tasks.select.kind import HARMONY, require_variety
+from tokenmill.tasks.select.kind import HARMONY
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 
@@ -162,11 +162,11 @@ def test_behaviors_that_have_collapsed_are_published_and_then_fail(tmp_path, cho
     assert check(tmp_path / "out").problems == []
     assert told["problems"] == manifest["selection"]["collapsed"]
     if collapsed is None:
-        require_variety(manifest, str(tmp_path / "out"))
+        HARMONY.accept(manifest, str(tmp_path / "out"))
         return
     assert collapsed in (tmp_path / "out/behaviours.md").read_text()
     with pytest.raises(RunError, match=f"out: published, but behaviors have collapsed: {collapsed}"):
-        require_variety(manifest, str(tmp_path / "out"))
+        HARMONY.accept(manifest, str(tmp_path / "out"))
 
 
 def test_summary_counts_marked_and_selected_rows(prepared):
