@@ -6,6 +6,7 @@ processes. A table of the flow run shows the last steps.
 """
 
 import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -36,7 +37,7 @@ from .history import (
     training_record,
 )
 from .job import MODEL, Evaluation, Job, read_job
-from .launchers import evaluation_launch, launch_of
+from .launchers import launch_of
 from .launchers.launch import Launch, process_count, require_program, write_files
 from .launchers.nemo_rl import rl_launch
 from .order import followed_order, keep_order
@@ -188,8 +189,9 @@ def evaluate(asked: Evaluation) -> dict[str, Any]:
     output_dir = asked.output_dir
     request = join(output_dir, "request.json")
     publish_bytes(request, orjson.dumps(asked.model_dump()))
+    command = [sys.executable, "-m", "tokenmill.tasks.train.evaluate", request]  # one process with all cores
     with logged(join(output_dir, "evaluation.log")) as log:
-        run(evaluation_launch(request), lambda _: None, Lines(log).handle)
+        run(Launch({}, command, runs=True), lambda _: None, Lines(log).handle)
     results = read_results(output_dir)
     key = artifact_key("results", output_dir)
     create_markdown_artifact(markdown(results), key=key, description="perplexity by source, and continuations")

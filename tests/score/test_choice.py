@@ -18,7 +18,6 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.score import embed
 from tokenmill.tasks.score.choice import ChoiceSettings, choose_rows
-from tokenmill.tasks.score.choose import choose
 from tokenmill.tasks.score.embed import read_embeddings
 from tokenmill.tasks.select.scores import score_folder
 from tokenmill.tasks.shards.verify import verify
@@ -116,20 +115,6 @@ def test_rows_are_ordered_by_cluster_with_distance_and_place(tmp_path):
         int(e[1:]) for e in left["row_id"].to_pylist()
     )
     assert sorted(Counter(taken["cluster"].to_pylist()).values()) == [10, 17, 18]
-
-
-def test_no_cluster_gives_more_than_the_most_it_may(tmp_path):
-    vectors, groups = around(np.random.default_rng(2), [400, 200, 100], spread=0.3)
-    found = choose(vectors, 500, 3, 1.1, 2, most=120)
-    assert sorted(np.bincount(groups[found.rows]).tolist()) == [100, 120, 120]
-
-
-def test_near_duplicates_make_room_within_the_most_a_cluster_may_give(tmp_path):
-    vectors, groups = around(np.random.default_rng(3), [60, 60], spread=0.5)
-    twins = np.flatnonzero(groups == 0)[:40]
-    vectors[twins] = vectors[twins[0]]
-    found = choose(vectors, 100, 2, 0.9999, 3, most=15)
-    assert np.bincount(groups[found.rows]).tolist() == [15, 15]
 
 
 @pytest.mark.slow

@@ -115,14 +115,21 @@ def test_blocks_do_not_matter(monkeypatch, block):
     assert {*found.removed["removed"].to_pylist()} == {*whole.removed["removed"].to_pylist()}
 
 
-def test_quotas_hold_and_leftovers_move():
-    generator = np.random.default_rng(4)
-    vectors, groups = around(generator, [400, 200, 100], spread=0.3)
-    vectors[groups == 1] = vectors[groups == 1][0]
-    found = choose(vectors, 61, 3, 0.9999, 4)
-    assert [int((groups[found.rows] == group).sum()) for group in range(3)] == [30, 1, 30]
-    found = choose(vectors, 60, 3, 1.1, 4)
-    assert [int((groups[found.rows] == group).sum()) for group in range(3)] == [20, 20, 20]
+@pytest.mark.parametrize(
+    ("sizes", "twins", "asked", "threshold", "most", "expected"),
+    [
+        ([400, 200, 100], slice(200, 400), 60, 1.1, None, [20, 20, 20]),
+        ([400, 200, 100], slice(400), 61, 0.9999, None, [1, 30, 30]),  # the others make up for near-duplicates
+        ([400, 200, 100], slice(0), 500, 1.1, 120, [120, 120, 100]),
+        ([60, 60], slice(40), 100, 0.9999, 15, [15, 15]),  # other rows of the cluster make up for near-duplicates
+    ],
+)
+def test_quotas_hold_and_leftovers_move(sizes, twins, asked, threshold, most, expected):
+    vectors, groups = around(np.random.default_rng(4), sizes, spread=0.3)
+    same = np.argsort(groups, kind="stable")[twins]
+    vectors[same] = vectors[same[:1]]
+    found = choose(vectors, asked, len(sizes), threshold, 4, most=most)
+    assert np.bincount(groups[found.rows]).tolist() == expected
 
 
 def test_within_a_cluster_every_row_has_the_same_odds():

@@ -130,11 +130,7 @@ def test_same_content_is_equal_at_any_place_and_time(tmp_path, vocabulary, of_te
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"weights": {"a": 2.0}},
-        {"holdout": {"valid": 0.2, "test": 0, "seed": 7}},
-        {"min_doc_chars": 20},
-    ],
+    [{"weights": {"a": 2.0}}, {"holdout": {"valid": 0.2, "test": 0, "seed": 7}}, {"min_doc_chars": 20}],
     ids=str,
 )
 def test_other_content_is_known_for_it(tmp_path, vocabulary, of_texts, change):

@@ -130,7 +130,9 @@ WRONG = {
         {"change": lambda numbers: [n if n < 8 * BATCH else n + BATCH for n in numbers]},
         f"step 9 {NOT_PLANNED}: from its first sample on, it read the samples planned for step 10$",
     ),
-    "a single other sample": ({"change": lambda numbers: [n if n != 5 * BATCH + 4 else 3 for n in numbers]}, f"step 6 {NOT_PLANNED}: sample 5 was to be "),
+    "a single other sample": ({"change": lambda numbers: [n if n != 6 * BATCH - 1 else 3 for n in numbers]}, f"step 6 {NOT_PLANNED}: sample 6 was to be "),
+    "two other samples": ({"change": lambda numbers: [3 if 5 * BATCH < n < 5 * BATCH + 3 else n for n in numbers]}, f"step 6 {NOT_PLANNED}: more than one of its samples differ$"),
+    "the samples of steps in reverse": ({"change": lambda numbers: [n + BATCH - 1 - 2 * (n % BATCH) for n in numbers]}, f"step 1 {NOT_PLANNED}: its samples were read in a different order$"),
     "swapped shards": ({"data": swapped}, f"step 1 {NOT_PLANNED}: sample .*content is xxh3_128:0 in the training"),
 }  # fmt: skip
 

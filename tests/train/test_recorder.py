@@ -1,5 +1,8 @@
 """A loop over megatron-core's own datasets, with a loader's processes, records what it reads."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import orjson
@@ -12,13 +15,18 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.tokenizers.text.libraries.null_tokenizer import NullTokenizer
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.train.engine import joined
+from tokenmill.tasks.train.launchers import launch_of
+from tokenmill.tasks.train.launchers.launch import write_files
 from tokenmill.tasks.train.order import INDICES, make_order, with_quotas
+from tokenmill.tasks.train.preflight import plan_training
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.proof import prove
 from tokenmill.tasks.train.recorder import ReadRecorder, use_order
-from tokenmill.tasks.train.settings import OrderSettings
+from tokenmill.tasks.train.settings import OrderPlan, OrderSettings, TrainSettings
 
 from tests import preparing
+from tests.flows.cloning import REPOSITORY
+from tests.peers import megatron_in_turn
 from tests.preparing_sft import chat_vocabulary
 from tests.train.small_data import TEXTS, texts
 from tests.train.test_order import here
@@ -271,3 +279,24 @@ def test_files_next_to_the_blend_suit_megatron_lm(data, tmp_path):
     _, valid, _ = built(config, (STEPS * BATCH, None, None))
     assert [each.dataset_path for each in valid] == blend_of(data, "valid")[0]
     assert full["train"] == orjson.loads(Path(data.path, "blend.json").read_bytes())["train"]
+
+
+@pytest.mark.weekly
+def test_two_processes_of_megatron_lm_build_no_index_and_are_proven(tmp_path):
+    """By a script that knows nothing of tokenmill."""
+    plan = {**ORDER.model_dump(include=set(OrderPlan.model_fields)), "global_batch": 8}
+    out, _ = texts(tmp_path, chat_vocabulary(tmp_path), holdout={"valid": 0.2, "test": 0.1})
+    make_order(prepared_data(out), OrderSettings(**plan), here)
+    settings = TrainSettings(**plan, micro_batch=2, launcher="megatron-lm", precision="float32")
+    model, before = tmp_path / "model", sorted(Path(out).rglob("*"))
+    write_files(launch_of(plan_training(out, settings, str(model)), 2), str(model))
+    megatron_lm = Path(megatron_in_turn.__file__).parent / "megatron_lm"
+    environment = {
+        "MEGATRON_LM": str(megatron_lm), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    subprocess.run(["bash", model / "train.sh"], env={**os.environ, **environment}, check=True)
+    proof = prove(str(model))
+    assert (proof.steps, proof.problem, proof.plan) == (12, None, f"{model}/order.json")
+    assert names_in(model / "cache") == names_in(Path(out, INDICES))
+    assert sorted(Path(out).rglob("*")) == before

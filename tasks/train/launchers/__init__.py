@@ -4,7 +4,6 @@ Each is a function from a job to files and a command, without side effects. `loc
 trainer, which is watched; `megatron-lm`, `megatron-bridge` and `nemo-rl` write the files that those trainers need.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -39,8 +38,3 @@ def launch_of(job: Job, processes: int) -> Launch:
     launch = LAUNCHERS[job.settings.launcher](job, processes)
     text = orjson.dumps(job.model_dump(), option=orjson.OPT_INDENT_2).decode()
     return replace(launch, files={JOB: text, **launch.files})
-
-
-def evaluation_launch(request: str) -> Launch:
-    """Evaluate the request in a file, in one process of this machine with all of its cores."""
-    return Launch({}, [sys.executable, "-m", "tokenmill.tasks.train.evaluate", request], runs=True)
