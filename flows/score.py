@@ -3,10 +3,9 @@
 plan ─► score-slices (mapped over Dask, one worker per GPU) ─► rank and publish ─► report
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from tokenmill.tasks.blend.models import Blend
-from tokenmill.tasks.score.kind import What
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.strict import Place, parse, with_parameters_of
 
@@ -18,7 +17,9 @@ KINDS = {"nll": preparation("nll"), "embed": preparation("embeddings")}
 
 @flow(name="score-candidates")
 @with_parameters_of(*(kind.settings for kind in KINDS.values()), without=KINDS["nll"].hidden)
-def score_candidates(blend: Blend | str, output_dir: Place, mode: What, **chosen: object) -> dict[str, Any]:
+def score_candidates(
+    blend: Blend | str, output_dir: Place, mode: Literal["nll", "embed"], **chosen: object
+) -> dict[str, Any]:
     """Score rows: the settings of the other score than `mode` must be omitted.
 
     Args:
