@@ -1,6 +1,5 @@
 """Verification of packs: a file that is none is told apart by the rule it breaks, and a damaged one is built again."""
 
-import os
 import random
 from pathlib import Path
 
@@ -14,9 +13,9 @@ from tokenmill.tasks.shards.receipt import PartCount
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 
-from tests.peers.conversations import assistant, talk, thinking, user
-from tests.preparing import blend_of, tree
-from tests.preparing_sft import chat_vocabulary, pack_receipts, prepare, probing_once, write_rows
+from tests.kinds.preparations import sample
+from tests.preparing import tree
+from tests.preparing_sft import pack_receipts
 
 PACK_SIZE = 12
 TYPES = {
@@ -170,29 +169,10 @@ def test_every_part_of_a_shard_is_looked_at(tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Three shards of two datasets, one of which is used in part, with held-out documents and a quarantine; to be
-    repeated at will.
-    """
-    folder = tmp_path_factory.mktemp("whole")
-    vocabulary = chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
-    rows = [talk(user(f"{number}?"), thinking("Hm.", f"{number * 7919 % 1000}."), user("?"), assistant("!")) for number in range(80)]  # fmt: skip
-    paths = [
-        write_rows(folder / "a.jsonl", [*rows[:30], b"broken", *rows[30:60]]),
-        write_rows(folder / "b.jsonl", [*rows[60:], talk(user("Anyone?"))]),
-    ]
-    for path in paths:
-        os.utime(path, (1_000_000_000, 1_000_000_000))
-    settings = {
-        "tokenizer": {"model": str(vocabulary)}, "pack_size": 128, "shard_size": 8000, "sampling": "down",
-        "holdout": {"valid": 0.25, "test": 0},
-    }  # fmt: skip
-
-    def again():
-        return prepare(blend_of(*paths, b=1.3), folder / "out", **settings)[0]
-
-    with probing_once():
-        again()
-        yield folder / "out", again, tree(folder / "out")
+    """The sample of all kinds, to be repeated at will."""
+    with sample("sft", tmp_path_factory.mktemp("whole")) as found:
+        found.run()
+        yield found.out, lambda: found.run()[0], tree(found.out)
 
 
 def check(out):

@@ -20,9 +20,7 @@ from tokenmill.tasks.sources.slices import ContentIndex
 from tests.examples import max_examples
 from tests.peers.placeholder_fill import fill, fill_question, read_rows
 
-INSTRUCTION = "Solve the following math problem step by step."
 REMINDER = 'Remember to put your answer on its own line after "Answer:".'
-WRAPPED = f"{INSTRUCTION}\n\nWhat is 40 + 2?\n\n{REMINDER}"
 
 
 def table(style, *pairs):
@@ -49,13 +47,6 @@ def resolved(given, *pairs, style="dapo"):
 
 def in_one_spelling(given):
     return orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
-
-
-def prompt(given):
-    (message,) = given["responses_create_params"]["input"]
-    assert message.keys() == {"role", "content"}
-    assert message["role"] == "user"
-    return message["content"]
 
 
 def rejection(*arguments, **options):
@@ -257,7 +248,7 @@ def test_rows_do_not_share_mutable_state():
     first["expected_answer"][1].append(3)
     first["responses_create_params"]["input"][0]["content"] = "changed"
     assert second["expected_answer"] == [1, [2]]
-    assert prompt(second) == "q"
+    assert second["responses_create_params"]["input"] == [{"role": "user", "content": "q"}]
 
 
 QUESTION_PARTS = st.lists(st.sampled_from(["\n\n", "\n", "a", "{question}", "語", " "]), min_size=1, max_size=9)

@@ -67,15 +67,6 @@ def built(tmp_path_factory):
     return made(tmp_path_factory.mktemp("store") / "shards")
 
 
-def expected(counts=COUNTS, part="train"):
-    return [
-        row
-        for dataset, counted in counts.items()
-        for number, count in enumerate(counted)
-        for row in rows_of(dataset, number, part, count)
-    ]
-
-
 def listed(out, split="train"):
     """The files of blend.json, with their weights."""
     entries = json.loads((Path(out) / "blend.json").read_bytes())[split] or []
