@@ -211,6 +211,7 @@ def deal(wanted: np.ndarray, size: int) -> np.ndarray:
     total, given = int(wanted.sum()), np.zeros(len(wanted), np.int64)
     batches: list[np.ndarray] = []
     for end in [*range(size, total + 1, size), *([total] if total % size else [])]:
+        # What a dataset should have given by the end of this batch, less what it has given: rounding never adds up.
         due = wanted * (end / total) - given
         batches.append(rounded(due, wanted - given, end - int(given.sum())))
         given = given + batches[-1]
@@ -232,6 +233,7 @@ def in_order(counts: np.ndarray, rates: Sequence[np.ndarray], span: float, sprea
             continue
         mixed = _seed(seed, number + 1)
         chosen = shuffled(len(own), len(places), mixed)
+        # Without a difference between the rates there is nothing to order by.
         if span and np.ptp(own[chosen]):
             chosen = chosen[_matched(own[chosen], batch[places], span, spread, mixed)]
         row[places] = chosen
@@ -262,6 +264,7 @@ def _gaussian(count: int) -> np.ndarray:
 
 def _matched(rates: np.ndarray, batch: np.ndarray, span: float, spread: float, seed: np.uint64) -> np.ndarray:
     """The number of the row (int64) in each place, whose batches ascend."""
+    # A schedule that rises is one that falls for negated rates.
     up = np.sign(span)
     centers = _centers(np.sort(rates * up), batch, abs(span), spread)
     parts = (np.arange(len(batch)) + 0.5) / len(batch)
@@ -282,6 +285,7 @@ def _centers(rates: np.ndarray, batch: np.ndarray, span: float, spread: float) -
     The mean of the matched rates is the gradient of a concave function of the centers, so following the error finds them.
     """
     times = _times(batch)[(len(batch) * (2 * np.arange(MOMENTS) + 1)) // (2 * MOMENTS)]
+    # On quantiles instead of all rows, so that the time doesn't depend on their number.
     points = MOMENTS * MOMENTS
     quantiles = rates[(len(rates) * (2 * np.arange(points) + 1)) // (2 * points)]
     wanted = quantiles.mean() + span * (times.mean() - times)

@@ -159,6 +159,7 @@ def _row(field: str, number: object, table: LookupTable) -> tuple[str, str]:
             f"{field}.row is {number}, and the table has {len(table)} rows, numbered from 0; "
             "take the table, and the revision of it, that the row was made with",
         )
+    # A table may have nulls; no row refers to one unless it was made with a different file.
     question, text = found
     if question is None:
         raise _empty("placeholder_without_question", number, "question")
@@ -201,6 +202,7 @@ def _dapo(question: str, template: object) -> str:
     # A template with neither is probably one for a different style.
     if prefix is suffix is None:
         _require_empty(template, "prefix or suffix")
+    # The template's own texts replace the instruction and the reminder, which are the first and the last paragraph.
     inner = _unwrapped(question)
     if not prefix and not suffix:
         return inner

@@ -111,7 +111,7 @@ def write_shard(shard: PlannedShard, recipe: RlRecipe, work: Work, store: Store,
                 writer.pass_on(batch)
         for part in writer.parts.values():
             if part.frame is not None:
-                part.file.write(part.frame.flush())
+                part.file.write(part.frame.flush())  # the end of the frame, with its checksum
         builder.write_fates()
         forms = {name: sorted(part.forms) for name, part in writer.parts.items() if part.forms}
         builder.facts = {"untouched": writer.untouched, "forms": forms}

@@ -88,6 +88,7 @@ def table_sources(argument: JsonValue) -> dict[str, TableSource]:
         if argument not in KEY_SETS:
             raise InputError(f"resolve_placeholders: no set of tables {argument!r}; {nearest(argument, KEY_SETS)}")
         return dict(KEY_SETS[argument])
+    # Keys with an underscore are comments, as everywhere in a blend.
     named = argument if isinstance(argument, dict) else {}
     tables = {name: table for name, table in named.items() if not name.startswith("_")}
     if not tables:
@@ -134,6 +135,7 @@ def find_table(source: TableSource, name: str, index: ContentIndex, identity: Ch
 
 def table_slices(source: TableSource, name: str) -> list[Slice]:
     """Return the whole files of a table, only from listings and footers. Raises as `find_table` does."""
+    # Found like any dataset: folders, globs, buckets and the hub.
     place = DataSource(name="table", **source.model_dump(exclude={"style"}))
     try:
         return [part for file in discover(place) for part in _whole(file)]

@@ -291,6 +291,7 @@ def _paths(argument: JsonValue, defaults: Mapping[str, str | None]) -> Paths:
     given = argument or {}
     if unknown := [name for name in given if name not in defaults]:
         raise InputError(f"it doesn't take an argument {unknown[0]!r}; {nearest(unknown[0], defaults)}")
+    # null switches an optional field off.
     fields = {**defaults, **given}
     return {name: _path(_text(field)) for name, field in fields.items() if field is not None or defaults[name]}
 
@@ -411,6 +412,7 @@ def to_pairs(record: Record) -> Record:
 def _answer(record: Record, field: str) -> Messages:
     """Return the messages of an answer, perhaps after the prompt's."""
     found = record.get(field)
+    # Parquet has a null for every field that the row lacks.
     if found is None:
         names = listed(key for key in record if record[key] is not None)
         raise RejectionError("missing_field", f"there is no {field}; name it with rename, the row has {names}")
@@ -450,6 +452,7 @@ def _plain_text(messages: object, role: str) -> str | None:
     """The text of the only message, if it is by `role` and contains only text."""
     if not isinstance(messages, list) or len(messages) != 1 or _role(messages[0]) != role:
         return None
+    # A name or a weight would be lost in a text.
     said = {key for key, value in messages[0].items() if value is not None}
     content = messages[0].get("content")
     return content if said == {"role", "content"} and isinstance(content, str) else None
