@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from tokenmill.tasks.chat import check
-from tokenmill.tasks.shards.store import PACKS, Store
+from tokenmill.tasks.pack.packs import PACKS
+from tokenmill.tasks.shards.store import Store
 
 from tests.building import build_shards, plan_here, prepare_here
 from tests.preparing import write_rows  # noqa: F401 - beside the others

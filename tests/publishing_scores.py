@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenmill.tasks.shards.manifest import manifest_bytes
+from tokenmill.tasks.seal import sealed
 
 
 def publish_scores(out, kind, tables):
@@ -14,7 +14,7 @@ def publish_scores(out, kind, tables):
         pq.write_table(table, out / name)
         shards.append({"file": str(scored), "published": {"all": [name]}})
     manifest = {"type": kind, "recipes": [], "shards": shards, "missing": [], "files": [], "volatile": {"store": ""}}
-    (out / "manifest.json").write_bytes(manifest_bytes(manifest))
+    (out / "manifest.json").write_bytes(sealed(manifest))
     return str(out)
 
 

@@ -23,7 +23,6 @@ from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.errors import InputError, RunError, nearest
 from tokenmill.tasks.shards.kinds import KINDS
 from tokenmill.tasks.shards.manifest import join_published, open_manifest, split_of, stored_entries
-from tokenmill.tasks.shards.store import PACKS, PREFIX
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.opening import open_source
 from tokenmill.tasks.storage import absolute, join, open_binary
@@ -98,10 +97,8 @@ class Dataset(ShardIndex):
     def files_of_rows(self) -> list[Part]:
         """The published files with rows, each content once, dataset by dataset."""
         found: list[Part] = []
-        own = {id(entry) for entry in self.manifest["shards"]}
-        for store, entry in stored_entries(self.manifest):
-            if id(entry) not in own and store.kind not in {PREFIX, PACKS}:
-                continue  # such as pools, which repeat the rows of shards
+        # Of tokens, a later stage's files are published; of rows, such files are further views of them, as pools are.
+        for entry in (entry for _, entry in stored_entries(self.manifest)) if self.kind.tokens else self.entries:
             for part, names in entry["published"].items():
                 documents = entry["documents"].get(part, sum(entry["documents"].values()))
                 if names and documents:

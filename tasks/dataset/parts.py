@@ -18,10 +18,10 @@ import numpy as np
 from tokenmill.tasks.errors import InputError, RunError, nearest
 from tokenmill.tasks.shards.fates import read_fates
 from tokenmill.tasks.shards.kinds import preparation
-from tokenmill.tasks.shards.manifest import Origin, join_published, origin_of, origins_in, split_of, stored_entries
+from tokenmill.tasks.shards.manifest import Origin, join_published, origin_of, origins_in, split_of
 from tokenmill.tasks.shards.publish import Extent
 from tokenmill.tasks.shards.receipt import RECEIPT
-from tokenmill.tasks.shards.store import PACKS, PREFIX, Store
+from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.tokenize.fim import ROLES as FIM_ROLES
 from tokenmill.tasks.tokenize.fim import FimRecipe
@@ -223,9 +223,12 @@ def parts_and_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[ShardPart, 
             for name in entry["documents"]:
                 waiting[entry["split"], entry["dataset"], f"{entry['key']}/{name}"].append(shard)
         groups = [
-            (group, [waiting[group["split"], group["dataset"], name].popleft() for name in group["source"]["sequences"]])
-            for store, group in stored_entries(manifest) if store.kind == PACKS
-        ]  # fmt: skip
+            (
+                group,
+                [waiting[group["split"], group["dataset"], name].popleft() for name in group["source"]["sequences"]],
+            )
+            for group in manifest["derived"]["shards"]
+        ]
     for entry, numbers in groups:
         firsts = accumulate((shards[shard]["rows"] for shard in numbers), initial=0)
         members = [
@@ -239,8 +242,9 @@ def parts_of_entry(
     manifest: Mapping[str, Any], entry: Mapping[str, Any], origins: Sequence[Origin], members: Sequence[Member] = ()
 ) -> list[ShardPart]:
     """Return the parts with documents of a shard that the manifest lists, or of a group of packs with the rows of `members`."""
-    store = Store(manifest["volatile"]["store"], PACKS if members and "derived" in manifest else manifest["type"])
-    fim = None if members else manifest["recipes"][entry["recipe"]]["recipe"].get("fim")
+    listed = manifest["derived"] if members and "derived" in manifest else manifest
+    made = listed["recipes"][entry["recipe"]]
+    store, fim = Store(manifest["volatile"]["store"], made["kind"]), made["recipe"].get("fim")
     return [
         ShardPart(
             packed=bool(members), key=entry["key"], name=name, split=split_of(entry, name), dataset=entry["dataset"],
@@ -273,11 +277,12 @@ class PublishedNames:
             for name in published.get(part.split, published.get(part.name, [])):
                 self._add(join_published(output_dir, name), part, part.rows)
         # Prefixes name their members; shards of equal content have one name, and are taken in the order of the manifest
-        for prefix in (entry for store, entry in stored_entries(manifest) if store.kind == PREFIX):
+        derived = manifest.get("derived", {}).get("shards", [])
+        for joined in (entry for entry in derived if "members" in entry["source"]):
             parts = [
-                members[prefix["split"], prefix["dataset"], name].popleft() for name in prefix["source"]["members"]
+                members[joined["split"], joined["dataset"], name].popleft() for name in joined["source"]["members"]
             ]
-            for name in (name for names in prefix["published"].values() for name in names):
+            for name in (name for names in joined["published"].values() for name in names):
                 for part in parts:
                     self._add(join_published(output_dir, name), part, part.rows)
         # A phase may read some documents of a prefix; its pair is then a range of them

@@ -28,7 +28,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.manifest import MANIFEST, identities, published_manifest, stored_entries
 from tokenmill.tasks.shards.progress import say
 from tokenmill.tasks.shards.receipt import KEY_CHARACTERS, shard_key
-from tokenmill.tasks.shards.store import PREFIX, Store, locked, unpruned
+from tokenmill.tasks.shards.store import Store, locked, unpruned
 from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 
 from .versions import folders_in, is_link
@@ -105,8 +105,8 @@ def leftovers(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECO
     _require_store(store)
     kept = references(store, keep)
     young_from = time.time() - grace_seconds
-    kinds = sorted(kept, key=PREFIX.__eq__)  # prefixes last: bytes go after the receipts of their shards
-    unreferenced = [shard for kind in kinds for shard in _stored(store, kind) if shard.key not in kept[kind]]
+    # Later stages last, as manifests list them: joined bytes go after the receipts of their shards.
+    unreferenced = [shard for kind in kept for shard in _stored(store, kind) if shard.key not in kept[kind]]
     removable = [shard for shard in unreferenced if _youngest(store, shard) < young_from]
     return Leftovers(sum(map(len, kept.values())), removable, len(unreferenced) - len(removable))
 

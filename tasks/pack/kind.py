@@ -30,7 +30,7 @@ from tokenmill.tasks.shards.planning import held_out, places, plan_shards, requi
 from tokenmill.tasks.shards.publication import blend_weights, mix_header, mix_of
 from tokenmill.tasks.shards.receipt import Receipt, recipe_of
 from tokenmill.tasks.shards.settings import OnBadRow
-from tokenmill.tasks.shards.store import PACKS, Store
+from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Record, Slice
 from tokenmill.tasks.sources.formats import read_records
 from tokenmill.tasks.sources.parquet import require_any
@@ -52,7 +52,7 @@ from .formats import (
     without_programs,
 )
 from .packs import FORMAT_VERSION as PACKS_VERSION
-from .packs import SHARDS, build_packs, inspect_sft_shard, plan_packs, require_fitting
+from .packs import PACKS, SHARDS, build_packs, inspect_sft_shard, plan_packs, require_fitting
 from .publication import PackedLayout
 from .settings import PackRecipe, SftRecipe, SftSettings, policy_of
 from .shard import SequenceShard

@@ -26,7 +26,7 @@ from tokenmill.tasks.shards.build import building
 from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard, consecutive
 from tokenmill.tasks.shards.publication import parts_with_tokens
 from tokenmill.tasks.shards.receipt import RECEIPT, PartCount, Receipt
-from tokenmill.tasks.shards.store import PACKS, Store, read_bytes, size_of
+from tokenmill.tasks.shards.store import Store, read_bytes, size_of
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.sources.formats import place_of
 from tokenmill.tasks.storage import open_binary
@@ -40,8 +40,8 @@ from .settings import Oversize, PackRecipe
 
 FORMAT_VERSION = 2
 
-SHARDS = "sft"
-"""The kind of the members."""
+SHARDS, PACKS = "sft", "packs"
+"""The stages: shards of sequences, and the packs made from them."""
 
 LEFT_OUT: dict[Oversize, str] = {"drop": "oversize", "truncate": "nothing_trained_in_pack", "error": "oversize"}
 """Why a sequence isn't packed: it is too long, or everything before its cut is masked."""

@@ -21,9 +21,10 @@ from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.shards.plan import Finished
 from tokenmill.tasks.shards.publication import Listed, Published, Weights, blend_json, parts_with_tokens
 from tokenmill.tasks.shards.publish import Output, place_files, publish_bytes
-from tokenmill.tasks.shards.store import PACKS, Store
+from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import join
 
+from .packs import PACKS
 from .parquet import PackFacts, leading_packs, write_leading
 from .sampling import DataSet, PackedFile, Sampling, account, draw, order, warnings
 

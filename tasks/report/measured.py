@@ -24,9 +24,8 @@ from tokenmill.tasks.chat.encoding import ROLES
 from tokenmill.tasks.dataset.dataset import COMPRESSIONS, Dataset, Part, dataset_name, in_order, open_dataset
 from tokenmill.tasks.dataset.stored import IDS, STARTS, TOKENS, PackBatch, StoredDocuments, pack_batches
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.manifest import entry_files, split_of, stored_entries
+from tokenmill.tasks.shards.manifest import entry_files, split_of
 from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.store import PACKS
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.opening import blocks, open_source
 from tokenmill.tasks.storage import open_binary
@@ -97,8 +96,8 @@ class Measured(Dataset):
     @cached_property
     def accounts(self) -> list[Mapping[str, Any]]:
         """The entries of the manifest that count documents, and after them those that count only drops."""
-        packs = [entry for store, entry in stored_entries(self.manifest) if store.kind == PACKS]
-        shards = self.manifest["shards"]
+        shards, derived = self.manifest["shards"], self.manifest.get("derived", {}).get("shards", [])
+        packs = derived if self.kind.tokens == "packs" else []
         return [*packs, *({**entry, "documents": {}, "tokens": {}} for entry in shards)] if packs else shards
 
     @cached_property

@@ -38,14 +38,13 @@ from huggingface_hub.hf_api import DatasetInfo
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.kit.parts import counted
-from tokenmill.tasks.seal import unsealed
+from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.manifest import (
     BLEND,
     BLENDS,
     MANIFEST,
     PublishedFile,
     content_problem,
-    manifest_bytes,
     problems_in,
     published_files,
     recorded_outputs,
@@ -142,7 +141,7 @@ def parcel_of(output_dir: str) -> Parcel:
         "files": [asdict(file) for file in [*(file.recorded for file in pushed), *made]],
         "volatile": {},
     }
-    return Parcel(output_dir, manifest["type"], pushed, {**documents, MANIFEST: manifest_bytes(public)})
+    return Parcel(output_dir, manifest["type"], pushed, {**documents, MANIFEST: sealed(public)})
 
 
 def _recorded(data: Measured) -> list[PublishedFile]:
@@ -257,7 +256,7 @@ def fitted(parcel: Parcel, target: Target) -> Parcel:
     manifest = unsealed(parcel.documents[MANIFEST])
     listed = [file for file in manifest["files"] if file["path"] != CARD]
     documents = {name: content for name, content in parcel.documents.items() if name != CARD}
-    return replace(parcel, documents={**documents, MANIFEST: manifest_bytes({**manifest, "files": listed})})
+    return replace(parcel, documents={**documents, MANIFEST: sealed({**manifest, "files": listed})})
 
 
 def stale_names(parcel: Parcel, target: Target) -> list[str]:

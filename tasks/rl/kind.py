@@ -26,7 +26,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.kind import Kind, Planned, Release, Stage
 from tokenmill.tasks.shards.plan import Finished, PlannedShard
 from tokenmill.tasks.shards.planning import held_out, places, plan_shards, require_separate
-from tokenmill.tasks.shards.publication import Listed, Published, Weights, blend_json, blend_weights
+from tokenmill.tasks.shards.publication import Listed, Named, Published, Weights, blend_json, blend_weights
 from tokenmill.tasks.shards.publish import Output, join_files, link, place_files, publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt, recipe_of
 from tokenmill.tasks.shards.settings import OnBadRow
@@ -76,32 +76,28 @@ class JsonLinesLayout:
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
         """Link every shard on a local disk (elsewhere its name is its place in the store), and join the files of each split."""
-        linked = is_local(output_dir) and is_local(store.place)
-        ending = ENDINGS[self.compression]
+        named = Named(output_dir, is_local(output_dir) and is_local(store.place))
         splits: dict[str, list[RowFile]] = {split: [] for split in SPLITS}
         for item in finished:
             for part, count in item.receipt.parts.items():
-                files = splits[item.split_of(part)]
-                stored = store.path(item.key, f"{part}.{ending}")
+                split, stored = item.split_of(part), store.path(item.key, f"{part}.{ENDINGS[self.compression]}")
                 # Numbered, so that a listing of the folder has the order of the plan.
-                name = join(output_dir, item.split_of(part), f"data_{len(files):05d}_{item.key[:8]}.{ending}")
-                files.append(RowFile(item, count.documents, stored, name if linked else stored))
-        splits = {split: files for split, files in splits.items() if files}
-        names: dict[str, dict[str, list[str]]] = {}
+                name = named.add(item, split, stored, split, "data_{:05d}_{}")
+                splits[split].append(RowFile(item, count.documents, stored, name))
+        place_files(named.pairs)
         listed: list[Listed] = []
         written: list[Output] = []
         whole: dict[str, Any] = dict.fromkeys(KEYS.values(), "")
         for split, files in splits.items():
-            place_files([(file.stored, file.name) for file in files if file.name != file.stored])
-            for file in files:
-                names.setdefault(file.item.shard.place, {})[split] = [file.name]
-                listed.append(Listed(split, file.item.dataset, file.name, file.documents))
+            if not files:
+                continue
+            listed += [Listed(split, file.item.dataset, file.name, file.documents) for file in files]
             output, entries = self._join(output_dir, split, files)
             written.append(output)
             whole |= entries
             whole[KEYS[split]] = join(output_dir, output.path)
         header: dict[str, Any] = {**whole, "run_hash": _hash([file for files in splits.values() for file in files])}
-        return Published(names, blend_json(listed, self.weights), written, header)
+        return Published(named.names, blend_json(listed, self.weights), written, header)
 
     def _join(self, output_dir: str, split: str, files: Sequence[RowFile]) -> tuple[Output, dict[str, Any]]:
         """Write the joined file of a split, whose path is relative to the output folder; its record, and entries of the manifest."""

@@ -24,8 +24,9 @@ import pyarrow.parquet as pq
 from pydantic import Field
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.kit.parts import Cell, Table, table_lines
+from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.select.scores import CHOICE, CHOSEN, ROW_ID
-from tokenmill.tasks.shards.manifest import MANIFEST, file_hash, manifest_bytes, published_manifest
+from tokenmill.tasks.shards.manifest import MANIFEST, file_hash, published_manifest
 from tokenmill.tasks.shards.publish import Output, publish, publish_bytes
 from tokenmill.tasks.shards.store import locked
 from tokenmill.tasks.storage import absolute, is_local, join
@@ -96,7 +97,7 @@ def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> d
                 "created_at": time.time(), "embeddings": folder.place, "store": output_dir, "seconds": time.time() - started,
             },
         }  # fmt: skip
-        publish_bytes(join(output_dir, MANIFEST), manifest_bytes(manifest))
+        publish_bytes(join(output_dir, MANIFEST), sealed(manifest))
     return manifest
 
 

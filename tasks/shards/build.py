@@ -290,11 +290,12 @@ def build_batch(
     """
     done: list[Receipt] = []
     for shard in shards:
+        # Planning found no receipt, but an earlier attempt or a different run may have issued one since.
         receipt = None if rebuild else store.receipt(shard.key)
         reused = receipt is not None
         if receipt is None:
             if is_local(store.place):
-                sweep(store.folder(shard.key))
+                sweep(store.folder(shard.key))  # temporaries of a killed attempt
             receipt = build(shard, store)
         done.append(receipt)
         announce({

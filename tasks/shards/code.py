@@ -100,7 +100,7 @@ def _fault(here: Mapping[str, str], answer: object) -> str:
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str], where: str) -> str:
-    """Return `tokenizers 0.22.1, here 0.23.3`: the differences there; empty for none."""
+    """Return `tokenizers 0.22.1 (here 0.23.3)`: the differences there; empty for none."""
     return ", ".join(
         f"{name} {there.get(name, 'none')} ({where} {found})"
         for name, found in here.items()

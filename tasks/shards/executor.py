@@ -117,6 +117,7 @@ def building_on(pool: Callable[[Stage, Sequence[PlannedShard]], Pool], libraries
         if not pending:
             return ()
         say(f"{stage.name.replace('-', ' ')}: {len(pending):,} to build")
+        # Receipts name the code, and workers with other code refuse the batch.
         made = replace(store, built_with=built_with(stage.build.__module__, libraries))
         chosen, tally = pool(stage, pending), Tally(len(pending), sum(shard.part.size for shard in pending))
         topic = chosen.listen(tally.add)
@@ -129,13 +130,22 @@ def building_on(pool: Callable[[Stage, Sequence[PlannedShard]], Pool], libraries
         chosen.log(f"{stage.name}: {len(pending)} shards ({tally.source_bytes / 1e9:.2f} GB) in {len(calls)} batches")
         try:
             futures = chosen.submit(stage.name, calls)
-            failures = _failures(chosen, futures, tally, stage.name)
+            bar = ProgressBar(chosen.bar(stage.name), time.monotonic())
+            with shown(tally) as refresh:
+
+                def show() -> None:
+                    refresh()
+                    bar.show(tally.share, time.monotonic())
+
+                failures = _failures_of(futures, "batch", chosen.watch(), show)
+            bar.end(tally.share if failures else 1.0, time.monotonic())
         finally:
             chosen.close()
+        # All batches were tried, so that what could be built has its receipt.
         if failures:
             chosen.explain()
             raise RunError(
-                f"{len(failures)} of {len(calls)} batches failed: {_some(failures)}; finished shards are kept: fix the cause "
+                f"{len(failures)} of {len(calls)} batches failed: {'; '.join(failures[:MOST_REPORTED])}; finished shards are kept: fix the cause "
                 "and run the same command again"
             )
         chosen.log(tally.sentence())
@@ -164,23 +174,10 @@ def build_work(
     return patiently(build_batch, batch, store, stage.building(arguments), told, rebuild=rebuild)
 
 
-def _failures(pool: Pool, futures: Sequence[Submitted], tally: Tally, name: str) -> list[str]:
-    """Wait for every batch, showing progress; returns the failures. Raises when the pool is lost."""
-    bar = ProgressBar(pool.bar(name), time.monotonic())
-    with shown(tally) as refresh:
-
-        def show() -> None:
-            refresh()
-            bar.show(tally.share, time.monotonic())
-
-        failures = _failures_of(futures, "batch", pool.watch(), show)
-    bar.end(tally.share if failures else 1.0, time.monotonic())
-    return failures
-
-
 def _failures_of(
     futures: Sequence[Submitted], noun: str, check: Callable[[], None], show: Callable[[], None] = lambda: None
 ) -> list[str]:
+    """Wait for all futures; returns what failed them. Raises, by `check`, when the pool is lost."""
     wait_for([each.future for each in futures], check, show)
     found = [each.failure() for each in futures]
     return [f"{noun} {number}: {failure}" for number, failure in enumerate(found, 1) if failure]
@@ -190,7 +187,7 @@ def results_of(futures: Sequence[Submitted], name: str, check: Callable[[], None
     """Wait for tasks of a name; returns their results. Raises RunError if any failed."""
     if failures := _failures_of(futures, name, check):
         raise RunError(
-            f"{len(failures)} of {len(futures)} tasks failed: {_some(failures)}; fix the cause and run again"
+            f"{len(failures)} of {len(futures)} tasks failed: {'; '.join(failures[:MOST_REPORTED])}; fix the cause and run again"
         )
     return [each.result() for each in futures]
 
@@ -198,10 +195,6 @@ def results_of(futures: Sequence[Submitted], name: str, check: Callable[[], None
 def run_here(_name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
     """See RunAll: calls in this process, one after the other."""
     return [function(**call) for call in calls]
-
-
-def _some(failures: Sequence[str]) -> str:
-    return "; ".join(failures[:MOST_REPORTED])
 
 
 def wait_for(futures: Sequence[Any], check: Callable[[], None], show: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ So a plan can't disagree with the run that follows it. Only the first file of a 
 look: its receipts have the counts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,7 +48,12 @@ def look(kind: Kind[Any, Any], planned: Planned[Any, Any]) -> tuple[dict[str, Fi
     """
     with TemporaryDirectory(prefix="tokenmill-") as folder:
         store = Store(folder, planned.plan.store.kind)
-        plan = Plan.of(store, [*_first_rows(planned.plan)], rebuild=True)
+        first: list[PlannedShard] = []
+        for shard in {(shard.split, shard.dataset): shard for shard in reversed(planned.plan.pending)}.values():
+            part = next(iter(shard.part.members), shard.part)  # of a bundle, only the first file is read
+            rows = min(part.rows or MOST_ROWS, MOST_ROWS)
+            first.append(replace(shard, part=replace(part, rows=rows, size=min(part.size, MOST_BYTES))))
+        plan = Plan.of(store, first, rebuild=True)
         built: list[Finished] = []
         if plan.shards:
             stage = kind.stages[0]
@@ -58,31 +63,23 @@ def look(kind: Kind[Any, Any], planned: Planned[Any, Any]) -> tuple[dict[str, Fi
         sources = {(split, each.name): each for split, listed in planned.blend.parts().items() for each in listed}
         found: dict[str, FirstRows] = {}
         for item in built:
-            record = next(iter(first_records(item.shard.part)), None)
-            shape = None if record is None else kind.shape(sources[item.dataset], record)
-            found["/".join(item.dataset)] = _found(item, planned.plan, store, shape)
+            receipt, record = item.receipt, next(iter(first_records(item.shard.part)), None)
+            (*others, last) = (each for each in planned.plan.shards if (each.split, each.dataset) == item.dataset)
+            whole = receipt.rows_in < MOST_ROWS or last.part.rows == MOST_ROWS
+            found["/".join(item.dataset)] = FirstRows(
+                rows=receipt.rows_in,
+                documents=receipt.documents,
+                dropped=receipt.drops,
+                not_read=unread(receipt.not_read, receipt.documents),
+                bad=first_bad_row([item], store),
+                every=not others and len(last.part.members) <= 1 and whole,
+                shape=None if record is None else kind.shape(sources[item.dataset], record),
+            )
         try:
             _require_publishable(kind, planned, built, found, store)
         except RunError as error:
             return found, error
         return found, None
-
-
-def _first_rows(plan: Plan) -> Iterator[PlannedShard]:
-    """Return the first pending shard of each dataset, cut to its first rows; for a bundle, the rows of its first file."""
-    for shard in {(shard.split, shard.dataset): shard for shard in reversed(plan.pending)}.values():
-        part = next(iter(shard.part.members), shard.part)
-        rows = min(part.rows or MOST_ROWS, MOST_ROWS)
-        yield replace(shard, part=replace(part, rows=rows, size=min(part.size, MOST_BYTES)))
-
-
-def _found(item: Finished, plan: Plan, store: Store, shape: str | None) -> FirstRows:
-    receipt = item.receipt
-    (*others, last) = (shard for shard in plan.shards if (shard.split, shard.dataset) == item.dataset)
-    every = not others and len(last.part.members) <= 1 and (receipt.rows_in < MOST_ROWS or last.part.rows == MOST_ROWS)
-    bad = first_bad_row([item], store)
-    not_read = unread(receipt.not_read, receipt.documents)
-    return FirstRows(receipt.rows_in, receipt.documents, receipt.drops, not_read, bad, every, shape)
 
 
 def _require_publishable(

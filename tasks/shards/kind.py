@@ -253,6 +253,7 @@ class Kind(ABC, Generic[Settings, Found]):
 
         Raises RunError as `build_shards` does, for gaps, unless partial output is allowed, and for too many bad rows.
         """
+        # The first stage reads rows: it may end with gaps, if partial output is allowed, and has the bad rows.
         first, *others = self.stages
         settings, plan = planned.settings, planned.plan
         done = plan.after(
@@ -275,11 +276,21 @@ class Kind(ABC, Generic[Settings, Found]):
         planned.require_whole()
         plan = planned.plan
         with unpruned(plan.store.place, say):
+            # Shards that were reused may have been pruned since they were planned.
             for each in (plan, *planned.later):
                 each.require_kept()
             finished = plan.finished
             release = self.release(planned, finished)
             header = {**self.header(planned), **release.header, "missing": plan.missing}
+            total, built = len(set(plan.keys)), len(plan.built)
+            volatile = {
+                "created_at": time.time(),
+                "seconds": time.time() - started,
+                "store": plan.store.place,
+                "shards": {"total": total, "built": built, "reused": total - built},
+                "settings": planned.settings.model_dump(include=RUNTIME_SETTINGS),
+                "versions": {"python": platform.python_version(), **{name: version(name) for name in self.libraries}},
+            }
             return publish_preparation(
                 planned.output_dir,
                 plan.store,
@@ -287,7 +298,7 @@ class Kind(ABC, Generic[Settings, Found]):
                 release.layout,
                 planned.settings,
                 header,
-                {**self._run_metadata(planned, started), **release.volatile},
+                {**volatile, **release.volatile},
                 release.last,
             )
 
@@ -299,16 +310,4 @@ class Kind(ABC, Generic[Settings, Found]):
             "settings": planned.settings.model_dump(exclude=RUNTIME_SETTINGS),
             "skipped_files": planned.plan.skipped,
             "warnings": [asdict(warning) for warning in planned.plan.warnings],
-        }
-
-    def _run_metadata(self, planned: Planned[Settings, Found], started: float) -> dict[str, Any]:
-        plan = planned.plan
-        total, built = len(set(plan.keys)), len(plan.built)
-        return {
-            "created_at": time.time(),
-            "seconds": time.time() - started,
-            "store": plan.store.place,
-            "shards": {"total": total, "built": built, "reused": total - built},
-            "settings": planned.settings.model_dump(include=RUNTIME_SETTINGS),
-            "versions": {"python": platform.python_version(), **{name: version(name) for name in self.libraries}},
         }

@@ -9,7 +9,7 @@ few.
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast
@@ -20,14 +20,13 @@ from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.renamed import with_new_names
 from tokenmill.tasks.runtime import in_threads
-from tokenmill.tasks.seal import sealed, unsealed
-from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.seal import unsealed
 from tokenmill.tasks.storage import filesystem, join
 
 from .plan import WHOLE, Finished
 from .publish import Extent, Joined, Output, output_of
 from .receipt import NOT_READ, RECEIPT, ROWS_BY_FILE, outputs_of, unread
-from .store import PACKS, PREFIX, Store, read_bytes, size_of
+from .store import Store, read_bytes, size_of
 
 MANIFEST = "manifest.json"
 BLEND = "blend.json"
@@ -48,11 +47,6 @@ Names = Mapping[str, Mapping[str, Sequence[str]]]
 """Published shard names, by place and split. A name is the path of a part's only file, or the prefix that its files
 share. A shard published more than once has several.
 """
-
-
-def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
-    """Return the manifest as sealed JSON."""
-    return sealed(manifest)
 
 
 def read_manifest(output_dir: str) -> dict[str, Any] | None:
@@ -109,52 +103,44 @@ def shard_entries(finished: Sequence[Finished], published: Names) -> dict[str, A
         canonical = orjson.dumps(recipe, option=orjson.OPT_SORT_KEYS)
         recipes.setdefault(canonical, recipe)
         number = numbers.setdefault(canonical, len(numbers))
-        entries.append(_entry(item, number, published.get(item.shard.place, {})))
+        part, receipt = item.shard.part, item.receipt
+        files = [
+            {"file": each.file.uri, "start": each.start, "stop": each.stop, "content": each.content}
+            for each in part.members
+        ]
+        entries.append(
+            {
+                "dataset": item.shard.dataset,
+                "split": item.shard.split,
+                "place": item.shard.place,
+                "file": part.file.uri,
+                "start": part.start,
+                "stop": part.stop,
+                **({"files": files} if files else {}),
+                "key": item.key,
+                "recipe": number,
+                "source": receipt.identity["source"],
+                **({"decided": receipt.identity["decided"]} if "decided" in receipt.identity else {}),
+                "rows": receipt.rows_in,
+                "documents": {name: count.documents for name, count in receipt.parts.items()},
+                "tokens": {name: count.tokens for name, count in receipt.parts.items()},
+                "drops": receipt.drops,
+                "quarantined": receipt.quarantined,
+                "truncated": receipt.truncated,
+                **({"facts": receipt.facts} if receipt.facts else {}),
+                "published": {split: [*names] for split, names in published.get(item.shard.place, {}).items()},
+            }
+        )
     return {"recipes": list(recipes.values()), "shards": entries}
 
 
-def _entry(item: Finished, recipe: int, published: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    part, receipt = item.shard.part, item.receipt
-    facts = {"facts": receipt.facts} if receipt.facts else {}
-    files = {"files": [_file(member) for member in part.members]} if part.members else {}
-    decided = {"decided": receipt.identity["decided"]} if "decided" in receipt.identity else {}
-    return {
-        "dataset": item.shard.dataset,
-        "split": item.shard.split,
-        "place": item.shard.place,
-        "file": part.file.uri,
-        "start": part.start,
-        "stop": part.stop,
-        **files,
-        "key": item.key,
-        "recipe": recipe,
-        "source": receipt.identity["source"],
-        **decided,
-        "rows": receipt.rows_in,
-        "documents": {name: count.documents for name, count in receipt.parts.items()},
-        "tokens": {name: count.tokens for name, count in receipt.parts.items()},
-        "drops": receipt.drops,
-        "quarantined": receipt.quarantined,
-        "truncated": receipt.truncated,
-        **facts,
-        "published": {split: list(names) for split, names in published.items()},
-    }
-
-
 def stored_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[Store, Mapping[str, Any]]]:
-    """Yield the entries of shards and of those derived from them, each with its store.
-
-    All are in the folder of the preparation's kind, except prefixes and packs.
-    """
+    """Yield the entries of shards, then of those derived from them in later stages, each with its store."""
     for part in (manifest, manifest.get("derived", {"shards": []})):
         for entry in part["shards"]:
             kind = part["recipes"][entry["recipe"]]["kind"]
-            folder = kind if kind in {PREFIX, PACKS} else manifest["type"]
-            yield Store(manifest["volatile"].get("store", ""), folder), entry
-
-
-def _file(part: Slice) -> dict[str, Any]:
-    return {"file": part.file.uri, "start": part.start, "stop": part.stop, "content": part.content}
+            # A stage may share the folder of an earlier one: shards of `harmony-selection` are in that of `harmony`.
+            yield Store(manifest["volatile"].get("store", ""), kind.partition("-")[0]), entry
 
 
 def entry_files(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -199,6 +185,7 @@ def totals(finished: Sequence[Finished], last: Sequence[Finished] = ()) -> dict[
         receipt, name = item.receipt, f"{item.shard.split}/{item.shard.dataset}"
         datasets[name].update(quarantined=receipt.quarantined, truncated=receipt.truncated)
         drops.setdefault(name, Counter()).update(receipt.drops)
+    # Documents and tokens are what the last stage left of them.
     for item in last or finished:
         counts = datasets[f"{item.shard.split}/{item.shard.dataset}"]
         counts.update(documents=item.receipt.documents, tokens=item.receipt.tokens)
@@ -233,46 +220,45 @@ class Origin:
     before: int | None
 
 
-Slices = Iterable[tuple[str, int, int, int]]
-"""Slices and their rows: file, start, stop, rows."""
-
-
 def origins_of(finished: Iterable[Finished]) -> list[list[Origin]]:
     """Return the origins of the rows in each shard; the shards are in plan order.
 
     A shard numbers its rows from 0; a line of a file also counts the rows of the slices before, whose number their receipts hold.
     """
-    return _origins((item.dataset, _slices(item)) for item in finished)
-
-
-def _slices(item: Finished) -> Slices:
-    parts = item.shard.part.members or [item.shard.part]
-    for part, rows in zip(parts, item.receipt.rows_by_file, strict=True):
-        yield part.file.uri, part.start, part.stop, rows
+    return _origins(
+        [
+            (item.dataset, part.file.uri, part.start, part.stop, rows)
+            for part, rows in zip(item.shard.part.members or [item.shard.part], item.receipt.rows_by_file, strict=True)
+        ]
+        for item in finished
+    )
 
 
 def origins_in(entries: Iterable[Mapping[str, Any]]) -> list[list[Origin]]:
     """Return the origins of the rows in each shard of a manifest."""
-    return _origins(((entry["split"], entry["dataset"]), _slices_in(entry)) for entry in entries)
+    return _origins(
+        [
+            ((entry["split"], entry["dataset"]), file["file"], file["start"], file["stop"], rows)
+            for file, rows in zip(
+                entry_files(entry), entry.get("facts", {}).get(ROWS_BY_FILE, [entry["rows"]]), strict=True
+            )
+        ]
+        for entry in entries
+    )
 
 
-def _slices_in(entry: Mapping[str, Any]) -> Slices:
-    counts = entry.get("facts", {}).get(ROWS_BY_FILE, [entry["rows"]])
-    for file, rows in zip(entry_files(entry), counts, strict=True):
-        yield file["file"], file["start"], file["stop"], rows
-
-
-def _origins(shards: Iterable[tuple[Hashable, Slices]]) -> list[list[Origin]]:
-    ends: dict[Hashable, tuple[int, int | None]] = {}
-
-    def located(dataset: Hashable, slices: Slices) -> Iterator[Origin]:
-        for file, start, stop, rows in slices:
+def _origins(shards: Iterable[Iterable[tuple[tuple[str, str], str, int, int, int]]]) -> list[list[Origin]]:
+    """Each slice is its dataset, file, start, stop and rows."""
+    ends: dict[tuple[tuple[str, str], str], tuple[int, int | None]] = {}
+    found: list[list[Origin]] = []
+    for slices in shards:
+        found.append([])
+        for dataset, file, start, stop, rows in slices:
             end, count = ends.get((dataset, file), (0, 0))
             before = count if end == start else None
             ends[dataset, file] = stop, None if before is None else before + rows
-            yield Origin(file, start, stop, rows, before)
-
-    return [list(located(dataset, slices)) for dataset, slices in shards]
+            found[-1].append(Origin(file, start, stop, rows, before))
+    return found
 
 
 def origin_of(origins: Sequence[Origin], row: int) -> tuple[Origin, int]:
@@ -308,8 +294,13 @@ def published_files(
     for store, entry in stored_entries(manifest):
         for part, names in entry["published"].items():
             recorded = outputs_of(part, outputs[entry["key"]] or []) or outputs_of(WHOLE, outputs[entry["key"]] or [])
-            for name in names:
-                yield from _files(output_dir, store, entry["key"], name, recorded)
+            for full in (join_published(output_dir, name) for name in names):
+                # The name of one file has that output's ending; that of a pair, the beginning of both, has none.
+                endings = {f".{output.path.partition('.')[2]}": output for output in recorded}
+                whole = {ending: output for ending, output in endings.items() if full.endswith(ending)}
+                for ending, output in (whole or endings).items():
+                    original = store.path(entry["key"], output.path)
+                    yield PublishedFile(full, full if whole else f"{full}{ending}", output, RECEIPT, original)
     for file in manifest["files"]:
         place = join(output_dir, file["path"])
         yield PublishedFile(place, place, output_of(file), MANIFEST)
@@ -318,16 +309,6 @@ def published_files(
 def join_published(output_dir: str, name: str) -> str:
     """Return the place of a name in a manifest: below the output folder, unless it is in the store of an object storage."""
     return name if name.startswith("/") or "://" in name else join(output_dir, name)
-
-
-def _files(output_dir: str, store: Store, key: str, name: str, outputs: Sequence[Output]) -> Iterator[PublishedFile]:
-    """The files of a published name: the one output with its extension, otherwise all that begin with it."""
-    full = join_published(output_dir, name)
-    endings = {f".{output.path.partition('.')[2]}": output for output in outputs}
-    whole = {ending: output for ending, output in endings.items() if full.endswith(ending)}
-    for ending, output in (whole or endings).items():
-        original = store.path(key, output.path)
-        yield PublishedFile(full, full if whole else f"{full}{ending}", output, RECEIPT, original)
 
 
 def recorded_outputs(manifest: Mapping[str, Any]) -> dict[str, Sequence[Output] | None]:

@@ -177,26 +177,22 @@ def reasons(plan: Plan, previous: Mapping[str, Mapping[str, Any]]) -> Counter[st
     A shard at a known place is pending because of the fields that changed, or because its receipt or an output is gone;
     a shard at a different place is new.
     """
-    return Counter(_reason(shard, previous.get(shard.place)) for shard in plan.pending)
-
-
-def _reason(shard: PlannedShard, before: Mapping[str, Any] | None) -> str:
-    if before is None:
-        return "new"
-    return "; ".join(changes(before, shard.identity)) or "no valid receipt with all outputs"
+    found: Counter[str] = Counter()
+    for shard in plan.pending:
+        before = previous.get(shard.place)
+        changed = [] if before is None else changes(before, shard.identity)
+        found["new" if before is None else "; ".join(changed) or "no valid receipt with all outputs"] += 1
+    return found
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return the fields of an identity that changed, each with its old and new value."""
-    return [
-        "source content changed" if name == "source.content" else f"{_shown(name)} changed: {old!r} -> {new!r}"
-        for name, (old, new) in difference(before, after).items()
-    ]
-
-
-def _shown(name: str) -> str:
-    path, dot, leaf = name.rpartition(".")
-    return f"{path}{dot}{LEAVES.get(leaf, leaf)}"
+    found: list[str] = []
+    for name, (old, new) in difference(before, after).items():
+        path, dot, leaf = name.rpartition(".")
+        now = f"{path}{dot}{LEAVES.get(leaf, leaf)}"  # settings that were renamed keep their names in identities
+        found.append("source content changed" if name == "source.content" else f"{now} changed: {old!r} -> {new!r}")
+    return found
 
 
 PARTS = ("train", "valid", "test")

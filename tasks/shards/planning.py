@@ -6,7 +6,7 @@ local files. A kind that must read data to choose its recipe does so in `recipes
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from os.path import lexists
@@ -18,7 +18,7 @@ import orjson
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.sources.discovery import discover, find, require_no_overlap
+from tokenmill.tasks.sources.discovery import discover, divided, find, require_no_overlap
 from tokenmill.tasks.sources.files import InputWarning, Require, Slice, SourceFile
 from tokenmill.tasks.sources.forms import Form, Sample, require_form, spread, survey
 from tokenmill.tasks.sources.parquet import Needed
@@ -93,8 +93,7 @@ def plan_shards(
             chosen, found = row_filter(source), find(source, split if split in SPLITS else "train")
             fields = chosen.read_with(fields_of(source))
             needed = Needed(require, fields_of(source), chosen) if chosen else require
-            slices = _slices(found.files, settings, fields, needed, index)
-            slices = [chosen.on(part) for part in slices]
+            slices = [chosen.on(part) for part in _slices(found.files, settings, fields, needed, index)]
             slices = index.identify(slices, fields, settings.change_detection)
             if not slices:
                 files = f"{len(found.files)} files" if len(found.files) > 1 else "a file"
@@ -107,18 +106,19 @@ def plan_shards(
             read.append((name, source, slices))
             if found.skipped:
                 skipped[name] = found.skipped
-            if chosen:
+            if chosen:  # a filter's share is measured, because nothing else says how much it leaves
                 samples[name] = _sample(source, slices, store)
             recipes = recipes_of(source, split, slices)
             identities = shard_identities(store.kind, format_version, recipes, slices)
             planned = [PlannedShard(source.name, split, *each) for each in zip(slices, identities, strict=True)]
             shards += bundled(planned, store, settings.shard_size, seen, rebuild=settings.force) if bundles else planned
-    if index.changed:
+    if index.changed:  # hashes take longest, so a later failure must not cost them
         publish_bytes(index_place, index.dump())
     warnings += read_twice(read)
     plan = Plan.of(store, shards, rebuild=settings.force, seen=seen)
     plan = replace(plan, skipped=skipped, samples=samples, warnings=warnings)
-    first = {(shard.split, shard.dataset): shard.part for shard in reversed(plan.pending)}  # built shards aren't read
+    # Built shards have been read, so only datasets with shards to build are looked at.
+    first = {(shard.split, shard.dataset): shard.part for shard in reversed(plan.pending)}
     for name, source, _ in read:
         if part := first.get((name.partition("/")[0], source.name)):
             require_form(source, form, part)
@@ -226,29 +226,29 @@ def bundled(
     broken = [shard.key in missing for shard in bundles]
     files = [shard.key for group, apart in zip(groups, broken, strict=True) if apart for shard in group]
     built = proven_once(store, files, seen).keys()
-    return [
-        shard
-        for group, whole, apart in zip(groups, bundles, broken, strict=True)
-        for shard in (_around(group, built) if apart else [whole])
-    ]
-
-
-def _around(group: Sequence[PlannedShard], built: Collection[str]) -> Iterator[PlannedShard]:
-    """Return the shards with keys in `built` separately, and the runs of other shards bundled."""
-    for alone, run in groupby(group, lambda shard: shard.key in built):
-        some = list(run)
-        yield from some if alone else [bundle(some)]
+    found: list[PlannedShard] = []
+    for group, whole, apart in zip(groups, bundles, broken, strict=True):
+        runs = groupby(group, lambda shard: shard.key in built) if apart else ()
+        found += [whole] if not apart else []
+        for alone, run in runs:
+            found += run if alone else [bundle([*run])]
+    return found
 
 
 def groups_by_content(shards: Sequence[PlannedShard], shard_size: int) -> Iterator[list[PlannedShard]]:
     """Group the shards that belong in one bundle; the shard of a large file or of a sample is separate."""
     group: list[PlannedShard] = []
     size = 0.0
+    before: object = None
     for shard in shards:
-        own = shard.part.size + shard_size / MOST_FILES
-        if group and (size + own > shard_size or not _fits(group[-1], shard, shard_size)):
+        part = shard.part
+        own = part.size + shard_size / MOST_FILES
+        small = part.start == 0 and part.rows is None and part.file.size < SMALL * shard_size
+        kind = small and (part.file.format, part.file.compression, part.fields, shard.identity["recipe"])
+        if group and (size + own > shard_size or not kind or kind != before):
             yield group
             group, size = [], 0.0
+        before = kind
         group.append(shard)
         size += own
         if xxh3_64_intdigest(shard.part.content.encode()) < own / (AVERAGE * shard_size) * 2**64:
@@ -256,13 +256,6 @@ def groups_by_content(shards: Sequence[PlannedShard], shard_size: int) -> Iterat
             group, size = [], 0.0
     if group:
         yield group
-
-
-def _fits(before: PlannedShard, shard: PlannedShard, shard_size: int) -> bool:
-    one, other = before.part, shard.part
-    kinds = [(part.file.format, part.file.compression, part.fields) for part in (one, other)]
-    small = all(part.start == 0 and part.rows is None and part.file.size < SMALL * shard_size for part in (one, other))
-    return small and kinds[0] == kinds[1] and before.identity["recipe"] == shard.identity["recipe"]
 
 
 def bundle(shards: Sequence[PlannedShard]) -> PlannedShard:
@@ -286,8 +279,8 @@ def check_inputs(blend: Blend, store: str | None, output_dir: str) -> None:
     output_dir = absolute(output_dir)
     for sources in blend.parts().values():
         for source in sources:
-            if is_local(source.path) and not lexists(absolute(source.path)):
-                discover(source)  # otherwise planning does
+            if is_local(source.path) and not lexists(divided(absolute(source.path))[0]):
+                discover(source)  # names what is missing; planning discovers the others, once
     for place in (store_place(store, output_dir), output_dir):
         require_writable(place)
     require_separate(data_sets(blend), store_place(store, output_dir), output_dir)
@@ -312,26 +305,18 @@ def require_separate(sources: Iterable[tuple[str, str]], store: str, output_dir:
     written = {"the output folder": output_dir, "the store": store, "the cache (XDG_CACHE_HOME)": user_cache()}
     for name, source in sources:
         require_no_overlap(name, source, written, output_dir)
-    if _is_input(output_dir):
-        raise InputError(
-            f"{join(output_dir, BLEND)}: is an input blend, and publishing here would replace it; move it, or choose "
-            "a different output folder"
-        )
-
-
-def _is_input(output_dir: str) -> bool:
-    """Whether blend.json in the output folder is an input blend, not a published one.
-
-    A published one has a manifest beside it, and names its own folder unless the folder was copied or moved.
-    """
+    # A published blend.json has a manifest beside it, and names its own folder unless the folder was copied or moved.
     place = join(output_dir, BLEND)
     if size_of(place) is None or size_of(join(output_dir, MANIFEST)) is not None:
-        return False
+        return
     try:
         paths = [path for _, path in data_sets(load_blend(place))]
     except InputError:
-        return False
-    return not all(path.startswith(f"{output_dir}/") for path in paths)
+        return
+    if not all(path.startswith(f"{output_dir}/") for path in paths):
+        raise InputError(
+            f"{place}: is an input blend, and publishing here would replace it; move it, or choose a different output folder"
+        )
 
 
 def require_writable(place: str) -> None:

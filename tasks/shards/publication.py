@@ -26,6 +26,7 @@ from tokenmill.tasks.blend.mix import Mix, solve
 from tokenmill.tasks.blend.models import SPLITS, Blend, listed_sources
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.kit.parts import counted
+from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.sources.formats import first_row
 from tokenmill.tasks.storage import filesystem, is_local, join
 from xxhash import xxh3_128_hexdigest
@@ -36,7 +37,6 @@ from .manifest import (
     MANIFEST,
     Names,
     Origin,
-    manifest_bytes,
     origin_of,
     origins_of,
     published_manifest,
@@ -100,20 +100,31 @@ class Layout(Protocol):
 class Named:
     """Return the file names for shards in an output folder, numbered by folder in the order of the plan.
 
-    `pairs` are the place of each file in the store, and its name.
+    `pairs` are the place of each file in the store, and its name. Unless they are `linked`, files have no names but their places.
     """
 
     output_dir: str
+    linked: bool = True
     names: dict[str, dict[str, list[str]]] = field(default_factory=dict[str, dict[str, list[str]]])
     pairs: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     numbers: Counter[str] = field(default_factory=Counter[str])
 
-    def add(self, item: Finished, folder: str, stored: str, split: str = WHOLE, pattern: str = "part-{:05d}-{}") -> str:
-        """Name the file at `stored`; the name ends as the file does."""
-        ending = stored.rpartition("/")[2].partition(".")[2]
-        name = join(self.output_dir, folder, f"{pattern.format(self.numbers[folder], item.key[:8])}.{ending}")
+    def add(
+        self,
+        item: Finished,
+        folder: str,
+        stored: str,
+        split: str = WHOLE,
+        pattern: str = "part-{:05d}-{}",
+        endings: Sequence[str] = (),
+    ) -> str:
+        """Name the file at `stored`; the name ends as the file does. With `endings`, name the files that begin so."""
+        name = stored
+        if self.linked:
+            ending = "" if endings else f".{stored.rpartition('/')[2].partition('.')[2]}"
+            name = join(self.output_dir, folder, f"{pattern.format(self.numbers[folder], item.key[:8])}{ending}")
+            self.pairs += [(f"{stored}{each}", f"{name}{each}") for each in endings or [""]]
         self.numbers[folder] += 1
-        self.pairs.append((stored, name))
         self.names.setdefault(item.shard.place, {}).setdefault(split, []).append(name)
         return name
 
@@ -252,6 +263,7 @@ def publish_preparation(
     """
     with locked(output_dir) if is_local(output_dir) else nullcontext():
         counts = totals(finished, last)
+        # Nothing is written yet, so a version that lost too much leaves the last one as it was.
         check_shrinkage(
             output_dir, settings, header, counts, "" if counts["documents"] else first_bad_row(finished, store)
         )
@@ -273,7 +285,8 @@ def publish_preparation(
             "files": [asdict(file) for file in [described(BLEND, published.blend), *files]],
             "volatile": dict(volatile),
         }
-        publish_bytes(join(output_dir, MANIFEST), manifest_bytes(manifest))
+        # Readers begin at blend.json: what it names is there before it, and what it no longer names goes after it.
+        publish_bytes(join(output_dir, MANIFEST), sealed(manifest))
         publish_bytes(join(output_dir, BLEND), published.blend)
         everything = [*names.values(), *derived_names.values()]
         current = {name for of in everything for listed in of.values() for name in listed}
@@ -291,7 +304,7 @@ def failure_recorded(output_dir: str, header: Mapping[str, Any], store: str) -> 
         if published_manifest(output_dir) is None:
             volatile = {"created_at": time.time(), "seconds": time.time() - started, "store": store}
             failed = {**header, "status": FAILED, "error": str(error), "shards": [], "volatile": volatile}
-            publish_bytes(join(output_dir, MANIFEST), manifest_bytes(failed))
+            publish_bytes(join(output_dir, MANIFEST), sealed(failed))
         raise
 
 
@@ -374,23 +387,15 @@ def _publish_quarantine(output_dir: str, store: Store, finished: Sequence[Finish
     for name, items in groups.items():
         with publish(join(output_dir, name)) as file:
             for item, origins in items:
-                file.write(_quarantined(item, store, origins))
+                # Rows before a missing slice are counted in the file.
+                uncounted = first_row(item.shard.part) if origins[0].before is None else 0
+                for bad in map(orjson.loads, store.read(item.receipt, QUARANTINED).splitlines()):
+                    origin, row = origin_of(origins, bad.pop("row"))
+                    line = (uncounted if origin.before is None else origin.before) + row + 1
+                    placed = {"file": origin.file, "line": line, **bad}
+                    file.write(orjson.dumps(placed, option=orjson.OPT_APPEND_NEWLINE))
         outputs.append(replace(file.output, path=name))
     return outputs
-
-
-def _quarantined(item: Finished, store: Store, origins: Sequence[Origin]) -> bytes:
-    lines: list[bytes] = []
-    # Rows before a missing slice are counted in the file.
-    uncounted = first_row(item.shard.part) if origins[0].before is None else 0
-    for line in store.read(item.receipt, QUARANTINED).splitlines():
-        bad = orjson.loads(line)
-        origin, row = origin_of(origins, bad.pop("row"))
-        before = uncounted if origin.before is None else origin.before
-        lines.append(
-            orjson.dumps({"file": origin.file, "line": before + row + 1, **bad}, option=orjson.OPT_APPEND_NEWLINE)
-        )
-    return b"".join(lines)
 
 
 def _remove_stale(output_dir: str, own: Mapping[str, re.Pattern[str]], current: set[str]) -> None:
@@ -436,14 +441,23 @@ def check_shrinkage(
     if not watched:
         return
     if not totals["documents"]:
+        dropped = ", ".join(f"{reason} {count:,}" for reason, count in totals["dropped"].items()) or "none dropped"
         raise RunError(
-            f"{counted(totals['rows'], 'row')} gave no documents ({_dropped(totals)}), so nothing was published; check the sources, "
+            f"{counted(totals['rows'], 'row')} gave no documents ({dropped}), so nothing was published; check the sources, "
             "fields (text_field, messages_field), filters and size limits, or set "
             f"allow_shrink={_named(listed.values())} to publish anyway{bad and f'. The first bad row: {bad}'}"
         )
     place = settings.previous or output_dir
     before = _comparable(place, header, settings)
-    lost = {name: loss for dataset, name in watched.items() for loss in _loss(dataset, before, totals, settings)}
+    lost: dict[str, str] = {}
+    for dataset, name in watched.items():
+        was = before[dataset]["documents"] if dataset in before else 0
+        found = totals["datasets"].get(dataset, {}).get("documents", 0)
+        if was - found > settings.max_shrink_fraction * was:
+            lost[name] = (
+                f"dataset {dataset.removeprefix('datasets/')!r}: {counted(found, 'document')}, "
+                f"{1 - found / was:.0%} fewer than the {was:,} of the last version"
+            )
     if lost:
         raise RunError(
             f"{'; '.join(lost.values())}; the last version is {place}, and more than {settings.max_shrink_fraction:.0%} "
@@ -461,21 +475,6 @@ def _comparable(place: str, header: Mapping[str, Any], settings: PreparationSett
             if all(chosen.get(name) == getattr(settings, name, None) for name in COMPARED):
                 return before["totals"]["datasets"]
     return {}
-
-
-def _loss(
-    dataset: str, before: Mapping[str, Any], totals: Mapping[str, Any], settings: PreparationSettings
-) -> Iterator[str]:
-    was = before[dataset]["documents"] if dataset in before else 0
-    found = totals["datasets"].get(dataset, {}).get("documents", 0)
-    if was - found > settings.max_shrink_fraction * was:
-        name = dataset.removeprefix("datasets/")
-        noun = "document" if found == 1 else "documents"
-        yield f"dataset {name!r}: {found:,} {noun}, {1 - found / was:.0%} fewer than the {was:,} of the last version"
-
-
-def _dropped(totals: Mapping[str, Any]) -> str:
-    return ", ".join(f"{reason} {count:,}" for reason, count in totals["dropped"].items()) or "none dropped"
 
 
 def _named(names: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -31,13 +31,10 @@ import xxhash
 from fsspec.spec import AbstractBufferedFile
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.runtime import in_threads
-from tokenmill.tasks.storage import absolute, filesystem, is_local
+from tokenmill.tasks.storage import absolute, filesystem, is_local, open_binary
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
-
-
-from tokenmill.tasks.storage import open_binary
 
 PART = 1 << 18
 """Small writes are gathered into parts of this many bytes; larger buffers are passed on without a copy."""
@@ -47,6 +44,9 @@ ATOMIC = {"s3", "s3a", "gs", "gcs"}
 
 COPYING = {*ATOMIC, "memory"}
 """Schemes whose stores copy an object themselves, atomically."""
+
+ATTEMPTS = 5
+"""How often a folder is made that pruning removes again."""
 
 COPIES = 16
 """Concurrent requests to copy an object."""
@@ -276,35 +276,26 @@ def publish_folder(folder: str) -> Generator[str]:
     try:
         yield temporary
         with naming(target):
-            _sync_tree(temporary)
-            _replace_folder(target, temporary, former)
+            for place, _, names in os.walk(temporary):
+                for name in names:
+                    descriptor = os.open(os.path.join(place, name), os.O_RDONLY)
+                    try:
+                        os.fsync(descriptor)
+                    finally:
+                        os.close(descriptor)
+                _sync_directory(place)
+            with suppress(FileNotFoundError):
+                os.rename(target, former)
+            try:
+                os.rename(temporary, target)
+            except OSError:
+                with suppress(FileNotFoundError):
+                    os.rename(former, target)
+                raise
             _sync_directory(directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(former, ignore_errors=True)
-
-
-def _replace_folder(target: str, temporary: str, former: str) -> None:
-    """Rename `target` to `former` and `temporary` to `target`; undo the first if the second fails."""
-    with suppress(FileNotFoundError):
-        os.rename(target, former)
-    try:
-        os.rename(temporary, target)
-    except OSError:
-        with suppress(FileNotFoundError):
-            os.rename(former, target)
-        raise
-
-
-def _sync_tree(directory: str) -> None:
-    for place, _, names in os.walk(directory):
-        for name in names:
-            descriptor = os.open(os.path.join(place, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        _sync_directory(place)
 
 
 def sweep_folders(directory: str) -> list[str]:
@@ -337,26 +328,30 @@ def sweep(directory: str) -> list[str]:
     return [path for path in paths if _remove_orphan(path)]
 
 
-def _sink(uri: str) -> AbstractContextManager[Put]:
-    if is_local(uri):
-        return _local_file(absolute(uri))
-    scheme = uri.split("://", 1)[0]
-    if scheme == "memory":
-        return _memory_file(uri)
-    if scheme in ATOMIC:
-        return _stored_object(uri)
-    raise InputError(f"{uri}: {scheme}:// cannot publish a file atomically; write to a local path, s3:// or gs://")
-
-
 @contextmanager
-def _local_file(target: str) -> Generator[Put]:
-    def put(part: memoryview) -> None:
-        with naming(target):
-            while part:
-                part = part[os.write(descriptor, part) :]
+def _sink(uri: str) -> Generator[Put]:
+    """What takes the bytes of the file `uri`, which appears at the end of the block, or not at all."""
+    scheme = "file" if is_local(uri) else uri.split("://", 1)[0]
+    if scheme == "file":
+        target = absolute(uri)
 
-    with new_local_file(target) as descriptor:
-        yield put
+        def put(part: memoryview) -> None:
+            with naming(target):
+                while part:
+                    part = part[os.write(descriptor, part) :]
+
+        with new_local_file(target) as descriptor:
+            yield put
+    elif scheme == "memory":  # it shows every byte as it is written, so gather first and store at once
+        system, path = filesystem(uri)
+        content = bytearray()
+        yield content.extend
+        system.pipe_file(path, bytes(content))
+    elif scheme in ATOMIC:
+        with _stored_object(uri) as put_part:
+            yield put_part
+    else:
+        raise InputError(f"{uri}: {scheme}:// cannot publish a file atomically; write to a local path, s3:// or gs://")
 
 
 @contextmanager
@@ -397,15 +392,6 @@ def _stored_object(uri: str) -> Generator[Put]:
 
 
 @contextmanager
-def _memory_file(uri: str) -> Generator[Put]:
-    """A memory:// file shows every byte as it is written, so gather first and store at once."""
-    system, path = filesystem(uri)
-    content = bytearray()
-    yield content.extend
-    system.pipe_file(path, bytes(content))
-
-
-@contextmanager
 def noting(note: str) -> Generator[None]:
     """Add a note to an OSError of the block."""
     try:
@@ -431,24 +417,21 @@ def naming(target: str) -> Generator[None]:
 
 def _open_temporary(target: str) -> tuple[str, int]:
     """A new file beside `target`, opened and locked: its name and its descriptor."""
+    missing = 0
     while True:
         temporary = _temporary_name(target)
-        descriptor = _create(temporary)
+        _make_directory(os.path.dirname(target))
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileNotFoundError:  # pruning may remove a folder that is still empty
+            missing += 1
+            if missing == ATTEMPTS:
+                raise
+            continue
         _lock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return temporary, descriptor
         os.close(descriptor)  # a sweep between creation and lock has removed the name
-
-
-def _create(path: str, attempts: int = 5) -> int:
-    """The descriptor of a new file, whose folder is created; pruning may remove a folder that is still empty."""
-    _make_directory(os.path.dirname(path))
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileNotFoundError:
-        if attempts == 1:
-            raise
-        return _create(path, attempts - 1)
 
 
 def _temporary_name(target: str) -> str:

@@ -65,15 +65,14 @@ def shard_identities(
 
     Slices with the same recipe share one dict of it: a million copies would take a minute and 1 GB.
     """
-    plain = {number: _plain(recipe) for number, recipe in {id(recipe): recipe for recipe in recipes}.items()}
+    plain: dict[int, dict[str, Any]] = {}
+    for number, recipe in {id(recipe): recipe for recipe in recipes}.items():
+        added = {each.name: each.default for each in fields(recipe) if ADDED.items() <= each.metadata.items()}
+        values = asdict(recipe).items()
+        plain[number] = {name: value for name, value in values if name not in added or value != added[name]}
     common = {"kind": kind, "format_version": format_version}
     pairs = [(plain[id(recipe)], part) for recipe, part in zip(recipes, parts, strict=True)]
     return [{**common, "recipe": recipe, "source": source_of(part, recipe)} for recipe, part in pairs]
-
-
-def _plain(recipe: Recipe) -> dict[str, Any]:
-    added = {each.name: each.default for each in fields(recipe) if ADDED.items() <= each.metadata.items()}
-    return {name: value for name, value in asdict(recipe).items() if name not in added or value != added[name]}
 
 
 def source_of(part: Slice, recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,20 +202,12 @@ class Receipt:
     def load(cls, data: bytes) -> Self:
         """Return the receipt in `data`. Raises InvalidReceiptError unless it is complete and undamaged."""
         try:
-            return cls.of_record(unsealed(data))
+            fields = unsealed(data)
+            outputs = [output_of(output) for output in fields["outputs"]]
+            parts = {name: PartCount(**part) for name, part in fields["parts"].items()}
+            return cls(**{**fields, "outputs": outputs, "parts": parts})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidReceiptError(f"not a valid receipt: {error}") from error
-
-    @classmethod
-    def of_record(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the receipt of a record, as JSON or `asdict` give it. Raises the errors of a record with other fields."""
-        made: dict[str, Any] = {
-            **fields,
-            "outputs": [output_of(output) for output in fields["outputs"]],
-            "parts": {name: PartCount(**part) for name, part in fields["parts"].items()},
-            "facts": {**fields.get("facts", {})},
-        }
-        return cls(**made)
 
 
 def outputs_of(part: str, outputs: Iterable[Output]) -> list[Output]:

@@ -13,9 +13,8 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -54,39 +53,30 @@ def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float
     """
     if cluster == "local":
         return DaskTaskRunner(cluster_class=local_cluster, cluster_kwargs=local_arguments(workers, resources))
-    if "://" in cluster:
-        return _running(Profile(address=cluster))
-    return _named(Path(cluster))
-
-
-def _running(profile: Profile) -> DaskTaskRunner:
-    require_scheduler(str(profile.address))
-    return DaskTaskRunner(**profile.model_dump())
-
-
-def _named(path: Path) -> DaskTaskRunner:
-    profile = _profile(path)
+    path = Path(cluster)
+    profile = Profile(address=cluster) if "://" in cluster else _profile(path)
     if profile.address:
-        return _running(profile)
-    package = str(profile.cluster_class).split(".", maxsplit=1)[0].replace("_", "-")
-    if profile.cluster_class == SSH and not find_spec("asyncssh"):  # imported when it is used
-        raise _not_installed(path, profile, "asyncssh", "it needs asyncssh")
-    try:
-        with _keeping_ctrl_c():
-            cluster = _cluster_class(str(profile.cluster_class))
-    except (ImportError, AttributeError) as error:
-        raise _not_installed(path, profile, package, str(error)) from error
-    return DaskTaskRunner(
-        cluster_class=_starting(cluster, path), **profile.model_dump(exclude={"address", "cluster_class"})
-    )
-
-
-def _cluster_class(name: str) -> Callable[..., Any]:
-    """Return the cluster class with that name, which explains why workers don't start."""
-    if name == SSH:
-        return ssh_cluster
-    found = cast("Callable[..., Any]", import_term(name))
-    return job_queue(found) if isinstance(found, type) and hasattr(found, "job_cls") else found
+        require_scheduler(profile.address)
+        return DaskTaskRunner(**profile.model_dump())
+    if profile.cluster_class == SSH:
+        if not find_spec("asyncssh"):  # imported when it is used
+            raise _not_installed(path, profile, "asyncssh", "it needs asyncssh")
+        started: Callable[..., Any] = ssh_cluster
+    else:
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            started = cast("Callable[..., Any]", import_term(str(profile.cluster_class)))
+        except (ImportError, AttributeError) as error:
+            package = str(profile.cluster_class).split(".", maxsplit=1)[0].replace("_", "-")
+            raise _not_installed(path, profile, package, str(error)) from error
+        finally:
+            # Importing a package may replace the handler of Ctrl-C: dask_jobqueue's exits with code 0.
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, handler)
+        if isinstance(started, type) and hasattr(started, "job_cls"):
+            started = job_queue(started)
+    chosen = profile.model_dump(exclude={"address", "cluster_class"})
+    return DaskTaskRunner(cluster_class=_starting(started, path), **chosen)
 
 
 def _starting(cluster: Callable[..., Any], path: Path) -> Callable[..., Any]:
@@ -99,17 +89,6 @@ def _starting(cluster: Callable[..., Any], path: Path) -> Callable[..., Any]:
             raise RunError(f"cluster: {path}: its cluster cannot be started: {error}") from error
 
     return start
-
-
-@contextmanager
-def _keeping_ctrl_c() -> Generator[None]:
-    """Restore the Ctrl-C handler that importing a package replaced: dask_jobqueue's exits with code 0."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, handler)
 
 
 def _not_installed(path: Path, profile: Profile, package: str, why: str) -> InputError:

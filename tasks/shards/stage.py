@@ -97,6 +97,7 @@ def _build_batch(number: int, limit: str | None, work: Callable[[], list[Receipt
     started = time.time()
     with holding(limit):
         done = work()
+    # A receipt from before this task was reused, as after a retry.
     made = [receipt for receipt in done if receipt.volatile.get("built_at", started) >= started]
     tokens, seconds = sum(receipt.tokens for receipt in done), time.time() - started
     message = f"built {len(made):,} shard{'s' * (len(made) != 1)}, reused {len(done) - len(made):,}, in {seconds:.1f} s; {tokens:,} tokens"

@@ -35,10 +35,7 @@ THREADS = 16
 """Receipts read at a time: on an object store each costs a round trip of about 30 ms."""
 
 PREFIX = "prefix"
-"""The shard kind that is joined from outputs of other shards."""
-
-PACKS = "packs"
-"""The shard kind that is packed from sequences of other shards."""
+"""The stage whose shards are joined from outputs of other shards, which are removed then."""
 
 LISTED = 1_000
 """With this many keys or more, list folders before reading receipts: one page of an object store's listing."""
@@ -89,6 +86,7 @@ class Store:
         Raises InvalidReceiptError if a row is unaccounted for.
         """
         key = shard_key(identity)
+        # Paths are relative to the shard's folder, so that a store can be moved.
         inside = [replace(output, path=output.path.removeprefix(f"{self.folder(key)}/")) for output in outputs]
         receipt = Receipt(
             key=key,
@@ -107,21 +105,21 @@ class Store:
 
     def proven(self, keys: Iterable[str]) -> dict[str, Receipt]:
         """Return the receipts of the proven shards among `keys`."""
-        unique = list(dict.fromkeys(keys))
-        found = [each for each in in_threads(self._stored, unique, THREADS) if each is not None]
+
+        def read(key: str) -> tuple[Receipt, list[Output]] | None:
+            if receipt := self.read_receipt(key):
+                return receipt, [each for each in receipt.outputs if size_of(self.path(key, each.path)) != each.size]
+            return None
+
+        found = [each for each in in_threads(read, list(dict.fromkeys(keys)), THREADS) if each is not None]
+        # Outputs that aren't in their folders may have been joined; only then all prefixes are read.
         joined = self.joined() if any(absent for _, absent in found) else {}
+        sizes = {name: extent.size for name, extent in joined.items()}
         return {
             receipt.key: receipt
             for receipt, absent in found
-            if all(_holds(joined.get(f"{receipt.key}/{output.path}"), output) for output in absent)
+            if all(sizes.get(f"{receipt.key}/{output.path}") == output.size for output in absent)
         }
-
-    def _stored(self, key: str) -> tuple[Receipt, list[Output]] | None:
-        receipt = self.read_receipt(key)
-        absent = (
-            each for each in (receipt.outputs if receipt else ()) if size_of(self.path(key, each.path)) != each.size
-        )
-        return (receipt, list(absent)) if receipt else None
 
     def locate(self, key: str, name: str) -> Extent | None:
         """Return the place of a file in a shard: in its folder, or in a prefix; None if it is missing."""
@@ -168,7 +166,7 @@ class Store:
 
     def keys(self) -> list[str]:
         system, path = filesystem(join(self.place, self.kind))
-        system.invalidate_cache(path)
+        system.invalidate_cache(path)  # fsspec keeps listings, and other processes add shards
         try:
             folders = cast("list[str]", system.ls(path, detail=False))
         except (FileNotFoundError, NotADirectoryError):
@@ -216,10 +214,6 @@ def unpruned(store: str, tell: Callable[[str], object], *, pruning: bool = False
         join(store, PREFIX), lambda holder: tell(f"waiting for {holder}, which is {doing} {store}"), shared=not pruning
     ):
         yield
-
-
-def _holds(extent: Extent | None, output: Output) -> bool:
-    return extent is not None and extent.size == output.size
 
 
 def read_vouched(uri: str) -> bytes:
@@ -321,12 +315,24 @@ def locked(folder: str, tell: Tell = lambda _: None, *, shared: bool = False) ->
     The lock is the kernel's (`flock` on the folder itself): it doesn't leave a file, and is released when its holder ends, even if killed.
     On file systems without locks (some network mounts) runs don't wait; every file is still replaced atomically. Announces the current holder, and waits for it. Raises InputError if the folder cannot be created.
     """
-    descriptor = _opened(folder)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be used as a folder ({error.strerror}); choose a different one") from error
     try:
         status = os.fstat(descriptor)
         inode, held = (status.st_dev, status.st_ino), _held.get()
         if inode not in held:
-            _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, lambda: tell(_holder(inode)))
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            try:
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                tell(_holder(inode))
+                fcntl.flock(descriptor, kind)
+            except OSError as error:
+                if error.errno not in UNSUPPORTED:
+                    raise
         token = _held.set(held | {inode})
         try:
             yield
@@ -334,25 +340,6 @@ def locked(folder: str, tell: Tell = lambda _: None, *, shared: bool = False) ->
             _held.reset(token)
     finally:
         os.close(descriptor)
-
-
-def _opened(folder: str) -> int:
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        return os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be used as a folder ({error.strerror}); choose a different one") from error
-
-
-def _lock(descriptor: int, kind: int, before_waiting: Callable[[], object]) -> None:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        before_waiting()
-        fcntl.flock(descriptor, kind)
-    except OSError as error:
-        if error.errno not in UNSUPPORTED:
-            raise
 
 
 def _holder(inode: Inode) -> str:
@@ -363,16 +350,14 @@ def _holder(inode: Inode) -> str:
     device, number = inode
     place = f"{os.major(device):02x}:{os.minor(device):02x}:{number}"
     with suppress(OSError):
-        for fields in map(str.split, LOCKS.read_text().splitlines()):
-            if fields[1] == "FLOCK" and fields[5] == place:
-                return _described(int(fields[4]))
+        locks = map(str.split, LOCKS.read_text().splitlines())
+        process = next((fields[4] for fields in locks if fields[1] == "FLOCK" and fields[5] == place), None)
+        if process is None:
+            return "a different run"
+        try:
+            found = psutil.Process(int(process))
+            run, command = found.environ().get(FLOW_RUN), shlex.join(found.cmdline())
+        except psutil.Error:  # it belongs to a different user, or has just ended
+            return f"process {process}"
+        return f"flow run {run} (process {process})" if run else f"process {process} ({command[:LONGEST_COMMAND]})"
     return "a different run"
-
-
-def _described(process: int) -> str:
-    try:
-        found = psutil.Process(process)
-        run, command = found.environ().get(FLOW_RUN), shlex.join(found.cmdline())
-    except psutil.Error:
-        return f"process {process}"
-    return f"flow run {run} (process {process})" if run else f"process {process} ({command[:LONGEST_COMMAND]})"

@@ -104,6 +104,7 @@ def verify(output_dir: str, inspect: Inspect, find_workers: FindWorkers = lambda
     common = {"inspect": inspect, "threads": WORKER_THREADS if run_all else THREADS}
     calls = [{"shards": batch, **common} for batch in _batches(shards, sizes, run_all)]
     checked = list(chain.from_iterable((run_all or run_here)("verify-shards", check_shards, calls)))
+    # Most published names are links to files that were just read, so only copies are read here.
     published = published_files(output_dir, manifest, {shard.key: shard.outputs for shard in checked})
     problems = [problem for shard in checked for problem in shard.problems]
     copies = [file for file in published if not _was_read(file)]
@@ -192,6 +193,9 @@ def _check_shard(
         if count.documents and not outputs_of(part, receipt.outputs)
     ]
     found = [] if problems else inspect(store, receipt)
+    unjudged = (
+        None if found is not None else f"format {receipt.identity['format_version']} of {receipt.identity['kind']}"
+    )
     problems += found or []
     problems += [] if problems else fate_problems(store, receipt)
     problems += _count_problems(place, entry, receipt)
@@ -204,7 +208,7 @@ def _check_shard(
         shards = Store(store.place, receipt.identity["recipe"]["shards"])
         remove = [shards.path(member, RECEIPT) for member in changed] + [store.path(key, each.path) for each in again]
         damaged = [*changed, *([key] if found or own else [])]
-    return _Checked(key, 1 + len(outputs), size, problems, damaged, remove, receipt.outputs, _format(receipt, found))
+    return _Checked(key, 1 + len(outputs), size, problems, damaged, remove, receipt.outputs, unjudged)
 
 
 def _output_problem(store: Store, key: str, output: Output, joined: FindJoined) -> str | None:
@@ -218,11 +222,6 @@ def _output_problem(store: Store, key: str, output: Output, joined: FindJoined) 
         return problem
     changed = extent_hash(extent) != output.xxh3_128
     return f"{extent.uri}: content changed in the bytes of shard {key}" if changed else None
-
-
-def _format(receipt: Receipt, inspected: Sequence[str] | None) -> str | None:
-    kind, version = receipt.identity["kind"], receipt.identity["format_version"]
-    return f"format {version} of {kind}" if inspected is None else None
 
 
 def _count_problems(place: str, entry: Mapping[str, Any], receipt: Receipt) -> list[str]:

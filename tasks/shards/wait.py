@@ -18,12 +18,13 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
-from distributed import Client, LocalCluster, SpecCluster, Status
+from distributed import LocalCluster, SpecCluster, Status
 from distributed.deploy.spec import ProcessInterface
 from httpx import HTTPError
 from tokenmill.tasks.errors import RunError
@@ -147,7 +148,10 @@ class JobQueue:
                 f"walltime, cores or memory in the profile; {KEPT}"
             )
         live, ended = self._jobs()
-        _require_startable(live)
+        hopeless = {job: reason for job, (_, reason) in live.items() if reason in CURES}
+        if live and hopeless.keys() == live.keys():
+            job, reason = next(iter(hopeless.items()))
+            raise RunError(f"Slurm will not start job {job} ({reason}); {CURES[reason]}; {KEPT}")
         if ended and self._lost:
             raise RunError(f"jobs end before their workers join: {_end_of(ended[-1])}; {KEPT}")
         self._lost += ended
@@ -219,13 +223,6 @@ def pod_state(pod: Mapping[str, Any]) -> tuple[str, str]:
     return status.get("phase", "Pending"), ""
 
 
-def _require_startable(live: Mapping[str, tuple[str, str]]) -> None:
-    hopeless = {job: reason for job, (_, reason) in live.items() if reason in CURES}
-    if live and hopeless.keys() == live.keys():
-        job, reason = next(iter(hopeless.items()))
-        raise RunError(f"Slurm will not start job {job} ({reason}); {CURES[reason]}; {KEPT}")
-
-
 def slurm_jobs(jobs: Collection[str]) -> dict[str, tuple[str, str]]:
     """State and reason of each job: GONE if Slurm has forgotten it, as it does minutes after the end; UNKNOWN if it is silent."""
     asked = _asked("squeue", f"--user={getpass.getuser()}", "--noheader", "--states=all", "--format=%i|%T|%r")
@@ -242,7 +239,12 @@ def _end_of(job: str) -> str:
         key, _, value = word.partition("=")
         known[key] = value
     path = known.get("StdErr", "").replace("%J", job).replace("%j", job)  # some versions show the pattern
-    return f"job {job} is {known.get('JobState', 'gone')}, and its output {path} ends with: {_last_line(path)}"
+    try:
+        lines = Path(path).read_text("utf-8", errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "(nothing)")
+    except OSError as error:
+        last = f"({error.strerror})"
+    return f"job {job} is {known.get('JobState', 'gone')}, and its output {path} ends with: {last}"
 
 
 def _asked(*command: str) -> subprocess.CompletedProcess[str]:
@@ -251,14 +253,6 @@ def _asked(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, check=False, capture_output=True, text=True, timeout=ANSWER_SECONDS)  # noqa: S603 - ours
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"{command[0]}: no answer for {ANSWER_SECONDS} s")
-
-
-def _last_line(path: str) -> str:
-    try:
-        lines = Path(path).read_text("utf-8", errors="replace").split("\n")
-    except OSError as error:
-        return f"({error.strerror})"
-    return next((line.strip() for line in reversed(lines) if line.strip()), "(nothing)")
 
 
 CHECK_SECONDS = 5.0
@@ -281,7 +275,7 @@ class ClusterWatch:
     the module docstring).
     """
 
-    client: Client
+    client: Any  # a distributed.Client, which is barely typed
     resources: Mapping[str, float]
     adaptive: bool
     tell: Callable[[str], None]
@@ -294,7 +288,7 @@ class ClusterWatch:
     _began: float = field(default_factory=time.time, init=False)
 
     def __post_init__(self) -> None:
-        self._queue = queue_of(self._client.cluster)
+        self._queue = queue_of(self.client.cluster)
 
     def check(self) -> None:
         """Check the cluster, at most once in CHECK_SECONDS.
@@ -304,68 +298,44 @@ class ClusterWatch:
         """
         if time.monotonic() - self._checked < CHECK_SECONDS:
             return
-        self._require_client()
-        workers = self._workers()
+        client = self.client
+        if client.status not in {"running", "connecting"} or client.loop.asyncio_loop.is_closed():
+            raise ClusterLostError(f"the connection to the Dask cluster of this run is lost; {KEPT}")
+        address, workers = str(client.scheduler.address), None
+        with suppress(OSError):  # a TimeoutError is one
+            workers = client.sync(client.scheduler.identity, n_workers=-1, callback_timeout=ANSWER_SECONDS)["workers"]
         self._checked = time.monotonic()
         if workers is None:
-            self._require_answer()
+            silent = self._checked - self._answered
+            if silent > SILENT_SECONDS:
+                raise RunError(f"the Dask scheduler at {address} has not answered for {silent:,.0f} s; {KEPT}")
             return
         self._answered = self._checked
-        staffed = any(declares(worker, self.resources) for worker in workers.values())
-        if staffed:
+        asks = self._checked - self._asked >= ASK_SECONDS
+        self._asked = self._checked if asks else self._asked
+        if any(declares(worker, self.resources) for worker in workers.values()):
             self._staffed = self._checked
-        else:
-            self._require_future_workers()
-        if self._checked - self._asked >= ASK_SECONDS:
-            self._asked = self._checked
-            self._ask(staffed=staffed)
-
-    @property
-    def _client(self) -> Any:  # noqa: ANN401 - distributed is barely typed
-        return self.client
-
-    def _require_client(self) -> None:
-        if self._client.status not in {"running", "connecting"} or self._client.loop.asyncio_loop.is_closed():
-            raise ClusterLostError(f"the connection to the Dask cluster of this run is lost; {KEPT}")
-
-    def _workers(self) -> Mapping[str, Any] | None:
-        """The scheduler's record of each worker, or None when it does not answer."""
-        try:
-            identity = self._client.sync(self._client.scheduler.identity, n_workers=-1, callback_timeout=ANSWER_SECONDS)
-        except OSError:  # a TimeoutError is one
-            return None
-        return cast("Mapping[str, Any]", identity["workers"])
-
-    def _require_answer(self) -> None:
-        silent = time.monotonic() - self._answered
-        if silent > SILENT_SECONDS:
-            raise RunError(
-                f"the Dask scheduler at {self._client.scheduler.address} has not answered for {silent:,.0f} s; {KEPT}"
-            )
-
-    def _require_future_workers(self) -> None:
-        cluster, waited = self._client.cluster, self._checked - self._staffed
+            if asks and self._queue:
+                self._queue.replace_ended()
+            return
+        cluster, waited = client.cluster, self._checked - self._staffed
         alive = isinstance(cluster, LocalCluster) and any(each.status in ALIVE for each in cluster.workers.values())
         if isinstance(cluster, LocalCluster) and not self.adaptive and not alive:
             raise RunError(f"all Dask workers of this run have ended; {KEPT}")
+        wanted = f"a worker with the resources {listed(self.resources)}" if self.resources else "a worker"
         if waited > self._patience:
             raise RunError(
-                f"the Dask cluster at {self._address} has not had {self._wanted} for {waited:,.0f} s{self._ended()}; {KEPT} "
+                f"the Dask cluster at {address} has not had {wanted} for {waited:,.0f} s{self._ended()}; {KEPT} "
                 "once it has workers, or allow more seconds with cluster_timeout"
             )
-
-    def _ask(self, *, staffed: bool) -> None:
-        """Report why the run waits. Raises RunError if workers will never start."""
-        if staffed and self._queue:
-            self._queue.replace_ended()
-        elif not staffed:
+        if asks:
             limit = f" up to {self._patience:,.0f} s" if math.isfinite(self._patience) else ""
             state = f"; {self._queue.waiting_for()}" if self._queue else ""
-            self.tell(f"waiting{limit} for {self._wanted} of the Dask cluster at {self._address}{state}{self._ended()}")
+            self.tell(f"waiting{limit} for {wanted} of the Dask cluster at {address}{state}{self._ended()}")
 
     def _ended(self) -> str:
         """How many workers have joined since the run began, and are gone: one without tokenmill ends with its first batch."""
-        events = cast("Sequence[tuple[float, Mapping[str, Any]]]", self._client.get_events("all"))
+        events = cast("Sequence[tuple[float, Mapping[str, Any]]]", self.client.get_events("all"))
         joined = [
             event["worker"] for time, event in events if time > self._began and event.get("action") == "add-worker"
         ]
@@ -377,18 +347,10 @@ class ClusterWatch:
 
     @property
     def _patience(self) -> float:
-        cluster = self._client.cluster
+        cluster = self.client.cluster
         if self.timeout is not None:
             return self.timeout
         if cluster is None:
             return STANDING_SECONDS
         started_here = isinstance(cluster, LocalCluster) or type(cluster) is SpecCluster  # the latter by SSHCluster
         return STARTED_SECONDS if started_here else math.inf
-
-    @property
-    def _wanted(self) -> str:
-        return f"a worker with the resources {listed(self.resources)}" if self.resources else "a worker"
-
-    @property
-    def _address(self) -> str:
-        return str(self._client.scheduler.address)

@@ -135,18 +135,12 @@ class PairLayout:
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
         """Link every prefix on a local disk; on an object store, use its path in the store."""
-        linked = is_local(output_dir) and is_local(store.place)
-        names: dict[str, dict[str, list[str]]] = {}
         listed: list[Listed] = []
         training: list[Pair] = []
         documents: dict[str, int] = {}
-        named, stored = Named(output_dir), Store(store.place, PREFIX)
+        named, stored = Named(output_dir, is_local(output_dir) and is_local(store.place)), Store(store.place, PREFIX)
         for item, part, split in parts_with_tokens(self.prefixes):
-            prefix = stored.path(item.key, part)
-            if linked:
-                prefix = named.add(item, split, f"{prefix}.bin", split, PAIR_NAME).removesuffix(".bin")
-                named.pairs.append((stored.path(item.key, f"{part}.idx"), f"{prefix}.idx"))
-            names[item.shard.place] = {split: [prefix]}
+            prefix = named.add(item, split, stored.path(item.key, part), split, PAIR_NAME, (".bin", ".idx"))
             documents[prefix] = item.receipt.parts[part].documents
             listed.append(Listed(split, item.dataset, prefix, item.receipt.parts[part].tokens))
             training += [Pair.of(item, part, prefix)] if self.mix and split == "train" else []
@@ -168,7 +162,7 @@ class PairLayout:
             text = orjson.dumps(content, option=orjson.OPT_INDENT_2)
             publish_bytes(join(output_dir, name), text)
             files = [*files, described(name, text)]
-        return Published({}, blend, files, header, self.prefixes, names)
+        return Published({}, blend, files, header, self.prefixes, named.names)
 
 
 def plan_join(planned: PretrainPlan, finished: Sequence[Finished]) -> Plan:

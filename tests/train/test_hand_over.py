@@ -11,7 +11,7 @@ from tokenmill.flows.cli import run
 from tokenmill.tasks.artifact import Artifact
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.registry import register
-from tokenmill.tasks.shards.manifest import manifest_bytes
+from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.train.settings import TrainSettings
 from tokenmill.tasks.train.stage import hand_over_rl
 
@@ -25,7 +25,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "rows").mkdir()
     splits = {"train": str(tmp_path / "rows/train.jsonl"), "val": ""}
     manifest = {"settings": {"target": "nemo_rl_sft"}, **splits, "shards": [], "volatile": {}}
-    (tmp_path / "rows/manifest.json").write_bytes(manifest_bytes(manifest))
+    (tmp_path / "rows/manifest.json").write_bytes(sealed(manifest))
     return tmp_path
 
 
