@@ -8,14 +8,14 @@ Prefect and Dask are imported only by the commands that run a flow; `plan`, `ver
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from cyclopts import App, Argument, CycloptsError, Group, MissingArgumentError, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, UnknownOptionError
 from cyclopts.validators import Number
 from pydantic import ValidationError
 from rich.console import Console
@@ -189,9 +189,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _require_words(arguments: list[str]) -> None:
-    """Raises InputError for an empty argument, such as an unset variable of a script, and for the old name of a command."""
     for before, argument in pairwise(["tokenmill", *arguments]):
-        if EMPTY.fullmatch(argument):
+        if EMPTY.fullmatch(argument):  # such as an unset variable of a script
             raise InputError(f"the argument after {before!r} is empty; give it a value or omit the option")
     if arguments and arguments[0] in COMMANDS:
         raise InputError(f"{arguments[0]!r} has a new name: tokenmill {COMMANDS[arguments[0]]}")
@@ -203,41 +202,32 @@ def _print_record(record: Mapping[str, Any]) -> None:
 
 
 def _plain(error: Exception) -> object:
-    """An error as text; options that a settings model rejects, one per line."""
+    """A wrong call as text, with a remedy where the library that parses calls knows none."""
+    called = " ".join(error.command_chain or ()) if isinstance(error, CycloptsError) else ""
     if isinstance(error, MissingArgumentError) and error.argument and not error.keyword and not error.argument.tokens:
-        return _missing(" ".join(error.command_chain or ()), error.argument)
+        name, field = error.argument.name, error.argument.field_info
+        is_option = field.kind is field.KEYWORD_ONLY
+        needed = f"{name} DIR" if name == "--output-dir" else name if is_option else name.lstrip("-").upper()
+        return f"{called}: missing {needed}; see tokenmill {called} --help"
     if isinstance(error, UnknownOptionError):
-        option = error.token.keyword or error.token.value
-        return _unknown(str(error), option.partition("=")[0], error.command_chain or ())
-    refused = error.__cause__ if isinstance(error, CycloptsError) else None
-    if not isinstance(refused, ValidationError):
-        return error
-    lines = [(str(detail["loc"][0]).replace("_", "-"), detail["msg"], detail["input"]) for detail in refused.errors()]
-    return "\n".join(f"--{name}: {message} (got {value!r})" for name, message, value in lines)
+        option = (error.token.keyword or error.token.value).partition("=")[0]
+        if option in {"--output-dir", "-o"}:
+            return f"{called}: {option} isn't an option of this command; write the folder without it: tokenmill {called} FOLDER"
+        if option in OPTIONS:
+            return f"{option} has a new name, {OPTIONS[option]}"
+        from tokenmill.tasks.train.settings import OrderSettings, TrainSettings  # rarely needed, and slow to import
 
-
-def _missing(command: str, argument: Argument) -> str:
-    """A sentence about an option or an argument that was not given; arguments have their name in capitals."""
-    name = argument.name
-    is_option = argument.field_info.kind is argument.field_info.KEYWORD_ONLY
-    needed = f"{name} DIR" if name == "--output-dir" else name if is_option else name.lstrip("-").upper()
-    return f"{command}: missing {needed}; see tokenmill {command} --help"
-
-
-def _unknown(sentence: str, option: str, command: Sequence[str]) -> str:
-    """The sentence about an option, or a better one for an input folder, an option with a new name, and a setting."""
-    from tokenmill.tasks.train.settings import OrderSettings, TrainSettings
-
-    if option in {"--output-dir", "-o"}:
-        called = " ".join(command)
-        return f"{called}: {option} isn't an option of this command; write the folder without it: tokenmill {called} FOLDER"
-    if option in OPTIONS:
-        return f"{option} has a new name, {OPTIONS[option]}"
-    models = [TrainSettings, OrderSettings, *(preparation(name).settings for name in KINDS)]
-    name = option.removeprefix("--").replace("-", "_")
-    name = LEAVES.get(name, name)
-    known = any(name in model.model_fields for model in models)
-    return f"{sentence} It is a setting: write {name}=VALUE." if known else sentence
+        models = [TrainSettings, OrderSettings, *(preparation(name).settings for name in KINDS)]
+        name = option.removeprefix("--").replace("-", "_")
+        name = LEAVES.get(name, name)
+        known = any(name in model.model_fields for model in models)
+        return f"{error} It is a setting: write {name}=VALUE." if known else error
+    if isinstance(error, CycloptsError) and isinstance(error.__cause__, ValidationError):
+        rejected = [
+            (str(each["loc"][0]).replace("_", "-"), each["msg"], each["input"]) for each in error.__cause__.errors()
+        ]
+        return "\n".join(f"--{name}: {message} (got {value!r})" for name, message, value in rejected)
+    return error
 
 
 def _complain(error: object, code: int) -> int:

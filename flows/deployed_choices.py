@@ -62,7 +62,10 @@ def keeping(update: Update) -> Update:
                 "`prefect deployment schedule clear` and deploy again.\n"
             )
         declared = _declared(deployment)
-        applied = merged(declared, await _recorded(deployment_id), _values(current))
+        recorded = cast("Values | None", await Variable.aget(_variable(deployment_id)))
+        limit = current.global_concurrency_limit.limit if current.global_concurrency_limit else None
+        fields = current.model_dump(mode="json", include=FIELDS) | {"concurrency_limit": limit}
+        applied = merged(declared, recorded, {"parameters": current.parameters, "fields": fields})
         kept = {"paused", "schedules"} if current.schedules else {"paused"}
         rest = deployment.model_dump(exclude={*kept, *FIELDS, "parameters"}, exclude_unset=True)
         rest["parameter_openapi_schema"] = closed(rest.get("parameter_openapi_schema"), deployment.entrypoint)
@@ -88,24 +91,17 @@ def merged(declared: Values, recorded: Values | None, current: Values) -> dict[s
     """
     if recorded is None:
         return {part: dict(values) for part, values in declared.items()}
-    return {part: _merged(values, recorded[part], current[part]) for part, values in declared.items()}
-
-
-def _merged(declared: Mapping[str, Any], recorded: Mapping[str, str], current: Mapping[str, Any]) -> dict[str, Any]:
-    now = digests(declared)
-    changed = {name for name in {**now, **recorded} if now.get(name) != recorded.get(name)}
-    kept = {name: value for name, value in current.items() if name not in changed}
-    return kept | {name: value for name, value in declared.items() if name in changed}
+    found: dict[str, dict[str, Any]] = {}
+    for part, values in declared.items():
+        now, before = digests(values), recorded[part]
+        changed = {name for name in {**now, **before} if now.get(name) != before.get(name)}
+        kept = {name: value for name, value in current[part].items() if name not in changed}
+        found[part] = kept | {name: value for name, value in values.items() if name in changed}
+    return found
 
 
 def _declared(deployment: DeploymentUpdate) -> Values:
     return {"parameters": deployment.parameters or {}, "fields": deployment.model_dump(mode="json", include=FIELDS)}
-
-
-def _values(current: DeploymentResponse) -> Values:
-    limit = current.global_concurrency_limit.limit if current.global_concurrency_limit else None
-    fields = current.model_dump(mode="json", include=FIELDS) | {"concurrency_limit": limit}
-    return {"parameters": current.parameters, "fields": fields}
 
 
 def _declares_other_schedules(deployment: DeploymentUpdate, current: DeploymentResponse) -> bool:
@@ -122,10 +118,6 @@ def digests(values: Mapping[str, Any]) -> dict[str, str]:
 async def _record(deployment_id: UUID, name: str, declared: Values) -> None:
     recorded = {part: digests(values) for part, values in declared.items()}
     await Variable.aset(_variable(deployment_id), cast("Any", recorded), tags=["prefect.yaml", name], overwrite=True)
-
-
-async def _recorded(deployment_id: UUID) -> Values | None:
-    return cast("Values | None", await Variable.aget(_variable(deployment_id)))
 
 
 def _variable(deployment_id: UUID) -> str:

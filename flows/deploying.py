@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 from prefect.client.schemas.responses import DeploymentResponse
@@ -66,8 +66,23 @@ def deploy(folder: Path) -> dict[str, DeploymentResponse]:
     """
     declared = _declared(folder)
     with prefect_server(), get_client(sync_client=True) as client:
-        _make_pools(client, declared)
-        _run_prefect(folder)
+        for name in {pool["name"] for each in declared if (pool := each.get("work_pool")) and pool.get("name")}:
+            try:
+                client.read_work_pool(name)
+            except ObjectNotFound:  # its workers start runs as processes
+                template = ProcessWorker.get_default_base_job_template()
+                pool = WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template)
+                client.create_work_pool(pool)
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all"],
+            cwd=folder,
+            env={"DO_NOT_TRACK": "1", **os.environ, "PREFECT_PLUGINS_ENABLED": "true"},  # a plugin keeps users' changes
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RunError(f"prefect deploy --all failed in {folder}:\n{done.stdout.strip()[-2000:]}")
         named = DeploymentFilter(name=DeploymentFilterName(any_=[each["name"] for each in declared]))
         flows = {flow.id: flow.name for flow in client.read_flows(deployment_filter=named)}
         found = client.read_deployments(deployment_filter=named)
@@ -83,30 +98,6 @@ def _declared(folder: Path) -> Sequence[Mapping[str, Any]]:
     if not isinstance(deployments, list) or not all(isinstance(each, dict) and "name" in each for each in deployments):
         raise InputError(f"{folder / DECLARED}: declares no deployments with names; see Prefect's documentation")
     return cast("Sequence[Mapping[str, Any]]", deployments)
-
-
-def _make_pools(client: SyncPrefectClient, declared: Sequence[Mapping[str, Any]]) -> None:
-    """Create the work pools that deployments name and the server lacks; their workers start runs as processes."""
-    for name in {pool["name"] for each in declared if (pool := each.get("work_pool")) and pool.get("name")}:
-        try:
-            client.read_work_pool(name)
-        except ObjectNotFound:
-            template = ProcessWorker.get_default_base_job_template()
-            client.create_work_pool(WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template))
-
-
-def _run_prefect(folder: Path) -> None:
-    """`prefect deploy --all`, with the plugin that keeps users' changes; its output is shown if it fails."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all"],
-        cwd=folder,
-        env={"DO_NOT_TRACK": "1", **os.environ, "PREFECT_PLUGINS_ENABLED": "true"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RunError(f"prefect deploy --all failed in {folder}:\n{done.stdout.strip()[-2000:]}")
 
 
 def print_deployments(deployments: Mapping[str, DeploymentResponse], terminal: Console) -> None:

@@ -38,14 +38,13 @@ def with_bare_names(read: Read) -> Read:
             return await read(client, name)
         named = DeploymentFilter(name=DeploymentFilterName(any_=[name]))
         flows = sorted(flow.name for flow in await client.read_flows(deployment_filter=named))
-        if len(flows) != 1:
-            raise SystemExit(_which(name, flows))
+        if not flows:
+            raise SystemExit(
+                f"No deployment is called {name!r}; list them with `prefect deployment ls`, or create ours with `tokenmill deploy`."
+            )
+        if len(flows) > 1:
+            named_so = ", ".join(f"{flow}/{name}" for flow in flows)
+            raise SystemExit(f"Several deployments are called {name!r}; name one of: {named_so}")
         return await read(client, f"{flows[0]}/{name}")
 
     return read_deployment_by_name
-
-
-def _which(name: str, flows: list[str]) -> str:
-    if not flows:
-        return f"No deployment is called {name!r}; list them with `prefect deployment ls`, or create ours with `tokenmill deploy`."
-    return f"Several deployments are called {name!r}; name one of: {', '.join(f'{flow}/{name}' for flow in flows)}"

@@ -61,7 +61,9 @@ def run_preparation(
     exit_if_imported()
     never_end_by_printing()
     with turn_in(output_dir, say):
-        return run_steps(kind, blend, settings, output_dir, Steps(_call, _workers, _report))
+        return run_steps(
+            kind, blend, settings, output_dir, Steps(lambda _, function, *given: function(*given), _workers, _report)
+        )
 
 
 def run_order(output_dir: str, settings: "OrderSettings") -> dict[str, Any]:
@@ -94,30 +96,19 @@ def server_address() -> str | None:
 
     Prefect takes a second to import, so it is asked only if a variable or a file may name a server.
     """
-    if "prefect" not in sys.modules and not _may_be_configured():
-        return None
+    if "prefect" not in sys.modules and not any(name.upper() == ADDRESS for name in os.environ):
+        home = os.environ.get("PREFECT_HOME") or "~/.prefect"
+        profiles = os.environ.get("PREFECT_PROFILES_PATH") or join(home, PROFILES)
+        for name, pattern in MENTIONS.items():
+            with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+                file = Path(profiles if name == PROFILES else name).expanduser()
+                if re.search(pattern, file.read_text("utf-8", errors="replace"), re.IGNORECASE):
+                    break
+        else:
+            return None
     from prefect.settings import PREFECT_API_URL
 
     return PREFECT_API_URL.value()
-
-
-def _may_be_configured() -> bool:
-    if any(name.upper() == ADDRESS for name in os.environ):
-        return True
-    home = os.environ.get("PREFECT_HOME") or "~/.prefect"
-    profiles = os.environ.get("PREFECT_PROFILES_PATH") or join(home, PROFILES)
-    places = {PROFILES: profiles}
-    return any(re.search(pattern, _text(places.get(name, name)), re.IGNORECASE) for name, pattern in MENTIONS.items())
-
-
-def _text(file: str) -> str:
-    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
-        return Path(file).expanduser().read_text("utf-8", errors="replace")
-    return ""
-
-
-def _call(name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401, ARG001 - see Steps
-    return function(*arguments)
 
 
 @contextmanager

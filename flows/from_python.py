@@ -97,7 +97,17 @@ def blend_of_rows(rows: object, output_dir: str) -> dict[str, Any]:
     place = f"{absolute(output_dir)}.rows.jsonl"
     with publish(place) as file:
         for number, row in enumerate(cast("Iterable[object]", rows), 1):
-            file.write(_line(row, number))
+            if not isinstance(row, Mapping):
+                raise InputError(
+                    f"row {number}: {type(row).__name__}, not a dict; give rows as dicts, such as {{'text': '…'}}"
+                )
+            try:
+                line = orjson.dumps(dict(row), option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+                if b"null" in line:  # orjson writes NaN and infinities so, too
+                    json.dumps(dict(row), allow_nan=False, default=_plain)
+            except (TypeError, ValueError) as error:
+                raise InputError(f"row {number}: {error}; rows must hold JSON values") from error
+            file.write(line)
     return {"datasets": [{"name": "rows", "path": place}]}
 
 
@@ -143,18 +153,6 @@ def _blend_of_table(table: object, place: str) -> dict[str, Any]:
             f"data: {type(table).__name__} can't be read as a table with a row for each text: {reason}"
         ) from error
     return {"datasets": [{"name": "rows", "path": place}]}
-
-
-def _line(row: object, number: int) -> bytes:
-    if not isinstance(row, Mapping):
-        raise InputError(f"row {number}: {type(row).__name__}, not a dict; give rows as dicts, such as {{'text': '…'}}")
-    try:
-        line = orjson.dumps(dict(row), option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
-        if b"null" in line:  # orjson writes NaN and infinities so, too
-            json.dumps(dict(row), allow_nan=False, default=_plain)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"row {number}: {error}; rows must hold JSON values") from error
-    return line
 
 
 def _plain(value: Any) -> object:  # noqa: ANN401 - whatever orjson writes and json does not

@@ -77,11 +77,6 @@ def _update(blend: NightlyBlend, output_dir: str, under: dict[str, Any]) -> Outc
         return _failed(blend, error, compared)
     compared = state.result()
     announce(blend, "changed", compared.version, compared.reasons)
-    return _prepared(compared)
-
-
-def _prepared(compared: Comparison) -> Outcome:
-    blend = compared.blend
     prepare = preparation_flow(blend.kind).with_options(flow_run_name=f"{blend.name}-{compared.version}")
     state = cast("State[Any]", prepare(blend.path, compared.path, return_state=True, **compared.chosen))
     if error := error_of(state):

@@ -51,18 +51,13 @@ Format = Literal[TextFormat, "table"]
 
 def be_quiet() -> None:
     """Keep log streams off the terminal. Variables that are already set are kept."""
-    chosen = QUIET | _prefect_home()
+    chosen, home = dict(QUIET), absolute("~/.prefect")
+    if not is_writable(home):  # then Prefect gets a temporary one; the user's profiles remain in use
+        chosen["PREFECT_HOME"] = join(temporary_folder(), "prefect")
+        profiles = join(home, "profiles.toml")
+        if Path(profiles).exists():
+            chosen["PREFECT_PROFILES_PATH"] = profiles
     os.environ.update({name: value for name, value in chosen.items() if name not in os.environ})
-
-
-def _prefect_home() -> dict[str, str]:
-    """Return a temporary home for Prefect if the user's isn't writable; its profiles remain in use."""
-    home = absolute("~/.prefect")
-    if is_writable(home):
-        return {}
-    profiles = join(home, "profiles.toml")
-    kept = {"PREFECT_PROFILES_PATH": profiles} if Path(profiles).exists() else {}
-    return {"PREFECT_HOME": join(temporary_folder(), "prefect"), **kept}
 
 
 def piped(command: str, kinds: Collection[str] = ()) -> Artifact:
@@ -119,22 +114,17 @@ def choices_of(
     for override in overrides:
         merged = _merge(merged, _override(override, kind))
     found = parse(kind, merged, f"{where} and the command line" if overrides and where != GIVEN else where)
-    if under:
-        _print_differences(kind, under, merged, where)
+    if under:  # show the settings of a file that differ from the defaults, unless the command line replaced them
+        defaults = {each.key: each.default for each in describe(kind)}
+        used = dict(_leaves(merged, defaults))
+        differing = [
+            f"{key}={value} (default {defaults.get(key) or 'none'})"
+            for key, value in _leaves(under, defaults)
+            if used.get(key) == value != (defaults.get(key) or "null")
+        ]
+        if differing:
+            terminal.print(f"{where}: {', '.join(differing)}", markup=False, highlight=False, soft_wrap=True)
     return found
-
-
-def _print_differences(kind: type[Strict], written: Mapping[str, Any], merged: Mapping[str, Any], where: str) -> None:
-    """Print the settings of a file that differ from the defaults, except those that the command line replaced."""
-    defaults = {each.key: each.default for each in describe(kind)}
-    used = dict(_leaves(merged, defaults))
-    differing = [
-        f"{key}={value} (default {defaults.get(key) or 'none'})"
-        for key, value in _leaves(written, defaults)
-        if used.get(key) == value != (defaults.get(key) or "null")
-    ]
-    if differing:
-        terminal.print(f"{where}: {', '.join(differing)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _leaves(written: Mapping[str, Any], known: Collection[str], group: str = "") -> Iterator[tuple[str, str]]:
@@ -179,16 +169,12 @@ def _override(text: str, kind: type[Strict]) -> dict[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise InputError(f"{text!r}: not an override; write key=value, for example {example_of(describe(kind))}")
-    nested: Any = None if value.lower() == "null" else _value(text, value)
+    nested: Any = None if value.lower() == "null" else value
+    if value.startswith(("[", "{")) and not value.startswith(JINJA):
+        nested = read_yaml(value, f"{text!r}: neither a list nor an object of YAML")
     for part in reversed(name.split(".")):
         nested = {part: nested}
     return nested
-
-
-def _value(text: str, value: str) -> Any:  # noqa: ANN401 - anything YAML holds
-    if not value.startswith(("[", "{")) or value.startswith(JINJA):
-        return value
-    return read_yaml(value, f"{text!r}: neither a list nor an object of YAML")
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,22 +43,18 @@ def verify(
     place = folder or piped("verify").path
     settings = parse(ClusterSettings, {"workers": workers, "cluster": cluster}, GIVEN)
     if is_training(place):
+        from tokenmill.tasks.train.proof import print_proof, proof_record, prove
+
         if settings != ClusterSettings():
             raise InputError(f"{place}: a training run is verified in one process; remove --workers and --cluster")
-        return _proven(place)
+        proof = prove(place)
+        print_proof(proof, place, terminal)
+        return proof_record(proof, place)
     verification = verified(place, settings)
     print_verification(verification, place, terminal)
     if verification.problems:
         raise RunError(f"{place}: {counted(len(verification.problems), 'problem')}; {remedy_for(place)}")
     return verification_record(verification, place)
-
-
-def _proven(model: str) -> dict[str, Any]:
-    from tokenmill.tasks.train.proof import print_proof, proof_record, prove
-
-    proof = prove(model)
-    print_proof(proof, model, terminal)
-    return proof_record(proof, model)
 
 
 def view(
@@ -128,28 +124,22 @@ def report(
     ] = False,
 ) -> dict[str, Any]:
     """Write the page and the cards of a preparation again: counts, weights, lengths, masks, samples. Or plot scores."""
+    from tokenmill.tasks.report import cards, page, score_page
+    from tokenmill.tasks.report.measured import measured
+
     place = folder or piped("report").path
-    record = _plotted(place, scores, html) if scores else _reported(place, html, training_summary)
+    record: dict[str, Any]
+    if scores:
+        places = list(dict.fromkeys([place, *scores]))
+        sections = score_page.report_page(places)
+        written = score_page.publish_page(places, sections, html or join(place, score_page.PAGE))
+        record = {"page": written.path, "plots": list(sections)}
+    else:
+        run = measured(place)
+        published = page.publish_page(run, html).path
+        record = {"page": published, "cards": cards.publish_cards(run, summary=training_summary)}
     terminal.print(f"written to {record['page']}", markup=False)
     return {"report": {"path": place, "type": "report", **record}}
-
-
-def _reported(output_dir: str, html: str | None, summary: bool) -> dict[str, Any]:
-    from tokenmill.tasks.report.cards import publish_cards
-    from tokenmill.tasks.report.measured import measured
-    from tokenmill.tasks.report.page import publish_page
-
-    run = measured(output_dir)
-    return {"page": publish_page(run, html).path, "cards": publish_cards(run, summary=summary)}
-
-
-def _plotted(output_dir: str, scores: list[str], html: str | None) -> dict[str, Any]:
-    from tokenmill.tasks.report.score_page import PAGE, publish_page, report_page
-
-    places = list(dict.fromkeys([output_dir, *scores]))
-    sections = report_page(places)
-    page = publish_page(places, sections, html or join(output_dir, PAGE))
-    return {"page": page.path, "plots": list(sections)}
 
 
 def diff(

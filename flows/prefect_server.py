@@ -25,7 +25,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilterState,
     TaskRunFilterStateType,
 )
-from prefect.client.schemas.objects import TERMINAL_STATES, StateType, TaskRun
+from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.runtime import flow_run
@@ -134,26 +134,20 @@ def _start_temporary() -> None:
 
 def _require_server(address: str) -> None:
     with get_client(sync_client=True) as client:
-        error = client.api_healthcheck()
-        if error is None:
-            _require_password(client, address)
-    if error is not None:
-        raise InputError(
-            f"PREFECT_API_URL: no Prefect server answers at {address}; start it with `prefect server start`, or unset "
-            "the address (`prefect config unset PREFECT_API_URL`) to run with a temporary one"
-        )
-
-
-def _require_password(client: SyncPrefectClient, address: str) -> None:
-    try:
-        client.api_version()
-    except PrefectHTTPStatusError as error:
-        if error.response.status_code != HTTPStatus.UNAUTHORIZED:
-            raise
-        raise InputError(
-            f"PREFECT_API_AUTH_STRING: the Prefect server at {address} rejects this password; use the value of its "
-            "PREFECT_SERVER_API_AUTH_STRING"
-        ) from error
+        if client.api_healthcheck() is not None:
+            raise InputError(
+                f"PREFECT_API_URL: no Prefect server answers at {address}; start it with `prefect server start`, or unset "
+                "the address (`prefect config unset PREFECT_API_URL`) to run with a temporary one"
+            )
+        try:
+            client.api_version()  # unlike the health check, it needs a password
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code != HTTPStatus.UNAUTHORIZED:
+                raise
+            raise InputError(
+                f"PREFECT_API_AUTH_STRING: the Prefect server at {address} rejects this password; use the value of its "
+                "PREFECT_SERVER_API_AUTH_STRING"
+            ) from error
 
 
 RECORD = "flow_run.json"
@@ -175,21 +169,18 @@ def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, A
         output_dir = signature(function).bind(*args, **kwargs).arguments["output_dir"]
         try:
             with turn_in(output_dir, tell), _recorded_in(output_dir):
-                return _finished(function(*args, **kwargs))
+                record = function(*args, **kwargs)
         except (InputError, RunError) as error:
             return cast("dict[str, Any]", Failed(message=str(error), data=error))
+        made = next(iter(record.values())) if len(record) == 1 else None
+        if not isinstance(made, dict) or not {"documents", "tokens", "shards"} <= made.keys():
+            return record
+        # Prefect shows the message of a final state: the outputs of a preparation.
+        tokens = counted(made["tokens"], "token") if made["tokens"] else counted(made["documents"], "document")
+        message = f"{tokens} in {counted(made['shards']['total'], 'shard')} → {join(made['path'], BLEND)}"
+        return cast("dict[str, Any]", Completed(message=message, data=record))
 
     return run
-
-
-def _finished(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record; for a preparation in a final state, the one with its outputs."""
-    made = next(iter(record.values())) if len(record) == 1 else None
-    if not isinstance(made, dict) or not {"documents", "tokens", "shards"} <= made.keys():
-        return record
-    tokens = counted(made["tokens"], "token") if made["tokens"] else counted(made["documents"], "document")
-    message = f"{tokens} in {counted(made['shards']['total'], 'shard')} → {join(made['path'], BLEND)}"
-    return cast("dict[str, Any]", Completed(message=message, data=record))
 
 
 @contextmanager
@@ -203,7 +194,10 @@ def _recorded_in(output_dir: str) -> Generator[None]:
         yield
         return
     record = Path(folder, RECORD)
-    if lost := _lost_run(record):
+    lost = None
+    with suppress(FileNotFoundError, ValueError, KeyError):  # no valid record
+        lost = UUID(unsealed(record.read_bytes())["id"])
+    if lost and str(lost) != flow_run.id:  # otherwise the same run, retried
         _report_lost(lost, folder)
     publish_bytes(str(record), sealed({"id": flow_run.id, "volatile": {}}))
     try:
@@ -212,22 +206,17 @@ def _recorded_in(output_dir: str) -> Generator[None]:
         record.unlink(missing_ok=True)
 
 
-def _lost_run(record: Path) -> UUID | None:
-    """The recorded run, or None without a valid record."""
-    with suppress(FileNotFoundError, ValueError, KeyError):
-        return UUID(unsealed(record.read_bytes())["id"])
-    return None
-
-
 def _report_lost(lost: UUID, folder: str) -> None:
     """Report a run as crashed, unless it has ended or the server does not have it."""
-    if str(lost) == flow_run.id:  # the same run, retried
-        return
     crashed = Crashed(message=f"The process of this run was killed; the next run in {folder} reports it.")
+    unfinished = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=UNFINISHED)))
     with get_client(sync_client=True) as client:
         for run in _unfinished(client, lost):
-            for task in _unfinished_tasks(client, run):
-                client.set_task_run_state(task.id, crashed, force=True)
+            of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
+            # The server answers with a page of tasks; ending them all makes room for the next.
+            while tasks := client.read_task_runs(flow_run_filter=of_run, task_run_filter=unfinished):
+                for task in tasks:
+                    client.set_task_run_state(task.id, crashed, force=True)
             client.set_flow_run_state(run, crashed, force=True)
 
 
@@ -243,11 +232,3 @@ def _unfinished(client: SyncPrefectClient, run: UUID) -> Iterator[UUID]:
     for called in client.read_flow_runs(flow_run_filter=of_run):
         yield from _unfinished(client, called.id)
     yield run
-
-
-def _unfinished_tasks(client: SyncPrefectClient, run: UUID) -> Iterator[TaskRun]:
-    """Yield unfinished task runs of a run. End all on one page before asking for the next."""
-    unfinished = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=UNFINISHED)))
-    of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
-    while found := client.read_task_runs(flow_run_filter=of_run, task_run_filter=unfinished):
-        yield from found

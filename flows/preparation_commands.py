@@ -4,7 +4,6 @@ Prefect and Dask are imported only to run a flow.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -133,16 +132,26 @@ def preparation_command(name: str) -> Callable[..., dict[str, Any]]:
 
     def command(
         blend: BlendPath,
-        *overrides: Annotated[str, settings_parameter(partial(_settings_of_kind, name))],
+        *overrides: Annotated[str, settings_parameter(lambda: (preparation(name).settings, preparation(name).hidden))],
         output_dir: OutputDir,
         dry_run: Annotated[bool, Parameter(negative="", help="Print the plan and build nothing.")] = False,
         options: CommonOptions | None = None,
     ) -> dict[str, Any]:
         kind = preparation(name)
         asked, settings = _read(kind, blend, options, overrides)
-        if not dry_run:
-            return _prepared(kind, asked, settings, output_dir)
-        return _shown(kind, _planned(kind, asked, settings, output_dir), terminal)
+        if dry_run:
+            return _shown(kind, _planned(kind, asked, settings, output_dir), terminal)
+        from tokenmill.tasks.report.summary import print_summary
+        from tokenmill.tasks.shards.manifest import read_manifest
+
+        from .direct import run_preparation
+
+        set_up_arrow()
+        be_quiet()
+        record = run_preparation(kind, asked, output_dir, settings)
+        (artifact,) = record.values()
+        print_summary(read_manifest(artifact["path"]) or {}, artifact["path"], terminal)
+        return record
 
     command.__doc__ = KINDS[name].summary
     return command
@@ -183,27 +192,6 @@ def _shown(
     if problem is not None:
         raise RunError(f"a run of this plan would fail: {problem}") from problem
     return plan_record(planned, outlook, first_rows)
-
-
-def _settings_of_kind(name: str) -> "tuple[type[PreparationSettings], frozenset[str]]":
-    kind = preparation(name)
-    return kind.settings, kind.hidden
-
-
-def _prepared(
-    kind: "Kind[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str
-) -> dict[str, Any]:
-    from tokenmill.tasks.report.summary import print_summary
-    from tokenmill.tasks.shards.manifest import read_manifest
-
-    from .direct import run_preparation
-
-    set_up_arrow()
-    be_quiet()
-    record = run_preparation(kind, blend, output_dir, settings)
-    (artifact,) = record.values()
-    print_summary(read_manifest(artifact["path"]) or {}, artifact["path"], terminal)
-    return record
 
 
 def _choice_settings() -> tuple[type[Strict], frozenset[str]]:

@@ -19,7 +19,6 @@ import signal
 import sys
 from contextlib import suppress
 from threading import Event, Thread
-from types import TracebackType
 from typing import TextIO
 
 import psutil
@@ -101,7 +100,9 @@ def end_when_interrupted() -> None:
     """Let Ctrl-C end this process and its children."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
-        sys.excepthook, sys.unraisablehook = _show, _show_unraisable
+        # After Ctrl-C, errors are those that libraries made of it: pydantic, for one, raises its own.
+        sys.excepthook = lambda *error: None if _pressed.is_set() else sys.__excepthook__(*error)
+        sys.unraisablehook = lambda error: None if _pressed.is_set() else sys.__unraisablehook__(error)
         atexit.register(_leave)  # the first to register is the last to be called
         Thread(target=_end_later, daemon=True).start()
 
@@ -116,17 +117,6 @@ def _interrupt(_number: int, _frame: object) -> None:
         if name.startswith("distributed") and isinstance(logger, logging.Logger):
             logger.disabled = True
     raise KeyboardInterrupt
-
-
-def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Show an error that ends the process, unless a library made it from Ctrl-C: pydantic, for one, raises its own."""
-    if not _pressed.is_set():
-        sys.__excepthook__(kind, error, traceback)
-
-
-def _show_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
-    if not _pressed.is_set():
-        sys.__unraisablehook__(unraisable)
 
 
 def _end_later() -> None:

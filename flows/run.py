@@ -45,6 +45,7 @@ def run_steps(
             planned = kind.build(planned, build_shards)
         say("publish: linking shards into the output folder, writing the manifest and the report")
         manifest = steps.call(PUBLISH, kind.publish, planned, started)
+    # Published data stays if its report fails or a limit rejects it: both come last.
     record = steps.report(manifest, planned.output_dir, planned.receipts)
     kind.accept(manifest, planned.output_dir)
     return record

@@ -46,12 +46,18 @@ class TemporaryServer(SubprocessASGIServer):
             return
         with socket.create_server((LOOPBACK, 0)) as listening:  # requests queue until the server accepts them
             self.port = listening.getsockname()[1]
-            self.server_process = _started(listening.fileno())
+            chosen = get_current_settings().to_environment_variables(exclude_unset=True)
+            self.server_process = subprocess.Popen(  # noqa: S603 - this Python, no shell
+                [sys.executable, "-P", str(PROGRAM), str(listening.fileno())],
+                env={**DEFAULTS, **os.environ, **chosen, **ENVIRONMENT},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[listening.fileno()],
+                start_new_session=True,
+            )
         self.running = True
         atexit.register(self.stop)
-        self._wait(timeout or max(PATIENCE, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value()))
-
-    def _wait(self, seconds: float) -> None:
+        seconds = timeout or max(PATIENCE, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value())
         try:
             httpx.get(f"{self.api_url}/health", timeout=seconds, trust_env=False).raise_for_status()
         except httpx.HTTPError as error:
@@ -60,19 +66,3 @@ class TemporaryServer(SubprocessASGIServer):
                 f"the temporary Prefect server did not start ({type(error).__name__}: {error}); run `prefect server start` "
                 "to see why, or set PREFECT_API_URL to the address of a server"
             ) from error
-
-
-def _started(listening: int) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(  # noqa: S603 - this Python, no shell
-        [sys.executable, "-P", str(PROGRAM), str(listening)],
-        env={
-            **DEFAULTS,
-            **os.environ,
-            **get_current_settings().to_environment_variables(exclude_unset=True),
-            **ENVIRONMENT,
-        },
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        pass_fds=[listening],
-        start_new_session=True,
-    )

@@ -20,7 +20,6 @@ from .options import TextFormat, be_quiet, choices_of, config_settings, piped, p
 
 if TYPE_CHECKING:
     from tokenmill.tasks.report.step import ShownStep
-    from tokenmill.tasks.train.launchers.launch import Launch
 
 Config = Annotated[str | None, Parameter(help="Settings that replace defaults: tiny, small, or a YAML file.")]
 Data = Annotated[str | None, Parameter(help="Output folder of a preparation; default: the one piped in.")]
@@ -228,26 +227,23 @@ def _place(command: str, words: Sequence[str | None], kinds: Collection[str]) ->
 
 def _checked(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
     """Check a training run and write its files for review, without starting it."""
-    from tokenmill.tasks.train.launchers.launch import write_files
+    from tokenmill.tasks.train.launchers import launch_of
+    from tokenmill.tasks.train.launchers.launch import process_count, write_files
     from tokenmill.tasks.train.launchers.nemo_rl import rl_launch
+    from tokenmill.tasks.train.preflight import check, plan_training
 
-    launch = (rl_launch if settings.launcher == "nemo-rl" else _checked_launch)(data, settings, output_dir)
+    if settings.launcher == "nemo-rl":
+        launch = rl_launch(data, settings, output_dir)
+    else:
+        job = plan_training(data, settings, output_dir)
+        for line in check(job):
+            terminal.print(line, markup=False)
+        launch = launch_of(job, process_count(settings))
     place, command = absolute(output_dir), shlex.join(launch.command)
     write_files(launch, place)
     terminal.print(f"written for review to {place}: {', '.join(launch.files)}", markup=False)
     terminal.print(f"would {'run' if launch.runs else 'print'}: {command}", markup=False)
     return {"train": {"path": place, "type": "plan", "command": command, "files": list(launch.files)}}
-
-
-def _checked_launch(data: str, settings: TrainSettings, output_dir: str) -> "Launch":
-    from tokenmill.tasks.train.launchers import launch_of
-    from tokenmill.tasks.train.launchers.launch import process_count
-    from tokenmill.tasks.train.preflight import check, plan_training
-
-    job = plan_training(data, settings, output_dir)
-    for line in check(job):
-        terminal.print(line, markup=False)
-    return launch_of(job, process_count(settings))
 
 
 def _trained(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
