@@ -17,17 +17,12 @@ PREFECT_LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
 def never_end_by_printing() -> None:
     """Drop messages that cannot be printed, in this process and its children. Call again after closing streams."""
     for number in range(3):
-        _open(number)
+        try:
+            os.fstat(number)
+        except OSError:  # closed: the next file opened would get its number, and messages would be written into it
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number
     Console.on_broken_pipe = _silence
     logging.raiseExceptions = False  # as the manual of `logging` advises for production
-
-
-def _open(number: int) -> None:
-    """Open /dev/null for a closed standard stream; otherwise the next file opened would get its number, and its messages."""
-    try:
-        os.fstat(number)
-    except OSError:
-        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number
 
 
 def _silence(self: Console) -> None:

@@ -44,19 +44,24 @@ def describe(model: type[BaseModel], without: Collection[str] = (), prefix: str 
             continue
         if len(inner) == 1 and _is_model(inner[0]):
             group = describe(inner[0], without, f"{key}.")
-            yield from (
-                group if field.is_required() or _default(field) not in {None, "[]"} else _off_unless_set(group, key)
-            )
+            if field.is_required() or _default(field) not in {None, "[]"}:
+                yield from group
+                continue
+            # The group is off until one is set: the first mentions this, and none is required without the others.
+            for number, each in enumerate(group):
+                required = f" Required within {key}." if each.required else ""
+                off = "" if number else f" {key} is off unless set."
+                yield replace(each, required=False, meaning=f"{each.meaning}{required}{off}")
         else:
-            yield Described(key, _default(field), field.is_required(), _values(field), field.description or "")
-
-
-def _off_unless_set(group: Iterable[Described], name: str) -> Iterator[Described]:
-    """Yield the settings of a group that is off until one is set: the first mentions this, and none is required without the others."""
-    for number, each in enumerate(group):
-        required = f" Required within {name}." if each.required else ""
-        off = "" if number else f" {name} is off unless set."
-        yield replace(each, required=False, meaning=f"{each.meaning}{required}{off}")
+            bounds = [
+                f"{sign} {bound}"
+                for each in field.metadata
+                for name, sign in SIGNS.items()
+                if (bound := getattr(each, name, None)) is not None and bound < LARGEST_SHOWN
+            ]
+            types = dict.fromkeys(_types(field.annotation, field.metadata))
+            values = f"{', '.join(types)} {' and '.join(bounds)}".strip()
+            yield Described(key, _default(field), field.is_required(), values, field.description or "")
 
 
 def example_of(settings: Iterable[Described]) -> str:
@@ -80,18 +85,6 @@ def _default(field: FieldInfo) -> str | None:
 def size_text(size: int) -> str:
     """Return a size as a setting takes it, exactly: 256MB, or 1234567."""
     return next((f"{size // unit}{name}" for name, unit in UNITS if size and size % unit == 0), str(size))
-
-
-def _values(field: FieldInfo) -> str:
-    """Describe a setting's values: its choices, or its type and bounds; for a list, its items."""
-    types = list(dict.fromkeys(_types(field.annotation, field.metadata)))
-    bounds = [
-        f"{sign} {bound}"
-        for each in field.metadata
-        for name, sign in SIGNS.items()
-        if (bound := getattr(each, name, None)) is not None and bound < LARGEST_SHOWN
-    ]
-    return f"{', '.join(types)} {' and '.join(bounds)}".strip()
 
 
 def _types(annotation: Any, metadata: Collection[Any] = ()) -> Iterator[str]:  # noqa: ANN401 - any annotation

@@ -64,19 +64,14 @@ def parts_of(ranges: Sequence[Range]) -> Iterator[list[Range]]:
             gathered = []
         rest = Range(path, start + taken, size - taken)
         if rest.size >= smallest:
-            yield from ([each] for each in _split(rest))
+            # A copy takes at most 5 GiB; equal ranges leave none that is too small.
+            count = -(-rest.size // LARGEST_PART)
+            bounds = [rest.size * number // count for number in range(count + 1)]
+            yield from ([Range(path, rest.start + first, last - first)] for first, last in itertools.pairwise(bounds))
         elif rest.size:
             gathered.append(rest)
     if gathered:
         yield gathered
-
-
-def _split(whole: Range) -> Iterator[Range]:
-    """Equal ranges of at most 5 GiB."""
-    count = -(-whole.size // LARGEST_PART)
-    bounds = [whole.size * number // count for number in range(count + 1)]
-    for first, last in itertools.pairwise(bounds):
-        yield Range(whole.path, whole.start + first, last - first)
 
 
 class TornResponseError(OSError, ClientPayloadError):
@@ -161,7 +156,17 @@ class S3(S3FileSystem):
 
         async def put(number: int, part: list[Range]) -> dict[str, Any]:
             async with slots:
-                return {"PartNumber": number, "ETag": await self._put_part({**place, "PartNumber": number}, part)}
+                where = {**place, "PartNumber": number}
+                if len(part) == 1:
+                    (source,) = part
+                    span = f"bytes={source.start}-{source.start + source.size - 1}"
+                    copied = await self._call_s3(
+                        "upload_part_copy", **where, CopySource=source.path, CopySourceRange=span
+                    )
+                    return {"PartNumber": number, "ETag": copied["CopyPartResult"]["ETag"]}
+                pieces = [await self._cat_file(path, start=start, end=start + size) for path, start, size in part]
+                uploaded = await self._call_s3("upload_part", **where, Body=b"".join(pieces))
+                return {"PartNumber": number, "ETag": uploaded["ETag"]}
 
         try:
             parts = await asyncio.gather(
@@ -173,16 +178,5 @@ class S3(S3FileSystem):
                 await self._call_s3("abort_multipart_upload", **place)
             raise
         self.invalidate_cache(path)
-
-    async def _put_part(self, place: dict[str, Any], part: list[Range]) -> str:
-        """Copy one range, or upload several; returns the part's ETag."""
-        if len(part) == 1:
-            (source,) = part
-            span = f"bytes={source.start}-{source.start + source.size - 1}"
-            copied = await self._call_s3("upload_part_copy", **place, CopySource=source.path, CopySourceRange=span)
-            return copied["CopyPartResult"]["ETag"]
-        pieces = [await self._cat_file(path, start=start, end=start + size) for path, start, size in part]
-        uploaded = await self._call_s3("upload_part", **place, Body=b"".join(pieces))
-        return uploaded["ETag"]
 
     join = sync_wrapper(_join)

@@ -112,12 +112,6 @@ def join(base: str, *parts: str) -> str:
     return "/".join([base.rstrip("/"), *parts])
 
 
-def _options(scheme: str) -> dict[str, str]:
-    """Options that a file system does not set itself: huggingface_hub reads HF_ENDPOINT only when it is imported."""
-    endpoint = os.environ.get("HF_ENDPOINT")
-    return {"endpoint": endpoint} if scheme == "hf" and endpoint else {}
-
-
 def user_cache(*parts: str) -> str:
     """Return a path in the user's cache on this machine, or in the temporary folder if the cache cannot be written.
 
@@ -175,7 +169,9 @@ def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
     if scheme in EXTRAS and not place.partition("/")[0]:
         raise InputError(f"{uri}: doesn't name a bucket; write {scheme}://BUCKET/path")
     try:
-        found = fsspec.url_to_fs(uri, **_options(scheme))
+        # huggingface_hub reads the address of its server only when it is imported.
+        endpoint = os.environ.get("HF_ENDPOINT") if scheme == "hf" else None
+        found = fsspec.url_to_fs(uri, **({"endpoint": endpoint} if endpoint else {}))
     except ImportError as error:
         extra = EXTRAS.get(scheme)
         remedy = f"install it with: {pip_install(extra)}" if extra else str(error)

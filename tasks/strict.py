@@ -164,28 +164,20 @@ def _parameters(kinds: Sequence[type[Strict]]) -> Iterator[tuple[inspect.Paramet
 
 
 def _sentence(model: type[Strict], detail: ErrorDetails) -> str:
-    place = _dotted(detail["loc"])
+    # `("datasets", 0, "weight")` is datasets[0].weight.
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"])
+    place = "".join(parts).lstrip(".")
     if detail["type"] == "extra_forbidden":
-        owner = _owner(model, detail["loc"][:-1])
+        owner = model
+        for part in detail["loc"][:-1]:
+            if isinstance(part, str) and part in owner.model_fields:
+                owner = _inner_model(owner.model_fields[part].annotation) or owner
         return f"{place}: unknown key; {nearest(str(detail['loc'][-1]), owner.model_fields)}"
     if detail["type"] == "missing":
         return f"{place}: missing; give it a value"
     message = "make it an object" if detail["type"] == "model_type" else detail["msg"].removeprefix("Value error, ")
     given = "" if isinstance(detail["input"], Mapping) else f" (got {SHOWN.repr(detail['input'])[:MOST_CHARACTERS]})"
     return f"{place}: {message}{given}" if place else f"{message}{given}"
-
-
-def _dotted(location: tuple[int | str, ...]) -> str:
-    """`("datasets", 0, "weight")` as `datasets[0].weight`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
-
-
-def _owner(model: type[Strict], location: tuple[int | str, ...]) -> type[Strict]:
-    """The model at `location` inside `model`."""
-    for part in location:
-        if isinstance(part, str) and part in model.model_fields:
-            model = _inner_model(model.model_fields[part].annotation) or model
-    return model
 
 
 def _inner_model(annotation: object) -> type[Strict] | None:

@@ -53,29 +53,22 @@ def load_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
 
 
 def _parsed(content: object, where: str) -> Blend:
-    splits = cast("Mapping[str, Any]", content if isinstance(content, Mapping) else {})
-    if any(_is_prepared(splits.get(split)) for split in SPLITS):
-        raise InputError(
-            f"{where}: lists prepared files for a trainer; name the blend of sources that they were prepared from"
-        )
-    if rows := next(
-        (name for name, value in splits.items() if _is_rows(value) and name not in Blend.model_fields), None
-    ):
-        raise InputError(
-            f"{where}: isn't a blend; its rows are a list under {rows!r}: write these one per line (jq -c '.{rows}[]') to a .jsonl"
-        )
+    given = cast("Mapping[str, Any]", content if isinstance(content, Mapping) else {})
+    lists = {name: cast("list[Any]", value) for name, value in given.items() if isinstance(value, list) and value}
+    for name, listed in lists.items():
+        # Megatron lists weights and prefixes in turn.
+        texts = name in SPLITS and all(isinstance(each, str) for each in listed)
+        if texts and all(WEIGHT.fullmatch(each) for each in listed[::2]):
+            raise InputError(
+                f"{where}: lists prepared files for a trainer; name the blend of sources that they were prepared from"
+            )
+    for name, listed in lists.items():
+        rows = all(isinstance(each, dict) and "path" not in each for each in listed)
+        if rows and name not in Blend.model_fields:
+            raise InputError(
+                f"{where}: isn't a blend; its rows are a list under {name!r}: write these one per line (jq -c '.{name}[]') to a .jsonl"
+            )
     return parse(Blend, content, where)
-
-
-def _is_rows(value: object) -> bool:
-    rows = cast("list[Any]", value) if isinstance(value, list) else []
-    return bool(rows) and all(isinstance(each, dict) and "path" not in each for each in rows)
-
-
-def _is_prepared(listed: object) -> bool:
-    """Whether a value is Megatron's list of weights and prefixes in turn."""
-    texts = isinstance(listed, list) and all(isinstance(each, str) for each in cast("list[Any]", listed))
-    return texts and bool(listed) and all(WEIGHT.fullmatch(each) for each in cast("list[str]", listed)[::2])
 
 
 def _read_json(place: str) -> object:
@@ -85,7 +78,10 @@ def _read_json(place: str) -> object:
     try:
         text = system.cat_file(path)
     except FileNotFoundError as error:
-        raise InputError(f"{place}: no such blend file{_neighbour(place)}") from error
+        folder = Path(place).parent
+        names = [each.name for each in folder.glob("*.json")] if is_local(place) and folder.is_dir() else []
+        hint = f"; {nearest(Path(place).name, names)}" if names else ""
+        raise InputError(f"{place}: no such blend file{hint}") from error
     except OSError as error:
         if not (is_local(place) or isinstance(error, PermissionError)):
             raise
@@ -109,33 +105,22 @@ def _no_duplicates(place: str, pairs: list[tuple[str, object]]) -> dict[str, obj
     raise InputError(f"{place}: the key {twice!r} is written twice in one object; keep one of the two")
 
 
-def _neighbour(place: str) -> str:
-    """A hint at the most similar file name in the folder of a missing file."""
-    folder = Path(place).parent
-    if not is_local(place) or not folder.is_dir():
-        return ""
-    names = [path.name for path in folder.glob("*.json")]
-    return f"; {nearest(Path(place).name, names)}" if names else ""
-
-
 def _anchored(blend: Blend, base: str) -> Blend:
     def anchored(source: DataSource) -> DataSource:
-        transforms = [_anchor_tables(spec, base) for spec in source.transforms]
+        transforms: list[TransformSpec] = []
+        for spec in source.transforms:
+            tables = spec.get(READS_TABLES) if isinstance(spec, dict) else None
+            if not isinstance(tables, dict):
+                transforms.append(spec)
+                continue
+            found: dict[str, JsonValue] = dict(tables)
+            for name, table in tables.items():
+                if isinstance(table, dict) and isinstance(path := table.get("path"), str):
+                    found[name] = {**table, "path": _anchor_path(path, base)}
+            transforms.append({READS_TABLES: found})
         return source.model_copy(update={"path": _anchor_path(source.path, base), "transforms": transforms})
 
     return blend.model_copy(update={part: [*map(anchored, sources)] for part, sources in blend.parts().items()})
-
-
-def _anchor_tables(spec: TransformSpec, base: str) -> TransformSpec:
-    """A transform with absolute paths of the tables that it reads."""
-    tables = spec.get(READS_TABLES) if isinstance(spec, dict) else None
-    if not isinstance(tables, dict):
-        return spec
-    anchored: dict[str, JsonValue] = dict(tables)
-    for name, table in tables.items():
-        if isinstance(table, dict) and isinstance(path := table.get("path"), str):
-            anchored[name] = {**table, "path": _anchor_path(path, base)}
-    return {READS_TABLES: anchored}
 
 
 def _anchor_path(path: str, base: str) -> str:

@@ -106,16 +106,28 @@ def solve(blend: Blend, held: Mapping[str, int], tokens: int | None = None) -> M
     phases = [*_lengths(blend.phases or [Phase(name="all")], total)]
     names = [source.name for source in sources]
     steady = [number for number, (phase, _) in enumerate(phases) if phase.ramp is None]
-    lengths = np.array([_effective(phases, number) for number in steady])
+    # The tokens that follow the mix of a phase: its own, and half of each ramp beside it.
+    halves = [length / 2 if phase.ramp is not None else 0.0 for phase, length in phases]
+    lengths = np.array([phases[n][1] + sum([*halves[max(0, n - 1) : n], *halves[n + 1 : n + 2]]) for n in steady])
     weights = _weights(blend, sources, held, [phases[number][0] for number in steady])
     limits = [*_limits(blend, sources, held, [phases[number][0] for number in steady], lengths)]
-    found, factors = _settled(limits, weights.ravel(), total)
+    flat = weights.ravel()
+    for limit in limits:
+        if (limit.low or limit.rest is not None) and not flat[limit.inside].any():
+            raise InputError(f"{limit.reason}: every weight there is 0; give a dataset a weight above 0")
+    found, factors, steps = _settle(limits, flat, total)
+    if steps is not None:
+        raise _conflict(limits, flat, total, steps)
     rows = dict(zip(steady, found.reshape(weights.shape) / lengths[:, None], strict=True))
     solved = [
         PhaseMix(name, {each: value for each, value in zip(names, (mix * length).tolist(), strict=True) if value > 0})
         for number in range(len(phases)) for name, length, mix in _stairs(phases, number, rows)
     ]  # fmt: skip
-    return Mix(solved, held, _binding(limits, factors))
+    binding: dict[str, dict[str, None]] = {}
+    for limit, factor in zip(limits, factors.tolist(), strict=True):
+        if len(limit.names) == 1 and abs(factor) > NEGLIGIBLE:
+            binding.setdefault(limit.names[0], {})[limit.reason.partition(": ")[2] or limit.reason] = None
+    return Mix(solved, held, {name: list(reasons) for name, reasons in binding.items()})
 
 
 def rounded(exact: np.ndarray, most: np.ndarray, total: int) -> np.ndarray:
@@ -140,12 +152,6 @@ def _lengths(phases: Sequence[Phase], total: float) -> Iterator[tuple[Phase, flo
         if size is None and left <= 0:
             raise InputError(f"phase {phase.name!r}: the other phases use up the tokens; lower theirs, or raise tokens")
         yield phase, left if size is None else size
-
-
-def _effective(phases: Sequence[tuple[Phase, float]], number: int) -> float:
-    """The tokens that follow the mix of a phase: its own, and half of each ramp beside it."""
-    beside = [*phases[max(0, number - 1) : number], *phases[number + 1 : number + 2]]
-    return phases[number][1] + sum(length / 2 for phase, length in beside if phase.ramp is not None)
 
 
 def _stairs(
@@ -239,7 +245,15 @@ def _limits(
     count = len(sources)
     everywhere = np.arange(len(phases)) * count
     for number, source in enumerate(sources):
-        yield from _data_set_limits(source, held[source.name], everywhere + number)
+        tokens, inside, one = held[source.name], everywhere + number, [source.name]
+        if source.tokens is not None:
+            yield _Limit(f"{source.name!r}: tokens={source.tokens:,}", inside, source.tokens, source.tokens, names=one)
+        if source.max_epochs is not None:
+            reason = f"{source.name!r}: max_epochs={source.max_epochs:g} of {tokens:,} tokens"
+            yield _Limit(reason, inside, high=source.max_epochs * tokens, names=one)
+        if source.min_epochs:
+            reason = f"{source.name!r}: min_epochs={source.min_epochs:g} of {tokens:,} tokens"
+            yield _Limit(reason, inside, low=source.min_epochs * tokens, names=one)
     for row, (phase, length) in enumerate(zip(phases, lengths.tolist(), strict=True)):
         for name, (share, parent) in _shares(blend, sources, phase).items():
             inside = _inside(sources, name)
@@ -255,33 +269,6 @@ def _limits(
     for row, (phase, length) in enumerate(zip(phases, lengths.tolist(), strict=True)):
         reason = f"phase {phase.name!r} of {length:,.0f} tokens" if blend.phases else f"{length:,.0f} tokens in all"
         yield _Limit(reason, np.arange(count) + row * count, length, length, scales=True)
-
-
-def _data_set_limits(source: DataSource, held: int, inside: np.ndarray) -> Iterator[_Limit]:
-    one = [source.name]
-    if source.tokens is not None:
-        yield _Limit(f"{source.name!r}: tokens={source.tokens:,}", inside, source.tokens, source.tokens, names=one)
-    if source.max_epochs is not None:
-        most = source.max_epochs * held
-        yield _Limit(
-            f"{source.name!r}: max_epochs={source.max_epochs:g} of {held:,} tokens", inside, high=most, names=one
-        )
-    if source.min_epochs:
-        least = source.min_epochs * held
-        yield _Limit(
-            f"{source.name!r}: min_epochs={source.min_epochs:g} of {held:,} tokens", inside, low=least, names=one
-        )
-
-
-def _settled(limits: Sequence[_Limit], weights: np.ndarray, total: float) -> tuple[np.ndarray, np.ndarray]:
-    """The closest tokens within all limits, and the logarithm of each limit's factor. Raises InputError if there are none."""
-    for limit in limits:
-        if (limit.low or limit.rest is not None) and not weights[limit.inside].any():
-            raise InputError(f"{limit.reason}: every weight there is 0; give a dataset a weight above 0")
-    found, factors, steps = _settle(limits, weights, total)
-    if steps is None:
-        return found, factors
-    raise _conflict(limits, weights, total, steps)
 
 
 def _settle(
@@ -370,12 +357,3 @@ def _refusal(binding: Sequence[_Limit], total: float, nearest: float | None) -> 
         bound = f"at most {math.floor(nearest):,}" if nearest < total else f"at least {math.ceil(nearest):,}"
         advice = f"{bound} tokens in all are possible with the others as they are: set tokens, or change one of them"
     return InputError(f"tokens={total:,.0f}: the budget cannot be kept: {reasons}; {advice}")
-
-
-def _binding(limits: Sequence[_Limit], factors: np.ndarray) -> dict[str, list[str]]:
-    """The limits of datasets that hold them back or up, by name."""
-    found: dict[str, dict[str, None]] = {}
-    for limit, factor in zip(limits, factors.tolist(), strict=True):
-        if len(limit.names) == 1 and abs(factor) > NEGLIGIBLE:
-            found.setdefault(limit.names[0], {})[limit.reason.partition(": ")[2] or limit.reason] = None
-    return {name: list(reasons) for name, reasons in found.items()}

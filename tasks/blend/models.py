@@ -343,22 +343,19 @@ def _check_names(blend: Blend) -> None:
     for name in blend.groups or {}:
         if name not in groups:
             raise ValueError(f"groups: no dataset is in {name!r}; {nearest(name, groups)}")
+    group_of = {source.name: source.group or "" for source in sources}
     for phase in blend.phases or []:
-        _check_apart(phase, {source.name: source.group or "" for source in sources})
-        for name in phase.mix or {}:
+        mix = phase.mix or {}
+        for name in mix:
+            place = group_of.get(name) or name.rpartition("/")[0]
+            # Both would be shares of the phase
+            if around := next((each for each in mix if each != name and f"{place}/".startswith(f"{each}/")), None):
+                raise ValueError(
+                    f"phase {phase.name!r}: {name!r} is in {around!r}, and its mix names both; keep one of the two"
+                )
+        for name in mix:
             if name not in groups | names:
                 raise ValueError(f"phase {phase.name!r}: no dataset or group {name!r}; {nearest(name, groups | names)}")
-
-
-def _check_apart(phase: Phase, groups: Mapping[str, str]) -> None:
-    """A mix must not name a group and something in it: both would be shares of the phase."""
-    for name in phase.mix or {}:
-        place = groups.get(name) or name.rpartition("/")[0]
-        for group in phase.mix or {}:
-            if group != name and f"{place}/".startswith(f"{group}/"):
-                raise ValueError(
-                    f"phase {phase.name!r}: {name!r} is in {group!r}, and its mix names both; keep one of the two"
-                )
 
 
 def _check_phases(blend: Blend) -> None:

@@ -249,15 +249,11 @@ class _Parser:
         self.text, self.where = text, where
         self.tokens: list[_Token] = []
         self.optional: set[tuple[str, ...]] = set()
-        self._at = self._depth = 0
-        self._split()
-
-    def _split(self) -> None:
-        place = 0
-        while place < len(self.text):
-            match = TOKEN.match(self.text, place)
+        self._at = self._depth = place = 0
+        while place < len(text):
+            match = TOKEN.match(text, place)
             if match is None:
-                character = self.text[place]
+                character = text[place]
                 self._refuse(
                     place,
                     f"the closing {character} is missing"
@@ -271,7 +267,7 @@ class _Parser:
             if kind != "blank":
                 self.tokens.append(_Token(kind, word, place))
             place = match.end()
-        self.tokens.append(_Token("end", "", len(self.text)))
+        self.tokens.append(_Token("end", "", len(text)))
 
     def parse(self) -> Node:
         tree = self._disjunction()
@@ -361,19 +357,16 @@ class _Parser:
             column = Column(token.path, token.position)
             return Length(column) if token.kind == "length" else column
         if token.kind == "number":
-            return Literal(self._number(token), token.position)
+            try:
+                value = int(token.word)
+            except ValueError:  # a fraction, or too many digits for int
+                value = float(token.word)
+            if isinstance(value, float) and math.isinf(value):
+                self._refuse(token.position, "too large for a number of 64 bits")
+            if isinstance(value, int) and not -INT64_END <= value < INT64_END:
+                self._refuse(token.position, "too large for a whole number of 64 bits")
+            return Literal(value, token.position)
         return Literal(self._unescaped(token) if token.kind == "text" else token.word == "true", token.position)
-
-    def _number(self, token: _Token) -> int | float:
-        try:
-            value = int(token.word)
-        except ValueError:  # a fraction, or too many digits for int
-            value = float(token.word)
-        if isinstance(value, float) and math.isinf(value):
-            self._refuse(token.position, "too large for a number of 64 bits")
-        if isinstance(value, int) and not -INT64_END <= value < INT64_END:
-            self._refuse(token.position, "too large for a whole number of 64 bits")
-        return value
 
     def _unescaped(self, token: _Token) -> str:
         inner = token.word[1:-1]
@@ -387,21 +380,18 @@ class _Parser:
         """Return the predicate with one spelling of blanks, quotes and keywords."""
         text = before = ""
         for token in self.tokens[:-1]:
-            word = self._spelling(token)
+            word = token.word.lower()  # a keyword, or an exponent
+            if token.is_column:
+                alone = len(token.path) == 1
+                plain = [PLAIN.fullmatch(key) and not (alone and key.lower() in KEYWORDS) for key in token.path]
+                name = ".".join(key if bare else f"`{key}`" for key, bare in zip(token.path, plain, strict=True))
+                word = f"length({name})" if token.kind == "length" else name
+            elif token.kind == "text":
+                escaped = self._unescaped(token).replace("\\", "\\\\").replace("'", "\\'")
+                word = f"'{escaped}'"
             apart = not text or before in {"(", "["} or word in {")", "]", ","}
             text, before = f"{text}{'' if apart else ' '}{word}", word if token.kind != "text" else ""
         return text
-
-    def _spelling(self, token: _Token) -> str:
-        if token.is_column:
-            alone = len(token.path) == 1
-            plain = [PLAIN.fullmatch(key) and not (alone and key.lower() in KEYWORDS) for key in token.path]
-            name = ".".join(key if bare else f"`{key}`" for key, bare in zip(token.path, plain, strict=True))
-            return f"length({name})" if token.kind == "length" else name
-        if token.kind == "text":
-            inner = self._unescaped(token).replace("\\", "\\\\").replace("'", "\\'")
-            return f"'{inner}'"
-        return token.word.lower()  # an exponent
 
     @property
     def _token(self) -> _Token:
