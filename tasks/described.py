@@ -78,13 +78,9 @@ def _default(field: FieldInfo) -> str | None:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and "size" in _types(field.annotation, field.metadata):
-        return size_text(value)
+        # As a setting takes it, exactly: 256MB, or 1234567.
+        return next((f"{value // unit}{name}" for name, unit in UNITS if value and value % unit == 0), str(value))
     return None if value is None else str(value)
-
-
-def size_text(size: int) -> str:
-    """Return a size as a setting takes it, exactly: 256MB, or 1234567."""
-    return next((f"{size // unit}{name}" for name, unit in UNITS if size and size % unit == 0), str(size))
 
 
 def _types(annotation: Any, metadata: Collection[Any] = ()) -> Iterator[str]:  # noqa: ANN401 - any annotation

@@ -25,7 +25,7 @@ from tokenmill.tasks.storage import filesystem, join
 
 from .plan import WHOLE, Finished
 from .publish import Extent, Joined, Output, output_of
-from .receipt import NOT_READ, RECEIPT, ROWS_BY_FILE, outputs_of, unread
+from .receipt import NOT_READ, RECEIPT, ROWS_BY_FILE, Receipt, outputs_of, unread
 from .store import Store, read_bytes, size_of
 
 MANIFEST = "manifest.json"
@@ -121,17 +121,24 @@ def shard_entries(finished: Sequence[Finished], published: Names) -> dict[str, A
                 "recipe": number,
                 "source": receipt.identity["source"],
                 **({"decided": receipt.identity["decided"]} if "decided" in receipt.identity else {}),
-                "rows": receipt.rows_in,
-                "documents": {name: count.documents for name, count in receipt.parts.items()},
-                "tokens": {name: count.tokens for name, count in receipt.parts.items()},
-                "drops": receipt.drops,
-                "quarantined": receipt.quarantined,
-                "truncated": receipt.truncated,
-                **({"facts": receipt.facts} if receipt.facts else {}),
+                **counts_of(receipt),
                 "published": {split: [*names] for split, names in published.get(item.shard.place, {}).items()},
             }
         )
     return {"recipes": list(recipes.values()), "shards": entries}
+
+
+def counts_of(receipt: Receipt) -> dict[str, Any]:
+    """Return the counts of a shard, as its entry in a manifest has them."""
+    return {
+        "rows": receipt.rows_in,
+        "documents": {name: count.documents for name, count in receipt.parts.items()},
+        "tokens": {name: count.tokens for name, count in receipt.parts.items()},
+        "drops": receipt.drops,
+        "quarantined": receipt.quarantined,
+        "truncated": receipt.truncated,
+        **({"facts": receipt.facts} if receipt.facts else {}),
+    }
 
 
 def stored_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[Store, Mapping[str, Any]]]:

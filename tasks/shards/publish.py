@@ -554,7 +554,15 @@ def join_extents(extents: Sequence[Extent], target: str) -> None:
         return
     with publish(target) as publication:
         for extent in extents:
-            _stream_extent(publication, extent)
+            with open_binary(extent.uri) as stream:
+                stream.seek(extent.start)
+                left = extent.size
+                while left:
+                    data = stream.read(min(PART, left))
+                    if not data:
+                        raise OSError(errno.EIO, f"ends {left:,} bytes early", extent.uri)
+                    publication.write(data)
+                    left -= len(data)
 
 
 def _append_extent(descriptor: int, extent: Extent, target: str) -> None:
@@ -579,15 +587,3 @@ def _copy_range(source: int, target: int, count: int, start: int) -> int:
         if error.errno not in NO_RANGE_COPY:
             raise
         return os.sendfile(target, source, start, count)
-
-
-def _stream_extent(publication: Publication, extent: Extent) -> None:
-    with open_binary(extent.uri) as stream:
-        stream.seek(extent.start)
-        left = extent.size
-        while left:
-            data = stream.read(min(PART, left))
-            if not data:
-                raise OSError(errno.EIO, f"ends {left:,} bytes early", extent.uri)
-            publication.write(data)
-            left -= len(data)

@@ -24,6 +24,7 @@ from .manifest import (
     PublishedFile,
     changed_extents,
     content_problem,
+    counts_of,
     extent_hash,
     extent_problem,
     open_manifest,
@@ -198,7 +199,11 @@ def _check_shard(
     )
     problems += found or []
     problems += [] if problems else fate_problems(store, receipt)
-    problems += _count_problems(place, entry, receipt)
+    problems += [
+        f"{place}: {name} are {found!r}, but the manifest records {entry.get(name, {})!r}"
+        for name, found in {**counts_of(receipt), "facts": receipt.facts}.items()
+        if found != entry.get(name, {})
+    ]
     size = sum(output.size for output in outputs)
     damaged, remove = ([key], [place]) if problems else ([], [])
     if "members" in receipt.identity["source"]:
@@ -222,23 +227,6 @@ def _output_problem(store: Store, key: str, output: Output, joined: FindJoined) 
         return problem
     changed = extent_hash(extent) != output.xxh3_128
     return f"{extent.uri}: content changed in the bytes of shard {key}" if changed else None
-
-
-def _count_problems(place: str, entry: Mapping[str, Any], receipt: Receipt) -> list[str]:
-    counts = {
-        "rows": receipt.rows_in,
-        "documents": {name: count.documents for name, count in receipt.parts.items()},
-        "tokens": {name: count.tokens for name, count in receipt.parts.items()},
-        "drops": receipt.drops,
-        "quarantined": receipt.quarantined,
-        "truncated": receipt.truncated,
-        "facts": receipt.facts,
-    }
-    return [
-        f"{place}: {name} are {found!r}, but the manifest records {entry.get(name, {})!r}"
-        for name, found in counts.items()
-        if found != entry.get(name, {})
-    ]
 
 
 def _was_read(file: PublishedFile) -> bool:

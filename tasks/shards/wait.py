@@ -119,15 +119,6 @@ class Queue(Protocol):
         ...
 
 
-def queue_of(cluster: object) -> Queue | None:
-    """What starts the workers of a cluster, if it can be asked."""
-    if hasattr(cluster, "refusals"):
-        return JobQueue(cluster)
-    if type(cluster).__name__ == "KubeCluster":
-        return PodQueue(cluster)
-    return None
-
-
 class JobQueue:
     """The jobs of a cluster of dask-jobqueue. Slurm is asked for states and reasons, others only for rejected jobs."""
 
@@ -280,7 +271,7 @@ class ClusterWatch:
     adaptive: bool
     tell: Callable[[str], None]
     timeout: float | None = None
-    _queue: Queue | None = field(init=False)
+    _queue: Queue | None = field(default=None, init=False)
     _checked: float = field(default_factory=time.monotonic, init=False)
     _answered: float = field(default_factory=time.monotonic, init=False)
     _staffed: float = field(default_factory=time.monotonic, init=False)
@@ -288,7 +279,11 @@ class ClusterWatch:
     _began: float = field(default_factory=time.time, init=False)
 
     def __post_init__(self) -> None:
-        self._queue = queue_of(self.client.cluster)
+        cluster = self.client.cluster
+        if hasattr(cluster, "refusals"):
+            self._queue = JobQueue(cluster)
+        elif type(cluster).__name__ == "KubeCluster":
+            self._queue = PodQueue(cluster)
 
     def check(self) -> None:
         """Check the cluster, at most once in CHECK_SECONDS.
