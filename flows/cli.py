@@ -87,6 +87,7 @@ def nightly(
     from tokenmill.tasks.sources.discovery import require_no_overlap
 
     require_no_overlap("blends", blends, {"the output folder": output_dir})
+    # A wrong folder is an error before Prefect is imported, which takes seconds.
     find_blends(blends)
     be_quiet()
     from .nightly import reprep_changed_blends
@@ -175,10 +176,12 @@ def run(arguments: list[str]) -> int:
     """Run one command and return the exit code."""
     try:
         _require_words(arguments)
+        # Errors are printed below, a line each, with exit codes of our own.
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, InputError) as error:
         return _complain(_plain(error), WRONG_CALL)
     except PartlyFailedError as error:
+        # A night with failed blends has prepared others.
         _print_record(error.record)
         return _complain(error, FAILED)
     except (RunError, OSError) as error:

@@ -67,6 +67,7 @@ def keeping(update: Update) -> Update:
         fields = current.model_dump(mode="json", include=FIELDS) | {"concurrency_limit": limit}
         applied = merged(declared, recorded, {"parameters": current.parameters, "fields": fields})
         kept = {"paused", "schedules"} if current.schedules else {"paused"}
+        # A field that the update omits keeps its value on the server.
         rest = deployment.model_dump(exclude={*kept, *FIELDS, "parameters"}, exclude_unset=True)
         rest["parameter_openapi_schema"] = closed(rest.get("parameter_openapi_schema"), deployment.entrypoint)
         await update(

@@ -51,11 +51,13 @@ def run_preparation(
     kind: Kind[Any, Any], blend: Blend, output_dir: str, settings: PreparationSettings
 ) -> dict[str, Any]:
     """Prepare a blend, and return the artifact record. Raises InputError, some before planning."""
+    # Before a flow starts, so that a mistyped path is no failed run on a server.
     check_inputs(blend, settings.store, output_dir)
     kind.check(blend, settings, output_dir)
     if is_shown() or not (settings.cluster == "local" or "://" in settings.cluster):
         from .preparation import preparation_flow
 
+        # Prefect shows these as the parameters of the run, so defaults are left to the flow.
         chosen = {name: getattr(settings, name) for name in settings.model_fields_set}
         return preparation_flow(kind)(blend, output_dir, **chosen)
     exit_if_imported()

@@ -39,6 +39,7 @@ def function_of(name: str) -> Callable[..., dict[str, Any]]:
         settings = {name: _text_of(value) for name, value in settings.items()}
         kind = preparation(name)
         keys = {key: settings.pop(key) for key in source_keys(kind.settings, settings)}
+        # A DatasetDict of `datasets` is a dict, too.
         if isinstance(named, (str, Blend, dict)) and not hasattr(named, "with_format"):
             blend = kind.read_blend(cast("Blend | Mapping[str, Any] | str", named))
         else:

@@ -66,6 +66,7 @@ def reprep_changed_blends(
 
 def _update(blend: NightlyBlend, output_dir: str, under: dict[str, Any]) -> Outcome:
     """The outcome for a blend; failures end in the state of a task or flow run."""
+    # States instead of exceptions: a blend that fails must not end the night.
     state = compare(blend, output_dir, under, time.time(), return_state=True)
     if error := error_of(state):
         return _failed(blend, error)

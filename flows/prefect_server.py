@@ -52,6 +52,7 @@ class ServedFlow(Flow[P, R]):
     """A flow that provides its own Prefect server when called."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the flow's own parameters and result
+        # Before Prefect's own error, which doesn't know the new name.
         self._require_new_names(kwargs)
         if FlowRunContext.get() is not None:
             return super().__call__(*args, **kwargs)

@@ -50,6 +50,7 @@ def preparation_flow(kind: Kind[Any, Any] | str) -> ServedFlow[..., dict[str, An
             blend: The blend, the path or URI of its JSON file, or a data file or Hub dataset in its place.
             output_dir: Folder or URI for blend.json, the prepared data and the manifest.
         """
+        # Prefect passes every parameter, so one at its default counts as not given.
         given = {name: chosen.pop(name) for name in of_rows if name in chosen}
         keys = {
             name: value

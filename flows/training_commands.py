@@ -165,6 +165,7 @@ def benchmark(
     settings = _settings(config, chosen)
     if Path(output_dir, "job.json").exists():
         raise InputError(f"--output-dir {output_dir}: contains a training run; a benchmark needs its own folder")
+    # A retried run would be measured with its starts.
     _trained(place, settings.model_copy(update={"retries": 0}), output_dir)
     found = measure.summarise(*recorded_run(output_dir))
     measure.print_record(found, terminal)

@@ -120,6 +120,7 @@ def parse(model: type[Model], data: object, where: str) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
+        # A union reports the same mistake once for each of its models.
         lines = [*dict.fromkeys(_sentence(model, detail) for detail in error.errors())]
         more = [f"and {len(lines) - MOST_LINES:,} more mistakes"] if len(lines) > MOST_LINES else []
         raise InputError("\n".join(f"{where}: {line}" for line in [*lines[:MOST_LINES], *more])) from error

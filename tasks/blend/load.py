@@ -47,6 +47,7 @@ def load_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
     if isinstance(blend, Mapping):
         return _anchored(_parsed(blend, "blend"), str(Path.cwd()))
     place = absolute(blend)
+    # `org/name` may be a file if there is a folder `org`.
     if HUB_ID.fullmatch(blend) and not Path(place).parent.exists():
         raise InputError(f"{place}: no such blend file; for a dataset of the Hub, write hf://{blend}")
     return _anchored(_parsed(_read_json(place), blend), place.rpartition("/")[0])

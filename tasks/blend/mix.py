@@ -102,6 +102,7 @@ def solve(blend: Blend, held: Mapping[str, int], tokens: int | None = None) -> M
             )
     if not sources:
         return Mix([], held)
+    # Without a total, as many tokens as the datasets with a weight hold.
     total = tokens or blend.total or sum(held[source.name] for source in sources if source.weight)
     phases = [*_lengths(blend.phases or [Phase(name="all")], total)]
     names = [source.name for source in sources]
@@ -286,6 +287,7 @@ def _settle(
         change = float(np.abs(factors - last).max())
         if change < SETTLED:
             break
+        # Slow progress is still progress, so look at many rounds together.
         if number % ROUNDS_PER_CHECK == ROUNDS_PER_CHECK - 1:
             if change > STALLED * before:  # limits that exclude each other never settle
                 break

@@ -335,6 +335,7 @@ def listed_sources(blend: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 def _check_names(blend: Blend) -> None:
     """Require that every name in groups and mixes belongs to exactly one dataset or group."""
     sources = blend.training()
+    # `code/python` is in `code`, so all beginnings of a path are groups.
     paths = [source.group.split("/") for source in sources if source.group]
     groups = {"/".join(path[:depth]) for path in paths for depth in range(1, len(path) + 1)}
     names = {source.name for source in sources}

@@ -144,6 +144,7 @@ class ShardBuilder:
         first = self.rows_in
         self.rows_in += batch.consumed
         self.rows_of_members[batch.member] += batch.consumed
+        # No fate yet: `write_fates` requires one for every row.
         self.fates.codes += bytes(batch.consumed)
         if batch.filtered:
             read = np.concatenate([batch.rows, batch.blank, [row.row for row in batch.bad]]).astype(np.int64)

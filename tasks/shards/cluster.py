@@ -114,6 +114,7 @@ def local_cluster(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of
     during startup STARTS times in a row.
     """
     deaths: list[RuntimeError] = []
+    # One worker may be killed by chance, such as a moment without memory; three in a row aren't.
     while len(deaths) < STARTS:
         try:
             return _start(kwargs)

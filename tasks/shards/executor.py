@@ -201,6 +201,7 @@ def wait_for(futures: Sequence[Any], check: Callable[[], None], show: Callable[[
     """Wait until all futures have succeeded or failed. About every second, call `check`, which may raise, and `show`."""
     woken = Event()
     for future in futures:
+        # The end of the last batch ends the wait at once, not after a second.
         future.add_done_callback(lambda _: woken.set())
     pending = list(futures)
     while pending := [future for future in pending if not future.done()]:

@@ -57,6 +57,7 @@ def look(kind: Kind[Any, Any], planned: Planned[Any, Any]) -> tuple[dict[str, Fi
         built: list[Finished] = []
         if plan.shards:
             stage = kind.stages[0]
+            # A bad row must not end the look: the policy is applied to the counts, below.
             arguments = {**stage.arguments(replace(planned, plan=plan)), "on_bad_row": "quarantine"}
             read = stage.read or stage.build
             built = [Finished(shard, shard.key, read(shard, store, **arguments)) for shard in plan.shards]

@@ -100,6 +100,7 @@ def shard_entries(finished: Sequence[Finished], published: Names) -> dict[str, A
     entries: list[dict[str, Any]] = []
     for item in finished:
         recipe = {name: value for name, value in item.receipt.identity.items() if name not in {"source", "decided"}}
+        # Shards of a dataset share a recipe: a million of them list it once.
         canonical = orjson.dumps(recipe, option=orjson.OPT_SORT_KEYS)
         recipes.setdefault(canonical, recipe)
         number = numbers.setdefault(canonical, len(numbers))

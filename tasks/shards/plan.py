@@ -119,6 +119,7 @@ class Plan:
     @property
     def pending(self) -> list[PlannedShard]:
         """The shards to build, each key once."""
+        # Equal slices of two datasets share a key, and are built once.
         waiting = {key: shard for key, shard in zip(self.keys, self.shards, strict=True) if key not in self.proven}
         return list(waiting.values())
 

@@ -412,6 +412,7 @@ def _remove_stale(output_dir: str, own: Mapping[str, re.Pattern[str]], current: 
             found = cast("list[str]", system.ls(path, detail=False))
         names = [name.rpartition("/")[2] for name in found]
         within = f"{folder}/" if folder else ""
+        # blend.json names a pair by the prefix of its two files.
         kept = {name for name in names if {f"{within}{name}", f"{within}{name}".rpartition(".")[0]} & current}
         stale = [name for name in names if name not in kept and pattern.fullmatch(name)]
         for name in stale:

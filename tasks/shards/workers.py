@@ -57,6 +57,7 @@ class WorkerPool(Pool):
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:  # noqa: ARG002 - a name in Prefect
         self.require_same_code(calls)
         with asking_for(self.client, self.resources):
+            # Not pure: Dask would return the kept result of an equal call.
             return [submitted(self.client.submit(build_work, **call, pure=False)) for call in calls]
 
     def require_same_code(self, calls: Sequence[Mapping[str, Any]]) -> None:
