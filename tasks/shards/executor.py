@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import wraps
 from threading import Event
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -79,8 +79,8 @@ class Pool:
         """Batches that run at once."""
         return 1
 
-    def listen(self, handle: Announce) -> str | Announce:
-        """Call `handle` with each record that is announced under the topic, which is returned; itself in this process."""
+    def listen(self, handle: Announce) -> Announce:
+        """Return a function for batches, which calls `handle` in this process with each record that it is given."""
         return handle
 
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:
@@ -120,9 +120,9 @@ def building_on(pool: Callable[[Stage, Sequence[PlannedShard]], Pool], libraries
         # Receipts name the code, and workers with other code refuse the batch.
         made = replace(store, built_with=built_with(stage.build.__module__, libraries))
         chosen, tally = pool(stage, pending), Tally(len(pending), sum(shard.part.size for shard in pending))
-        topic = chosen.listen(tally.add)
         find_places(shard.part for shard in pending)
-        common = {"topic": topic, "stage": stage, "store": made, "arguments": arguments, "rebuild": rebuild}
+        tell = chosen.listen(tally.add)
+        common = {"tell": tell, "stage": stage, "store": made, "arguments": arguments, "rebuild": rebuild}
         calls = [
             {"batch": batch, "places": places_of(shard.part for shard in batch), **common}
             for batch in batches(pending, chosen.slots())
@@ -157,7 +157,7 @@ def building_on(pool: Callable[[Stage, Sequence[PlannedShard]], Pool], libraries
 def build_work(
     batch: Sequence[PlannedShard],
     places: Mapping[str, str],
-    topic: str | Announce,
+    tell: Announce,
     stage: Stage,
     store: Store,
     arguments: Mapping[str, Any],
@@ -170,8 +170,7 @@ def build_work(
     """
     PLACES.update(places)
     require_same_here(stage.build.__module__, store.built_with)
-    told = partial(announce, topic) if isinstance(topic, str) else topic
-    return patiently(build_batch, batch, store, stage.building(arguments), told, rebuild=rebuild)
+    return patiently(build_batch, batch, store, stage.building(arguments), tell, rebuild=rebuild)
 
 
 def _failures_of(

@@ -26,7 +26,7 @@ from .cluster import (
     workers_built_with,
 )
 from .code import built_with, require_same_here, require_same_there
-from .executor import Pool, RunAll, Submitted, build_work, patiently, results_of, submitted
+from .executor import Pool, RunAll, Submitted, announce, build_work, patiently, results_of, submitted
 from .kind import Needs, Stage
 from .plan import PlannedShard
 from .progress import say
@@ -49,10 +49,10 @@ class WorkerPool(Pool):
         threads = cast("dict[str, int]", self.client.nthreads())
         return max(1, sum(threads.values()), self.most_workers)
 
-    def listen(self, handle: Announce) -> str:
+    def listen(self, handle: Announce) -> Announce:
         topic = f"shards-{uuid4()}"  # an existing cluster may serve other runs
         self.client.subscribe_topic(topic, lambda event: handle(event[1]))
-        return topic
+        return partial(announce, topic)
 
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:  # noqa: ARG002 - a name in Prefect
         self.require_same_code(calls)
