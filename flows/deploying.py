@@ -71,8 +71,8 @@ def deploy(folder: Path) -> dict[str, DeploymentResponse]:
                 client.read_work_pool(name)
             except ObjectNotFound:  # its workers start runs as processes
                 template = ProcessWorker.get_default_base_job_template()
-                pool = WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template)
-                client.create_work_pool(pool)
+                made = WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template)
+                client.create_work_pool(made)
         done = subprocess.run(
             [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all"],
             cwd=folder,

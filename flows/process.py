@@ -101,7 +101,9 @@ def end_when_interrupted() -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
         # After Ctrl-C, errors are those that libraries made of it: pydantic, for one, raises its own.
-        sys.excepthook = lambda *error: None if _pressed.is_set() else sys.__excepthook__(*error)
+        sys.excepthook = lambda kind, error, trace: (
+            None if _pressed.is_set() else sys.__excepthook__(kind, error, trace)
+        )
         sys.unraisablehook = lambda error: None if _pressed.is_set() else sys.__unraisablehook__(error)
         atexit.register(_leave)  # the first to register is the last to be called
         Thread(target=_end_later, daemon=True).start()

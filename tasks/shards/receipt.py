@@ -203,9 +203,9 @@ class Receipt:
         """Return the receipt in `data`. Raises InvalidReceiptError unless it is complete and undamaged."""
         try:
             fields = unsealed(data)
-            outputs = [output_of(output) for output in fields["outputs"]]
-            parts = {name: PartCount(**part) for name, part in fields["parts"].items()}
-            return cls(**{**fields, "outputs": outputs, "parts": parts})
+            fields["outputs"] = [output_of(output) for output in fields["outputs"]]
+            fields["parts"] = {name: PartCount(**part) for name, part in fields["parts"].items()}
+            return cls(**fields)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidReceiptError(f"not a valid receipt: {error}") from error
 
