@@ -110,7 +110,16 @@ def prefect_server() -> Generator[None]:
     if address is not None:
         _require_server(address)
     elif PREFECT_SERVER_EPHEMERAL_ENABLED.value():
-        _start_temporary()
+        settings = get_current_settings()
+        elsewhere = settings.server.database.model_fields_set & {"connection_url", "host"}
+        if not elsewhere and not is_writable(str(settings.home)):
+            raise InputError(
+                f"PREFECT_HOME: {settings.home} cannot be written, and a temporary Prefect server keeps its database there; set "
+                "PREFECT_HOME to a different folder, or PREFECT_API_URL to the address of a server"
+            )
+        from .temporary_server import TemporaryServer  # 2 s to import
+
+        TemporaryServer().start()
     try:
         yield
     except httpx.HTTPError as error:  # other clients fetch data
@@ -118,19 +127,6 @@ def prefect_server() -> Generator[None]:
             f"the Prefect server at {address or 'a temporary address'} was lost ({type(error).__name__}: {error}); finished "
             "shards are kept: start the server and run the same command again"
         ) from error
-
-
-def _start_temporary() -> None:
-    settings = get_current_settings()
-    elsewhere = settings.server.database.model_fields_set & {"connection_url", "host"}
-    if not elsewhere and not is_writable(str(settings.home)):
-        raise InputError(
-            f"PREFECT_HOME: {settings.home} cannot be written, and a temporary Prefect server keeps its database there; set "
-            "PREFECT_HOME to a different folder, or PREFECT_API_URL to the address of a server"
-        )
-    from .temporary_server import TemporaryServer  # 2 s to import
-
-    TemporaryServer().start()
 
 
 def _require_server(address: str) -> None:

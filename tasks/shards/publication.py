@@ -449,7 +449,12 @@ def check_shrinkage(
             f"allow_shrink={_named(listed.values())} to publish anyway{bad and f'. The first bad row: {bad}'}"
         )
     place = settings.previous or output_dir
-    before = _comparable(place, header, settings)
+    before: Mapping[str, Any] = {}
+    with suppress(InputError):  # a damaged manifest is replaced by publishing
+        known = published_manifest(place)
+        if known is not None and known["type"] == header["type"]:
+            alike = all(known["settings"].get(name) == getattr(settings, name, None) for name in COMPARED)
+            before = known["totals"]["datasets"] if alike else {}
     lost: dict[str, str] = {}
     for dataset, name in watched.items():
         was = before[dataset]["documents"] if dataset in before else 0
@@ -465,17 +470,6 @@ def check_shrinkage(
             f"(max_shrink_fraction) may not be lost, so nothing was published; check the sources, fields and filters, or set "
             f"allow_shrink={_named(lost)} to publish anyway"
         )
-
-
-def _comparable(place: str, header: Mapping[str, Any], settings: PreparationSettings) -> Mapping[str, Any]:
-    """The totals of each dataset published at `place`, by `split/name`; empty if the two are not comparable."""
-    with suppress(InputError):  # a damaged manifest is replaced by publishing
-        before = published_manifest(place)
-        if before is not None and before["type"] == header["type"]:
-            chosen = before["settings"]
-            if all(chosen.get(name) == getattr(settings, name, None) for name in COMPARED):
-                return before["totals"]["datasets"]
-    return {}
 
 
 def _named(names: Iterable[str]) -> str:

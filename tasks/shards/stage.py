@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
@@ -121,7 +121,16 @@ def shard_workers(settings: ClusterSettings, needs: Needs) -> Generator[BuildSha
 @contextmanager
 def _runner(settings: ClusterSettings, workers: int, resources: Mapping[str, float]) -> Generator[DaskTaskRunner]:
     """Prefect's task runner, whose workers have tokenmill and reach the Prefect server of this run."""
-    with _one_server(), started(task_runner(settings.cluster, workers, resources)) as runner:
+    with ExitStack() as stack:
+        if PREFECT_API_URL.value() is None:
+            # Prefect would start a server in every worker process (about 5 CPU-seconds each), so the address of this
+            # process's server is set: it travels with the settings of each task.
+            from prefect.server.api.server import SubprocessASGIServer  # 2 s to import, and workers do not need it
+
+            server = SubprocessASGIServer()
+            server.start()
+            stack.enter_context(temporary_settings({PREFECT_API_URL: server.api_url}))
+        runner = stack.enter_context(started(task_runner(settings.cluster, workers, resources)))
         require_tokenmill(runner.client)
         require_reached(runner.client, str(PREFECT_API_URL.value()))
         yield runner
@@ -184,24 +193,6 @@ def function_workers(settings: ClusterSettings) -> Generator[RunAll]:
             return results_of(futures, name, check)
 
         yield run_all
-
-
-@contextmanager
-def _one_server() -> Generator[None]:
-    """Make all workers report to the Prefect server of this run.
-
-    Without a configured address Prefect would start a server in every worker process (about 5 CPU-seconds each), so the
-    address travels with the settings of each task.
-    """
-    if PREFECT_API_URL.value() is not None:
-        yield
-        return
-    from prefect.server.api.server import SubprocessASGIServer  # 2 s to import, and workers do not need it
-
-    server = SubprocessASGIServer()
-    server.start()
-    with temporary_settings({PREFECT_API_URL: server.api_url}):
-        yield
 
 
 def _failure(future: PrefectDaskFuture[Any]) -> str | None:
