@@ -51,7 +51,7 @@ def run_preparation(
     kind: Kind[Any, Any], blend: Blend, output_dir: str, settings: PreparationSettings
 ) -> dict[str, Any]:
     """Prepare a blend, and return the artifact record. Raises InputError, some before planning."""
-    # Before a flow starts, so that a mistyped path is no failed run on a server.
+    # Before a flow starts, so that a mistyped path does not leave a failed run on a server.
     check_inputs(blend, settings.store, output_dir)
     kind.check(blend, settings, output_dir)
     if is_shown() or not (settings.cluster == "local" or "://" in settings.cluster):

@@ -100,7 +100,7 @@ class Layout(Protocol):
 class Named:
     """Return the file names for shards in an output folder, numbered by folder in the order of the plan.
 
-    `pairs` are the place of each file in the store, and its name. Unless they are `linked`, files have no names but their places.
+    `pairs` are the place of each file in the store, and its name. Unless `linked`, files are named by their places.
     """
 
     output_dir: str
