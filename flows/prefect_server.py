@@ -148,7 +148,11 @@ def _require_server(address: str) -> None:
 
 
 RECORD = "flow_run.json"
-UNFINISHED = [each for each in StateType if each not in TERMINAL_STATES]
+UNFINISHED = TaskRunFilter(
+    state=TaskRunFilterState(
+        type=TaskRunFilterStateType(any_=[each for each in StateType if each not in TERMINAL_STATES])
+    )
+)
 
 
 def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, Any]]:
@@ -195,26 +199,20 @@ def _recorded_in(output_dir: str) -> Generator[None]:
     with suppress(FileNotFoundError, ValueError, KeyError):  # no valid record
         lost = UUID(unsealed(record.read_bytes())["id"])
     if lost and str(lost) != flow_run.id:  # otherwise the same run, retried
-        _report_lost(lost, folder)
+        crashed = Crashed(message=f"The process of this run was killed; the next run in {folder} reports it.")
+        with get_client(sync_client=True) as client:
+            for run in _unfinished(client, lost):
+                of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
+                # The server answers with a page of tasks; ending them all makes room for the next.
+                while tasks := client.read_task_runs(flow_run_filter=of_run, task_run_filter=UNFINISHED):
+                    for task in tasks:
+                        client.set_task_run_state(task.id, crashed, force=True)
+                client.set_flow_run_state(run, crashed, force=True)
     publish_bytes(str(record), sealed({"id": flow_run.id, "volatile": {}}))
     try:
         yield
     finally:
         record.unlink(missing_ok=True)
-
-
-def _report_lost(lost: UUID, folder: str) -> None:
-    """Report a run as crashed, unless it has ended or the server does not have it."""
-    crashed = Crashed(message=f"The process of this run was killed; the next run in {folder} reports it.")
-    unfinished = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=UNFINISHED)))
-    with get_client(sync_client=True) as client:
-        for run in _unfinished(client, lost):
-            of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
-            # The server answers with a page of tasks; ending them all makes room for the next.
-            while tasks := client.read_task_runs(flow_run_filter=of_run, task_run_filter=unfinished):
-                for task in tasks:
-                    client.set_task_run_state(task.id, crashed, force=True)
-            client.set_flow_run_state(run, crashed, force=True)
 
 
 def _unfinished(client: SyncPrefectClient, run: UUID) -> Iterator[UUID]:

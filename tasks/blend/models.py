@@ -190,22 +190,14 @@ class DataSource(Strict, frozen=True):
         return {new if (new := names.get(key, key)) not in given else key: value for key, value in given.items()}
 
     @model_validator(mode="after")
-    def _filters_once(self) -> Self:
+    def _one_of_each(self) -> Self:
+        named = self.named_fields
         if self.used_in is not None and "used_in" in self.filters:
             raise ValueError("'used_in' is given as a key and under 'filters'; keep one of the two")
-        return self
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        named = self.named_fields
         if self.messages_field is not None and "prompt" in named:
             raise ValueError("'messages_field' and 'fields.prompt' both name the conversation; keep one")
         if self.tools_field != "tools" and "tools" in named:
             raise ValueError("'tools_field' and 'fields.tools' both name the tools; keep one")
-        return self
-
-    @model_validator(mode="after")
-    def _one_size(self) -> Self:
         given = [name for name in ("share", "tokens") if getattr(self, name) is not None]
         given += ["weight"] if given and self.weight != 1.0 else []
         if len(given) > 1:

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Generator, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from multiprocessing import resource_tracker
 from pkgutil import resolve_name
@@ -116,8 +116,16 @@ def local_cluster(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of
     deaths: list[RuntimeError] = []
     # One worker may be killed by chance, such as a moment without memory; three in a row aren't.
     while len(deaths) < STARTS:
+        # Processes inherit the blocked signals of the thread that starts them, so workers ignore Ctrl-C, which a terminal
+        # sends to all processes: the run ends them itself.
+        thread = ThreadPoolExecutor(1, initializer=_block_interrupts)
+        start = thread.submit(_Workers, **kwargs)
+        thread.shutdown(wait=False)
         try:
-            return _start(kwargs)
+            return start.result()
+        except KeyboardInterrupt:
+            start.add_done_callback(lambda done: done.exception() or done.result().close())
+            raise
         except RuntimeError as error:
             if _main_module_calls_a_flow():
                 raise InputError(
@@ -129,26 +137,6 @@ def local_cluster(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of
         f"Dask workers died during startup {STARTS} times in a row ({deaths[-1].__cause__ or deaths[-1]}); give them "
         "more memory, or reduce workers"
     ) from deaths[-1]
-
-
-def _start(arguments: Mapping[str, Any]) -> _Workers:
-    """Start workers that ignore Ctrl-C, which a terminal sends to all processes: the run ends them itself.
-
-    Processes inherit the blocked signals of the thread that starts them.
-    """
-    thread = ThreadPoolExecutor(1, initializer=_block_interrupts)
-    start = thread.submit(_Workers, **arguments)
-    thread.shutdown(wait=False)
-    try:
-        return start.result()
-    except KeyboardInterrupt:
-        start.add_done_callback(_close)
-        raise
-
-
-def _close(start: "Future[_Workers]") -> None:
-    if start.exception() is None:
-        start.result().close()
 
 
 def _block_interrupts() -> None:
@@ -165,19 +153,19 @@ def _main_module_calls_a_flow() -> bool:
 
 def require_scheduler(address: str) -> None:
     """Raises InputError when no scheduler answers at an address within Dask's connection timeout, 30 s."""
-    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
-        thread.submit(asyncio.run, _reach(address)).result()
 
-
-async def _reach(address: str) -> None:
-    try:
+    async def reach() -> None:
         comm = await connect(address, **cast("dict[str, Any]", Security().get_connection_args("client")))
+        await comm.close()
+
+    try:
+        with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
+            thread.submit(asyncio.run, reach()).result()
     except (OSError, TypeError, ValueError) as error:  # no server, no certificates, or no address
         raise InputError(
             f"cluster: no Dask scheduler answers at {address} ({error}); start it with `dask scheduler`, check host "
             "and port; if it uses TLS, give a tls:// address and set the certificates in DASK_DISTRIBUTED__COMM__TLS__…"
         ) from error
-    await comm.close()
 
 
 @contextmanager

@@ -132,9 +132,7 @@ def explained(sentence: str) -> Generator[None]:
         timer.cancel()
 
 
-@cache
-def _say_once(sentence: str) -> None:
-    say(sentence)
+_say_once = cache(say)
 
 
 def _write_line(line: str) -> None:

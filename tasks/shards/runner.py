@@ -13,7 +13,7 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -128,23 +128,21 @@ def ssh_cluster(
     options, pythons = connect_options or {}, remote_python or sys.executable
     each_options = options if isinstance(options, list) else [options] * len(hosts)
     each_python = pythons if isinstance(pythons, list) else [pythons] * len(hosts)
-    checked = _require_hosts([*zip(hosts, each_options, each_python, strict=True)])
+
+    async def problems() -> list[str | None]:
+        return await asyncio.gather(*map(_problem, hosts, each_options, each_python))
+
     with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
-        thread.submit(asyncio.run, checked).result()
-    preload = {key: [*config.get(key), on_host.__name__] for key in PRELOADED}
-    with config.set({"logging.distributed": "info", **preload}):
-        return SSHCluster(hosts, options, remote_python=pythons, **others)
-
-
-async def _require_hosts(hosts: Sequence[tuple[str, Mapping[str, Any], str]]) -> None:
-    """Raises RunError that names every host that cannot be used; each has its options and its Python."""
-    problems = await asyncio.gather(*(_problem(*host) for host in hosts))
-    unusable = [f"{host}: {problem}" for (host, *_), problem in zip(hosts, problems, strict=True) if problem]
+        found = thread.submit(asyncio.run, problems()).result()
+    unusable = [f"{host}: {problem}" for host, problem in zip(hosts, found, strict=True) if problem]
     if unusable:
         raise RunError(
             f"hosts that cannot be used: {'; '.join(dict.fromkeys(unusable))}; check that `ssh HOST` works "
             "without a question, and that this installation is on the host (or name its Python in remote_python)"
         )
+    preload = {key: [*config.get(key), on_host.__name__] for key in PRELOADED}
+    with config.set({"logging.distributed": "info", **preload}):
+        return SSHCluster(hosts, options, remote_python=pythons, **others)
 
 
 async def _problem(host: str, options: Mapping[str, Any], python: str) -> str | None:
