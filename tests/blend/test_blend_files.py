@@ -113,12 +113,12 @@ def blend(name):
 
 def weights(name):
     """`{(repository, subset): weight}` of a blend of hub datasets."""
-    return {(parse(source).repository, source.subset): source.weight for source in blend(name).datasets}
+    return {(parse(source)[0], source.subset): source.weight for source in blend(name).datasets}
 
 
 def split_weights(name):
     """`{(repository, split): weight}` of a blend of hub datasets."""
-    return {(parse(source).repository, source.split): source.weight for source in blend(name).datasets}
+    return {(parse(source)[0], source.split): source.weight for source in blend(name).datasets}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
