@@ -41,7 +41,9 @@ app = App(
     help="Blends of raw text in, training-ready token shards out.",
     version=partial(version, "tokenmill"),
     help_on_error=False,
+    # Lists don't have an --empty-… option beside them.
     default_parameter=Parameter(negative_iterable=()),
+    # `process` ends the command after Ctrl-C.
     suppress_keyboard_interrupt=False,
 )
 app.register_install_completion_command(help="Complete commands and options with the tab key of this shell.")

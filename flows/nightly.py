@@ -56,6 +56,7 @@ def reprep_changed_blends(
     found = find_blends(blends)
     with alone_with(store_of(output_dir)):
         outcomes = [_update(blend, output_dir, under) for blend in found]
+        # A removal that fails leaves the new versions as they are.
         pruned = error_of(prune(output_dir, keep_versions, grace_seconds, also_keep or [], return_state=True))
     summarize(outcomes)
     record = night_record(outcomes, output_dir, pruned)

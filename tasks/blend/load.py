@@ -88,6 +88,7 @@ def _read_json(place: str) -> object:
             raise
         raise InputError(f"{place}: cannot be read as a blend file: {error.strerror or error}") from error
     try:
+        # `json` would keep the last of two equal keys, and drop a dataset silently.
         return json.loads(text, object_pairs_hook=partial(_no_duplicates, place))
     except UnicodeDecodeError as error:
         raise InputError(f"{place}: not UTF-8 text at byte {error.start}; a blend is a JSON file") from error
@@ -143,6 +144,7 @@ def from_page(url: str) -> str:
         parts = urlsplit(url)
     except ValueError as error:
         raise InputError(f"{url}: {error}; correct the address") from error
+    # A mirror has the pages of the Hub.
     own = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").netloc
     if not parts.scheme.startswith("http") or parts.netloc not in HUB_HOSTS | {own}:
         return url

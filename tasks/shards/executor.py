@@ -168,6 +168,7 @@ def build_work(
 
     `places` are where files of the Hub are. Raises RunError unless this process has the code of the run.
     """
+    # Workers then need not ask the Hub again.
     PLACES.update(places)
     require_same_here(stage.build.__module__, store.built_with)
     return patiently(build_batch, batch, store, stage.building(arguments), tell, rebuild=rebuild)

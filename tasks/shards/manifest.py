@@ -90,6 +90,7 @@ def _manifest(output_dir: str) -> dict[str, Any] | None:
         raise InputError(f"{place}: {error}; prepare the data again") from error
     if "shards" not in manifest:
         raise InputError(f"{place}: not the manifest of a preparation; point at the --output-dir of one")
+    # An earlier version may have written it.
     return manifest | {name: with_new_names(manifest[name]) for name in ("blend", "settings") if name in manifest}
 
 

@@ -126,6 +126,7 @@ class Publication(io.BufferedIOBase):
         view = memoryview(buffer)
         if view.nbytes == 0:
             return 0
+        # As bytes, so that lengths and slices count bytes.
         view = view.cast("B")
         if len(self._gathered) + len(view) > PART:
             self.drain()

@@ -78,6 +78,7 @@ def shard_identities(
 def source_of(part: Slice, recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of an identity that names the rows of a slice. Some recipes name `filters` themselves."""
     source: dict[str, Any] = {"content": part.content, "format": part.file.format, "compression": part.file.compression}
+    # A field appears only where it applies, so that adding one keeps the keys of other shards.
     if part.rows is not None:
         source["rows"] = part.rows
     if part.members:

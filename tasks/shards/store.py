@@ -172,6 +172,7 @@ class Store:
             folders = cast("list[str]", system.ls(path, detail=False))
         except (FileNotFoundError, NotADirectoryError):
             return []
+        # Object stores list folders with a slash at the end.
         return sorted(folder.rstrip("/").rpartition("/")[2] for folder in folders)
 
     def read(self, receipt: Receipt, name: str) -> bytes:

@@ -113,6 +113,7 @@ def verify(output_dir: str, inspect: Inspect, find_workers: FindWorkers = lambda
     calls = [{"files": batch, "check": content_problem} for batch in batches]
     problems += chain.from_iterable((run_all or run_here)("verify-copies", problems_in, calls))
     problems += [f"{place}: planned, but missing from this partial output" for place in manifest["missing"]]
+    # Only now: while others were checked, these receipts located bytes.
     for place in {place for shard in checked for place in shard.remove}:
         remove_file(place)
     files, size = sum(shard.files for shard in checked), sum(shard.size for shard in checked)
