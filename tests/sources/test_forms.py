@@ -96,29 +96,21 @@ def test_a_dataset_of_the_hub_is_a_blend_of_it(written, path):
 ARRAY = json.dumps([ROWS["documents"]] * 3)
 
 
-@pytest.mark.parametrize(
-    ("content", "rows"),
-    [
-        (ARRAY, True),
-        ("\ufeff \n" + ARRAY, True),
-        ("[]", True),
-        ('{"text": "a"}\n{"text": "b"}\n', True),
-        ('{"text": "a"}', True),
-        (json.dumps(CHAT, indent=2), True),
-        (json.dumps({"text": "word " * 300_000}) + "\n", True),
-        (json.dumps([{"text": "word " * 300_000}]), True),
-        ('{"id": 1, "body": "a"}', True),
-        ('{"datasets": []}', False),
-        ('{"datasts": [{"name": "a", "path": "b"}]}', False),
-        ('{"train": ["1", "out/a"]}', False),
-        ('{"_comment": "no rows"}', False),
-        (json.dumps({"datasets": [{"name": f"d{number}", "path": "x" * 99} for number in range(20_000)]}), False),
-        ("{}", False),
-        ("", False),
-        ("not JSON", False),
+ROWS_AND_BLENDS = {
+    True: [
+        ARRAY, "\ufeff \n" + ARRAY, "[]", '{"text": "a"}\n{"text": "b"}\n', '{"text": "a"}', json.dumps(CHAT, indent=2),
+        json.dumps({"text": "word " * 300_000}) + "\n", json.dumps([{"text": "word " * 300_000}]), '{"id": 1, "body": "a"}',
     ],
-)
-def test_a_json_file_is_rows_or_a_blend(tmp_path, content, rows):
+    False: [
+        '{"datasets": []}', '{"datasts": [{"name": "a", "path": "b"}]}', '{"train": ["1", "out/a"]}',
+        '{"_comment": "no rows"}', "{}", "", "not JSON",
+        json.dumps({"datasets": [{"name": f"d{number}", "path": "x" * 99} for number in range(20_000)]}),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "content"), [(rows, each) for rows, some in ROWS_AND_BLENDS.items() for each in some])
+def test_a_json_file_is_rows_or_a_blend(tmp_path, rows, content):
     (tmp_path / "a.json").write_text(content, encoding="utf-8")
     assert is_rows(str(tmp_path / "a.json")) is rows
 
