@@ -25,6 +25,7 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.planning import check_inputs
 from tokenmill.tasks.shards.progress import say
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.settings import ClusterSettings, PreparationSettings
 from tokenmill.tasks.shards.store import turn_in
 from tokenmill.tasks.storage import join
@@ -131,7 +132,7 @@ def _workers(settings: ClusterSettings, needs: Needs) -> Generator[BuildShards]:
         yield building_on(pool, needs.libraries)
 
 
-def _report(manifest: Mapping[str, Any], output_dir: str, known: Mapping[str, Receipt]) -> dict[str, Any]:
+def _report(manifest: Manifest, output_dir: str, known: Mapping[str, Receipt]) -> dict[str, Any]:
     from tokenmill.tasks.report.page import leave_report
 
     leave_report(output_dir, say, known)

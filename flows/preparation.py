@@ -13,6 +13,7 @@ from tokenmill.tasks.report.stage import report
 from tokenmill.tasks.shards.kind import Kind
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.stage import materializing, shard_workers, step_task
 from tokenmill.tasks.sources.forms import with_keys
@@ -30,7 +31,7 @@ def prepare(kind: Kind[Any, Any], blend: Blend, settings: PreparationSettings, o
         made = materializing(blend, output_dir) if name == PUBLISH else step_task(name)
         return made(function)(*map(whole, arguments))
 
-    def told(manifest: Mapping[str, Any], place: str, known: Mapping[str, Receipt]) -> dict[str, Any]:
+    def told(manifest: Manifest, place: str, known: Mapping[str, Receipt]) -> dict[str, Any]:
         return report(whole(manifest), place, whole(known))
 
     return run_steps(kind, blend, settings, output_dir, Steps(call, shard_workers, told))

@@ -13,6 +13,7 @@ from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.runtime import set_up_arrow
 from tokenmill.tasks.shards.kinds import KINDS, WORDS, preparation, preparation_called
+from tokenmill.tasks.shards.manifest import open_manifest
 from tokenmill.tasks.strict import Strict, parse
 
 from .options import (
@@ -142,7 +143,6 @@ def preparation_command(name: str) -> Callable[..., dict[str, Any]]:
         if dry_run:
             return _shown(kind, _planned(kind, asked, settings, output_dir), terminal)
         from tokenmill.tasks.report.summary import print_summary
-        from tokenmill.tasks.shards.manifest import read_manifest
 
         from .direct import run_preparation
 
@@ -150,7 +150,7 @@ def preparation_command(name: str) -> Callable[..., dict[str, Any]]:
         be_quiet()
         record = run_preparation(kind, asked, output_dir, settings)
         (artifact,) = record.values()
-        print_summary(read_manifest(artifact["path"]) or {}, artifact["path"], terminal)
+        print_summary(open_manifest(artifact["path"]), artifact["path"], terminal)
         return record
 
     command.__doc__ = KINDS[name].summary

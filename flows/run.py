@@ -16,6 +16,7 @@ from tokenmill.tasks.shards.kind import BuildShards, Kind, Needs
 from tokenmill.tasks.shards.progress import say
 from tokenmill.tasks.shards.publication import failure_recorded
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.settings import ClusterSettings, PreparationSettings
 
 PUBLISH = "publish"
@@ -30,7 +31,7 @@ class Steps:
 
     call: Callable[..., Any]
     workers: Callable[[ClusterSettings, Needs], AbstractContextManager[BuildShards]]
-    report: Callable[[Mapping[str, Any], str, Mapping[str, Receipt]], dict[str, Any]]
+    report: Callable[[Manifest, str, Mapping[str, Receipt]], dict[str, Any]]
 
 
 def run_steps(

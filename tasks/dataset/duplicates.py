@@ -5,10 +5,9 @@ are in the store too, by the row in the shard before deduplication. A decision n
 its own id (`id_field`), or by the `row_id` of a normalized row.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +21,10 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.harmony.shard import FILE
 from tokenmill.tasks.shards.receipt import RECEIPT, InvalidReceiptError, Receipt, shard_key
+from tokenmill.tasks.shards.records import Manifest, ShardEntry
 from tokenmill.tasks.shards.store import Store, read_bytes, size_of
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.storage import filesystem, join, open_binary
-
-from .parts import Entry
 
 COLUMNS = ("source_row", "row_id", "dedup_outcome", "dup_of", "dup_jaccard", "stats_token_len")
 
@@ -40,7 +38,7 @@ class Verdict:
     jaccard: float | None
 
 
-def verdict_of(store: Store, manifest: Mapping[str, Any], entry: Entry, row: int) -> Verdict | None:
+def verdict_of(store: Store, manifest: Manifest, entry: ShardEntry, row: int) -> Verdict | None:
     """Return the decision about a row of the slice in a shard; None if the row isn't a duplicate.
 
     Raises RunError if the decisions are no longer in the store.
@@ -62,7 +60,7 @@ def verdict_of(store: Store, manifest: Mapping[str, Any], entry: Entry, row: int
     return before and _decided(store, entry, before[0])
 
 
-def _planned_key(manifest: Mapping[str, Any], entry: Entry) -> str:
+def _planned_key(manifest: Manifest, entry: ShardEntry) -> str:
     """The key of the shard as planned, before decisions about its rows."""
     return shard_key({**manifest["recipes"][entry["recipe"]], "source": entry["source"]})
 
@@ -91,7 +89,7 @@ def source_rows(place: str) -> np.ndarray:
         return pq.read_table(stream, columns=["source_row"])["source_row"].to_numpy()
 
 
-def _decided(store: Store, entry: Entry, number: int) -> Verdict | None:
+def _decided(store: Store, entry: ShardEntry, number: int) -> Verdict | None:
     digest = entry["decided"]["outcomes"]
     system, path = filesystem(join(store.place, KIND))
     # The manifest has the digest of the decisions; which round made them is only in the receipts of rounds
@@ -108,7 +106,7 @@ def _decided(store: Store, entry: Entry, number: int) -> Verdict | None:
     raise RunError(f"{join(store.place, KIND)}: the decisions about duplicates are gone; run the deduplication again")
 
 
-def kept_row(store: Store, manifest: Mapping[str, Any], name: str) -> tuple[int, int] | None:
+def kept_row(store: Store, manifest: Manifest, name: str) -> tuple[int, int] | None:
     """Return the shard, by its number in the manifest, and the row in its slice of the document that a decision names; None if
     there is none.
     """
@@ -117,7 +115,7 @@ def kept_row(store: Store, manifest: Mapping[str, Any], name: str) -> tuple[int,
     return next(((shard, row) for shard, row in rows if row is not None), None)
 
 
-def _text_row(store: Store, manifest: Mapping[str, Any], entry: Entry, name: str) -> int | None:
+def _text_row(store: Store, manifest: Manifest, entry: ShardEntry, name: str) -> int | None:
     if manifest["settings"]["id_field"]:
         place = store.path(_planned_key(manifest, entry), NAMES_FILE)
         for table in tables(place, 0, 1) if size_of(place) else ():
@@ -132,7 +130,7 @@ def _text_row(store: Store, manifest: Mapping[str, Any], entry: Entry, name: str
     return int(number) if number != name and number.isdecimal() else None
 
 
-def _normalized_row_called(store: Store, manifest: Mapping[str, Any], entry: Entry, name: str) -> int | None:
+def _normalized_row_called(store: Store, manifest: Manifest, entry: ShardEntry, name: str) -> int | None:
     keys = dict.fromkeys([entry["key"], _planned_key(manifest, entry)])
     for rows in (normalized_rows(store.path(key, FILE)) for key in keys):
         row = compute.call_function("index_in", [pa.scalar(name)], compute.SetLookupOptions(rows["row_id"])).as_py()

@@ -20,12 +20,13 @@ from tokenmill.tasks.shards.kind import Kind
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import Origin, entry_files, join_published, origin_of, origins_in, split_of
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.records import Manifest, ShardEntry
 from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.sources.formats import first_row
 
 from .duplicates import normalized_rows
-from .parts import Entry, PublishedNames, ShardPart, parts_and_entries
+from .parts import PublishedNames, ShardPart, parts_and_entries
 
 RECEIPTS_KEPT, PARTS_KEPT = 1024, 64
 
@@ -33,12 +34,10 @@ RECEIPTS_KEPT, PARTS_KEPT = 1024, 64
 class ShardIndex:
     """The shards of the output in the absolute folder `path`, by their numbers in the manifest; `known` receipts aren't read again."""
 
-    def __init__(
-        self, path: str, manifest: Mapping[str, Any], known: Mapping[str, Receipt] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, path: str, manifest: Manifest, known: Mapping[str, Receipt] = MappingProxyType({})) -> None:
         self.path, self.manifest, self.known = path, manifest, known
         self.store = Store(manifest["volatile"]["store"], manifest["type"])
-        self.entries: Sequence[Entry] = manifest["shards"]
+        self.entries: Sequence[ShardEntry] = manifest["shards"]
         # The receipt of a shard, and the row of each document (int64) by shard and part. Both raise RunError for what is
         # missing or damaged. Documents of one shard are mostly asked for one after the other
         self.receipt = lru_cache(maxsize=RECEIPTS_KEPT)(self._receipt)

@@ -21,6 +21,7 @@ from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import Origin, join_published, origin_of, origins_in, split_of
 from tokenmill.tasks.shards.publish import Extent
 from tokenmill.tasks.shards.receipt import RECEIPT
+from tokenmill.tasks.shards.records import Manifest, ShardEntry
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.tokenize.fim import ROLES as FIM_ROLES
@@ -189,7 +190,7 @@ class DocumentId:
         return cls(text, match["key"], match["part"], int(match["number"]))
 
 
-def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[ShardPart]:
+def parts_of(manifest: Manifest, dataset: str | None) -> list[ShardPart]:
     """Every part with rows, in plan order, of one dataset or all. A shard listed twice counts once.
 
     Raises InputError for an unknown dataset, or if no part has rows.
@@ -206,7 +207,7 @@ def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[ShardPart
     return list(parts.values())
 
 
-def parts_and_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[ShardPart, Mapping[str, Any]]]:
+def parts_and_entries(manifest: Manifest) -> Iterator[tuple[ShardPart, Mapping[str, Any]]]:
     """Yield every part with rows, in plan order, with the manifest's entry about its publication.
 
     A group of packs is over the rows of its shards, one shard after the other. Before format 3, a shard of conversations was
@@ -239,7 +240,7 @@ def parts_and_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[ShardPart, 
 
 
 def parts_of_entry(
-    manifest: Mapping[str, Any], entry: Mapping[str, Any], origins: Sequence[Origin], members: Sequence[Member] = ()
+    manifest: Manifest, entry: ShardEntry, origins: Sequence[Origin], members: Sequence[Member] = ()
 ) -> list[ShardPart]:
     """Return the parts with documents of a shard that the manifest lists, or of a group of packs with the rows of `members`."""
     listed = manifest["derived"] if members and "derived" in manifest else manifest
@@ -262,7 +263,7 @@ class PublishedNames:
     A published file holds the documents of one or more parts of shards, one part after the other.
     """
 
-    def __init__(self, manifest: Mapping[str, Any], output_dir: str) -> None:
+    def __init__(self, manifest: Manifest, output_dir: str) -> None:
         self._held: dict[str, list[tuple[ShardPart, int]]] = {}
         self._ends: dict[str, list[int]] = {}
         self._places: dict[tuple[str | int, ...], list[tuple[str, int, range]]] = {}

@@ -17,6 +17,7 @@ from tokenmill.tasks.shards.kind import Kind, Planned, Release, Stage
 from tokenmill.tasks.shards.plan import Finished
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.parquet import require_any
@@ -95,7 +96,7 @@ class Filter(Kind[FilterSettings, FilterFound]):
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
         return inspect_rows(store, receipt)
 
-    def summary(self, manifest: Mapping[str, Any]) -> Sequence[str]:
+    def summary(self, manifest: Manifest) -> Sequence[str]:
         return [
             f"personal data, {name}: {found['found']:,} in {counted(found['documents'], 'document')}"
             for name, found in manifest.get("personal", {}).items()

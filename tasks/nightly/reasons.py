@@ -21,6 +21,7 @@ from tokenmill.tasks.shards.kind import Planned
 from tokenmill.tasks.shards.manifest import entry_files, identities
 from tokenmill.tasks.shards.plan import changes
 from tokenmill.tasks.shards.receipt import difference, shard_key
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.settings import RUNTIME_SETTINGS
 from tokenmill.tasks.sources.formats import FORMATS
 
@@ -41,7 +42,7 @@ class _File:
 Files = Mapping[str, Mapping[str, _File]]  # files by dataset (`split/name`) and URI
 
 
-def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str]:
+def reasons(manifest: Manifest, planned: Planned[Any, Any]) -> list[str]:
     """Why a plan differs from the published manifest; empty if it does not."""
     before, plan = identities(manifest), planned.plan
     keys = {shard.place: key for shard, key in zip(plan.shards, plan.keys, strict=True)}
@@ -75,7 +76,7 @@ def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str
     return found or (["the order of the datasets changed"] if reordered else [])
 
 
-def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any], renamed: Mapping[str, str]) -> list[str]:
+def manifest_changes(before: Manifest, after: Manifest, renamed: Mapping[str, str]) -> list[str]:
     """Changes from one publication to the next in settings, datasets, files and tokenizer.
 
     `renamed` has the new name of each dataset (`split/name`) that both have.
@@ -135,7 +136,7 @@ def _label(dataset: str) -> str:
     return dataset.removeprefix("datasets/")
 
 
-def _published_files(manifest: Mapping[str, Any]) -> Files:
+def _published_files(manifest: Manifest) -> Files:
     return _files(
         (f"{entry['split']}/{entry['dataset']}", file["file"], file["start"], file["stop"], entry["source"]["format"], file["content"])
         for entry in manifest["shards"]

@@ -29,6 +29,7 @@ from tokenmill.tasks.shards.plan import WHOLE, Finished, Plan, PlannedShard
 from tokenmill.tasks.shards.planning import held_out, places, plan_shards, require_no
 from tokenmill.tasks.shards.publication import blend_weights, mix_header, mix_of
 from tokenmill.tasks.shards.receipt import Receipt, recipe_of
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Record, Slice
@@ -132,7 +133,7 @@ def _format(
     return format_of(source, orjson.loads(variables), vocabulary, policy, split_turns, special)
 
 
-def pack_counts(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def pack_counts(manifest: Manifest) -> dict[str, Any]:
     """Return the packs of each split, published and prepared (which `sampling` may repeat or omit), and the excluded packs."""
     prepared: dict[str, Counter[str]] = {}
     counts: Counter[str] = Counter()
@@ -154,7 +155,7 @@ def pack_counts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
+def packing_lines(manifest: Manifest) -> list[str]:
     """Return lines about packs and trained tokens of each split, and about parts that are excluded from training."""
     found, size = pack_counts(manifest), manifest["settings"]["pack_size"]
     lines: list[str] = []
@@ -327,10 +328,10 @@ class FineTuning(Kind[SftSettings, SftFound]):
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
         return inspect_sft_shard(store, receipt)
 
-    def summary(self, manifest: Mapping[str, Any]) -> Sequence[str]:
+    def summary(self, manifest: Manifest) -> Sequence[str]:
         return packing_lines(manifest)
 
-    def record(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    def record(self, manifest: Manifest) -> Mapping[str, Any]:
         return pack_counts(manifest)
 
 

@@ -32,6 +32,7 @@ from tokenmill.tasks.shards.kinds import KINDS
 from tokenmill.tasks.shards.manifest import BLENDS, entry_files, join_published, read_manifest
 from tokenmill.tasks.shards.publication import QUARANTINE
 from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.store import read_bytes, size_of
 from tokenmill.tasks.storage import is_local, join, open_binary
 from xxhash import xxh3_128_hexdigest
@@ -84,7 +85,7 @@ FORMATS = {"bin": "application/octet-stream", "idx": "application/octet-stream",
            "jsonl": "application/jsonlines", "jsonl.gz": "application/gzip", "jsonl.zst": "application/zstd"}  # fmt: skip
 
 
-def licence_rows(manifest: Mapping[str, Any]) -> list[tuple[str, int]]:
+def licence_rows(manifest: Manifest) -> list[tuple[str, int]]:
     """Return the documents of each license: of rows that name one (Harmony), otherwise of datasets, from the blend."""
     return sorted(manifest["licences"].items()) if "licences" in manifest else stated_rows(manifest, "license")
 
@@ -101,7 +102,7 @@ def strictest(licences: Collection[str]) -> str:
     return next(iter(licences)) if len(licences) == 1 and not {NOT_STATED, "none named"} & {*licences} else "other"
 
 
-def stated_rows(manifest: Mapping[str, Any], field: str) -> list[tuple[str, int]]:
+def stated_rows(manifest: Manifest, field: str) -> list[tuple[str, int]]:
     """Count documents by a field of their dataset in the blend; several values count as one."""
     found: Counter[str] = Counter()
     sources = sources_of(manifest)
@@ -111,12 +112,12 @@ def stated_rows(manifest: Mapping[str, Any], field: str) -> list[tuple[str, int]
     return sorted(found.items())
 
 
-def languages(manifest: Mapping[str, Any]) -> list[str]:
+def languages(manifest: Manifest) -> list[str]:
     """Return the languages that the blend states, in its order."""
     return list(dict.fromkeys(each for source in sources_of(manifest).values() for each in source.get("languages", [])))
 
 
-def origins(manifest: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+def origins(manifest: Manifest) -> list[tuple[str, str, str, str]]:
     """Return the sources of the data: name, place, license, and a digest of the content, of every dataset."""
     contents: dict[str, list[str]] = {}
     for entry in manifest["shards"]:
@@ -258,7 +259,7 @@ def croissant(run: Measured) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _entities(manifest: Mapping[str, Any], deeper: int) -> list[dict[str, Any]]:
+def _entities(manifest: Manifest, deeper: int) -> list[dict[str, Any]]:
     """Return the provenance tree of a dataset."""
     found: list[dict[str, Any]] = []
     sources = sources_of(manifest)
@@ -339,7 +340,7 @@ def training_summary(run: Measured) -> str:
     return html.document("training-summary.md.jinja", answers=found, tables=_measured_tables(manifest))
 
 
-def _measured_tables(manifest: Mapping[str, Any]) -> dict[str, Table]:
+def _measured_tables(manifest: Manifest) -> dict[str, Table]:
     """Return tables with numbers, by their section: sizes, datasets on a public hub and others, removed rows."""
     totals = manifest["totals"]
     counts = {dataset_name(*name.split("/", 1)): found for name, found in totals["datasets"].items()}

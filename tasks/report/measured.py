@@ -26,6 +26,7 @@ from tokenmill.tasks.dataset.stored import IDS, STARTS, TOKENS, PackBatch, Store
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.manifest import entry_files, split_of
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.records import Manifest, ShardEntry
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.opening import blocks, open_source
 from tokenmill.tasks.storage import open_binary
@@ -94,7 +95,7 @@ class Measured(Dataset):
     """A published output, and the measurements in its files so far."""
 
     @cached_property
-    def accounts(self) -> list[Mapping[str, Any]]:
+    def accounts(self) -> Sequence[ShardEntry]:
         """The entries of the manifest that count documents, and after them those that count only drops."""
         shards, derived = self.manifest["shards"], self.manifest.get("derived", {}).get("shards", [])
         packs = derived if self.kind.tokens == "packs" else []
@@ -334,7 +335,7 @@ def _as_json(row: Mapping[str, Any]) -> Passage:
     return Passage(ROW, False, 0, orjson.dumps(row, option=orjson.OPT_INDENT_2).decode()[:SAMPLE_CHARACTERS])
 
 
-def sources_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def sources_of(manifest: Manifest) -> dict[str, Mapping[str, Any]]:
     """Return the datasets of the blend, by their name in a report."""
     return {
         dataset_name(split, each["name"]): each
@@ -343,7 +344,7 @@ def sources_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def drops_by_file(manifest: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+def drops_by_file(manifest: Manifest) -> dict[str, dict[str, int]]:
     """Return the rows and drops of each source file; a bundle counts as its first file."""
     found: dict[str, dict[str, int]] = {}
     for entry in manifest["shards"]:

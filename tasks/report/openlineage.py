@@ -6,19 +6,20 @@ Names follow OpenLineage's naming: `file` and the path, or the bucket and the ke
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
 from tokenmill.tasks.blend.models import listed_sources
 from tokenmill.tasks.errors import InputError, RunError, pip_install
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.storage import absolute
 
 NAMESPACE, PRODUCER = "tokenmill", "https://pypi.org/project/tokenmill"
 
 
-def tell_if_asked(manifest: Mapping[str, Any], output_dir: str, warn: Callable[[str], object]) -> None:
+def tell_if_asked(manifest: Manifest, output_dir: str, warn: Callable[[str], object]) -> None:
     """Send the events if the client is configured; failures are passed to `warn`, and never roll back a publication."""
     if not any(name.startswith("OPENLINEAGE_") for name in os.environ):
         return
@@ -28,7 +29,7 @@ def tell_if_asked(manifest: Mapping[str, Any], output_dir: str, warn: Callable[[
         warn(f"could not send the OpenLineage event: {error}")
 
 
-def tell(manifest: Mapping[str, Any], output_dir: str) -> None:
+def tell(manifest: Manifest, output_dir: str) -> None:
     """Send both events. Raises InputError if the client is not installed, and RunError if they cannot be sent."""
     try:
         from openlineage.client import OpenLineageClient
@@ -45,7 +46,7 @@ def tell(manifest: Mapping[str, Any], output_dir: str) -> None:
         raise RunError(f"{error}; check the OPENLINEAGE_ variables and the end point") from error
 
 
-def events(manifest: Mapping[str, Any], output_dir: str) -> list[Any]:
+def events(manifest: Manifest, output_dir: str) -> list[Any]:
     """Return the RunEvents of a preparation, START and COMPLETE."""
     from openlineage.client import set_producer
     from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState

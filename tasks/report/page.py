@@ -25,6 +25,7 @@ from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.manifest import THREADS
 from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, join
 
@@ -309,7 +310,7 @@ def _chosen(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inner.items() if value not in (None, [], {})}
 
 
-def command(manifest: Mapping[str, Any]) -> str:
+def command(manifest: Manifest) -> str:
     """Return the command that prepares the same data."""
     kind = preparation(manifest["type"])
     chosen = _flat(manifest["settings"])

@@ -37,10 +37,11 @@ TOKENIZER_CHANGE = re.compile(r"recipe\.tokenizer changed: '[^']*' -> '[^']*'")
 
 def pending_reasons(planned: Planned[Any, Any]) -> Counter[str]:
     """Count the reasons why shards are pending, compared with the last published manifest; tokenizers have their names."""
-    manifest = published_manifest(planned.output_dir) or {}
-    chosen = [manifest.get("settings", {}).get("tokenizer"), planned.settings.model_dump().get("tokenizer")]
+    manifest = published_manifest(planned.output_dir)
+    before = manifest["settings"].get("tokenizer") if manifest else None
+    chosen = [before, planned.settings.model_dump().get("tokenizer")]
     models = [each["model"] for each in chosen if each]
-    found = reasons(planned.plan, identities(manifest or None))
+    found = reasons(planned.plan, identities(manifest))
     if len({*models}) < len(chosen):  # one tokenizer, whose files may have changed, or none before
         return found
     name = f"recipe.tokenizer changed: {models[0]} -> {models[1]}"

@@ -7,7 +7,6 @@ has the color of the first. Above 20,000 points, cells with counts replace point
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +20,7 @@ from tokenmill.tasks.score.embed import read_embeddings
 from tokenmill.tasks.select.scores import ROW_ID, ScoreFolder, score_folder, with_scores
 from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
 from tokenmill.tasks.shards.publish import Output, publish_bytes
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.storage import absolute, join, open_binary
 
 PAGE = "scores.html"
@@ -88,7 +88,7 @@ def _folders(places: Sequence[str]) -> tuple[RowsFolder | None, list[ScoreFolder
     return (rows[0] if rows else None), scores
 
 
-def _rows_folder(place: str, manifest: Mapping[str, Any]) -> RowsFolder:
+def _rows_folder(place: str, manifest: Manifest) -> RowsFolder:
     derived = manifest.get("derived", {}).get("shards", [])
     pools: dict[str, list[str]] = {}
     for part, name in sorted(

@@ -13,6 +13,7 @@ from tokenmill.tasks.blend.models import SPLITS, listed_sources
 from tokenmill.tasks.kit.parts import Table, counted, table_lines
 from tokenmill.tasks.kit.terminal import print_table
 from tokenmill.tasks.shards.kinds import preparation
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.storage import join
 
 PAGE = "report.html"  # the page of a preparation, in its folder
@@ -24,14 +25,14 @@ TARGETS = ("target share", "epochs")
 MOST_EPOCHS = 4
 
 
-def next_commands(manifest: Mapping[str, Any], output_dir: str) -> list[str]:
+def next_commands(manifest: Manifest, output_dir: str) -> list[str]:
     """Return the commands to run next, as a shell takes them."""
     place = quote(output_dir)
     steps = preparation(manifest["type"]).next_steps.format(place, manifest=manifest)
     return [f"tokenmill verify {place}", *steps.splitlines()]
 
 
-def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
+def artifact_record(manifest: Manifest, output_dir: str) -> dict[str, Any]:
     """Return the artifact record for the next command."""
     totals = manifest["totals"]
     paths = dict.fromkeys(source["path"] for split in listed_sources(manifest["blend"]).values() for source in split)
@@ -45,13 +46,13 @@ def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, A
     return {manifest["type"]: record}
 
 
-def splits_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
+def splits_of(manifest: Manifest) -> dict[str, Mapping[str, int]]:
     """Documents and tokens by split, in the order train, valid, test."""
     found = manifest["totals"]["splits"]
     return {split: found[split] for split in SPLITS if split in found}
 
 
-def dataset_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def dataset_rows(manifest: Manifest) -> list[dict[str, Any]]:
     """Return a table row per dataset: counts; tokens if the kind counts them; target share and epochs if the output follows the weights.
 
     Shares are of the dataset's own split.
@@ -73,7 +74,7 @@ def dataset_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=False)) for row in rows]
 
 
-def follows_weights(manifest: Mapping[str, Any]) -> bool:
+def follows_weights(manifest: Manifest) -> bool:
     """Return whether the output is read in proportion to the blend's weights: Megatron reads documents so, packs and rows are sampled."""
     return preparation(manifest["type"]).tokens == "documents" or manifest["settings"].get("sampling", "none") != "none"
 
@@ -84,7 +85,7 @@ def _share(amounts: Mapping[str, float], name: str) -> str:
     return f"{amounts[name] / total:.1%}" if total else "-"
 
 
-def _weights(manifest: Mapping[str, Any]) -> dict[str, float]:
+def _weights(manifest: Manifest) -> dict[str, float]:
     """The weight of each dataset; in training, the tokens that a budget reads of it."""
     found: dict[str, float] = {}
     for name in manifest["totals"]["datasets"]:
@@ -96,7 +97,7 @@ def _weights(manifest: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _epochs(manifest: Mapping[str, Any]) -> dict[str, float]:
+def _epochs(manifest: Manifest) -> dict[str, float]:
     """Return how often each dataset is read, by `split/name`: as in the budget, or in a run over as many tokens as there are."""
     weights = _weights(manifest)
     tokens = dict.fromkeys(manifest["totals"]["datasets"], 0)
@@ -115,7 +116,7 @@ def amount(totals: Mapping[str, Any]) -> str:
     return f"{counted(totals['documents'], 'document')}{tokens}"
 
 
-def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
+def markdown(manifest: Manifest, output_dir: str) -> str:
     """Return the summary as Markdown, for the Prefect UI."""
     totals, shards = manifest["totals"], manifest["volatile"]["shards"]
     lines = [
@@ -141,7 +142,7 @@ def report_link(output_dir: str) -> str:
     return f"[{uri}]({uri})"
 
 
-def not_read(manifest: Mapping[str, Any]) -> list[str]:
+def not_read(manifest: Manifest) -> list[str]:
     """Return a line for each dataset whose rows have something that isn't read."""
     return [
         f"{name.removeprefix('datasets/')}: {unread_fields(counts)}"
@@ -154,7 +155,7 @@ def unread_fields(counts: Mapping[str, int]) -> str:
     return "not read: " + ", ".join(f"{name} ({counted(count, 'row')})" for name, count in counts.items())
 
 
-def warnings(manifest: Mapping[str, Any]) -> list[str]:
+def warnings(manifest: Manifest) -> list[str]:
     """Warnings to read before training."""
     found = [
         f"{name}: encoded by the reference tokenizer, a hundred times slower: {'; '.join(map(' '.join, verdict['refused'].items()))}"
@@ -186,7 +187,7 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _empty_splits(manifest: Mapping[str, Any]) -> list[str]:
+def _empty_splits(manifest: Manifest) -> list[str]:
     """Return a line about requested splits without documents."""
     held_out: Mapping[str, float] = manifest["settings"].get("holdout") or {}
     if "datasets" not in manifest["blend"] or "holdout" in preparation(manifest["type"]).hidden:
@@ -238,7 +239,7 @@ def epochs_of(weights: Mapping[str, float], amounts: Mapping[str, float]) -> dic
     }
 
 
-def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console) -> None:
+def print_summary(manifest: Manifest, output_dir: str, console: Console) -> None:
     """Print the summary."""
     rows = dataset_rows(manifest)
     print_table(console, Table("prepared", list(rows[0]), [list(row.values()) for row in rows]))

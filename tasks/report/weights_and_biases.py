@@ -7,13 +7,14 @@ WANDB_GROUP, WANDB_TAGS and WANDB_MODE (`offline` writes to ./wandb, for a later
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tokenmill.tasks.blend.models import listed_sources
 from tokenmill.tasks.errors import InputError, RunError, pip_install
 from tokenmill.tasks.shards.manifest import BLEND, MANIFEST
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 
@@ -21,7 +22,7 @@ PROJECT = "WANDB_PROJECT"
 LONGEST = 128
 
 
-def log_if_asked(manifest: Mapping[str, Any], output_dir: str, warn: Callable[[str], object]) -> None:
+def log_if_asked(manifest: Manifest, output_dir: str, warn: Callable[[str], object]) -> None:
     """Log a preparation if WANDB_PROJECT is set; failures are passed to `warn`, and never roll back a publication."""
     if not os.environ.get(PROJECT):
         return
@@ -31,7 +32,7 @@ def log_if_asked(manifest: Mapping[str, Any], output_dir: str, warn: Callable[[s
         warn(f"not logged to Weights & Biases: {error}")
 
 
-def log_preparation(manifest: Mapping[str, Any], output_dir: str) -> None:
+def log_preparation(manifest: Manifest, output_dir: str) -> None:
     """Log a preparation as its own run.
 
     Raises InputError if the package is not installed, and RunError if it cannot log.
@@ -47,7 +48,7 @@ def log_preparation(manifest: Mapping[str, Any], output_dir: str) -> None:
         raise RunError(f"{error}; check WANDB_API_KEY and the network, or set WANDB_MODE=offline") from error
 
 
-def _log(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> None:  # noqa: ANN401 - wandb is imported late
+def _log(wandb: Any, manifest: Manifest, output_dir: str) -> None:  # noqa: ANN401 - wandb is imported late
     with wandb.init(job_type="data-prep", tags=["data-prep", manifest["type"]], config=manifest["settings"]) as run:
         for source in [source for split in listed_sources(manifest["blend"]).values() for source in split]:
             metadata = {name: value for name, value in source.items() if value is not None}
@@ -56,8 +57,8 @@ def _log(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> None:  # n
             )
             _refer(artifact, source["path"])
             _take(run, artifact)
-        tokenizer = manifest["settings"].get("tokenizer")
         if "tokenizer" in manifest:
+            tokenizer = manifest["settings"]["tokenizer"]
             _take(run, wandb.Artifact(artifact_name(tokenizer["model"]), "tokenizer", metadata=tokenizer))
         run.log_artifact(_output(wandb, manifest, output_dir), aliases=["latest"])
         tables = {"plan": plan_rows(manifest), "progress": progress_rows(manifest), "stage": stage_rows(manifest)}
@@ -68,7 +69,7 @@ def _log(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> None:  # n
         run.summary.update({name: manifest["totals"][name] for name in ("rows", "documents", "tokens")})
 
 
-def plan_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def plan_rows(manifest: Manifest) -> list[dict[str, Any]]:
     """Return the plan, a row per dataset; sizes in bytes."""
     shards, settings = _shards(manifest), manifest["settings"]
     return [
@@ -84,7 +85,7 @@ def plan_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def progress_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def progress_rows(manifest: Manifest) -> list[dict[str, Any]]:
     """Return the result, a row per dataset."""
     shards = _shards(manifest)
     return [
@@ -98,7 +99,7 @@ def progress_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def stage_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def stage_rows(manifest: Manifest) -> list[dict[str, Any]]:
     """Return the timing of the run, in one row: `seconds` of the whole run, and its `speed` in built shards per second."""
     # One row: all stages of a shard are one task, so it doesn't wait in queues between them
     shards, seconds = manifest["volatile"]["shards"], manifest["volatile"]["seconds"]
@@ -111,7 +112,7 @@ def stage_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _shards(manifest: Mapping[str, Any]) -> Counter[tuple[str, ...]]:
+def _shards(manifest: Manifest) -> Counter[tuple[str, ...]]:
     """Shards by split of the blend and dataset."""
     return Counter((entry["split"], entry["dataset"]) for entry in manifest["shards"])
 
@@ -128,7 +129,7 @@ def artifact_name(uri: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", uri.partition("://")[2] or uri).strip("-")[-LONGEST:]
 
 
-def _output(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> Any:  # noqa: ANN401 - wandb is imported late
+def _output(wandb: Any, manifest: Manifest, output_dir: str) -> Any:  # noqa: ANN401 - wandb is imported late
     metadata = {
         "path": output_dir,
         **{name: manifest["totals"][name] for name in ("rows", "documents", "tokens", "splits")},

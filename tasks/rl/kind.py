@@ -29,6 +29,7 @@ from tokenmill.tasks.shards.planning import held_out, places, plan_shards, requi
 from tokenmill.tasks.shards.publication import Listed, Named, Published, Weights, blend_json, blend_weights
 from tokenmill.tasks.shards.publish import Output, join_files, link, place_files, publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt, recipe_of
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.sources.discovery import discover
@@ -341,10 +342,10 @@ class ReinforcementLearning(Kind[RlSettings, RlFound]):
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
         return inspect_rl_shard(store, receipt)
 
-    def summary(self, manifest: Mapping[str, Any]) -> list[str]:
-        batches = manifest.get("batches")
-        if batches is None:
+    def summary(self, manifest: Manifest) -> list[str]:
+        if "batches" not in manifest:
             return []
+        batches = manifest["batches"]
         shares = ", ".join(
             f"{name} {each['most']}" if each["fewest"] == each["most"] else f"{name} {each['fewest']} to {each['most']}"
             for name, each in batches["datasets"].items()

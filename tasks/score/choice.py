@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import orjson
@@ -28,6 +28,7 @@ from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.select.scores import CHOICE, CHOSEN, ROW_ID
 from tokenmill.tasks.shards.manifest import MANIFEST, file_hash, published_manifest
 from tokenmill.tasks.shards.publish import Output, publish, publish_bytes
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.store import locked
 from tokenmill.tasks.storage import absolute, is_local, join
 from tokenmill.tasks.strict import Seed, Strict
@@ -55,7 +56,7 @@ class ChoiceSettings(Strict, frozen=True):
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Device that computes the clusters.")
 
 
-def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> dict[str, Any]:
+def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> Manifest:
     """Choose rows from a published embedding folder, publish the choice under `output_dir`, and return its manifest.
 
     Raises InputError for a different type of folder, settings out of range or a missing GPU, RunError for non-finite vectors.
@@ -87,7 +88,7 @@ def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> d
                 writer.write_table(table)
             files.append(replace(file.output, path=name))
         files += [replace(publish_bytes(join(output_dir, name), data), path=name) for name, data in documents.items()]
-        manifest = {
+        record = {
             "type": CHOICE, "settings": settings.model_dump(),
             "inputs": [file_hash(file.place) for file in folder.files],
             "totals": {"rows": facts["rows"], "documents": facts["chosen"], "dropped": facts["left_out"]},
@@ -97,8 +98,8 @@ def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings) -> d
                 "created_at": time.time(), "embeddings": folder.place, "store": output_dir, "seconds": time.time() - started,
             },
         }  # fmt: skip
-        publish_bytes(join(output_dir, MANIFEST), sealed(manifest))
-    return manifest
+        publish_bytes(join(output_dir, MANIFEST), sealed(record))
+    return cast("Manifest", record)
 
 
 def chosen_rows(choice: Choice, names: pa.Table) -> pa.Table:
@@ -133,7 +134,7 @@ def rejected_rows(choice: Choice, names: pa.Table) -> pa.Table:
     })  # fmt: skip
 
 
-def choice_record(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def choice_record(manifest: Manifest) -> dict[str, Any]:
     """Return the record that the next command reads from stdin."""
     return {CHOICE: {"path": manifest["volatile"]["store"], "type": CHOICE, **manifest["totals"]}}
 

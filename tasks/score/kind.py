@@ -37,6 +37,7 @@ from tokenmill.tasks.shards.plan import Finished, PlannedShard
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
 from tokenmill.tasks.shards.publication import FolderLayout
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice
@@ -321,7 +322,7 @@ class Score(Kind[AnyScore, ModelLocation]):
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
         return inspect_score_shard(store, receipt)
 
-    def summary(self, manifest: Mapping[str, Any]) -> list[str]:
+    def summary(self, manifest: Manifest) -> list[str]:
         sums: dict[str, Counter[str]] = {}
         for entry in manifest["shards"]:
             counts = {"truncated": entry["truncated"], **entry.get("facts", {})}

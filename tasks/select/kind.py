@@ -15,7 +15,6 @@ A selection publishes these files next to its rows:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
 
 import orjson
 from tokenmill.tasks.blend.models import Blend, DataSource
@@ -37,6 +36,7 @@ from tokenmill.tasks.shards.kind import BuildShards, Kind, Planned, Release, Sta
 from tokenmill.tasks.shards.manifest import MANIFEST
 from tokenmill.tasks.shards.plan import Finished, Plan, PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.sources.files import Record
@@ -185,7 +185,7 @@ class Normalization(Kind[NormalizationSettings, Normalized | None]):
     def inspect(self, store: Store, receipt: Receipt) -> list[str]:
         return inspect_normalization_shard(store, receipt)
 
-    def accept(self, manifest: Mapping[str, Any], output_dir: str) -> None:
+    def accept(self, manifest: Manifest, output_dir: str) -> None:
         if problems := manifest["selection"]["collapsed"]:  # published all the same, so that its report can be read
             raise RunError(f"{output_dir}: published, but behaviors have collapsed: {'; '.join(problems)}")
 
@@ -206,7 +206,7 @@ class Normalization(Kind[NormalizationSettings, Normalized | None]):
             "dedup.evaluations": _digest([[file.name, file.text_field, file.part.content] for file in evaluations]),
         }
 
-    def summary(self, manifest: Mapping[str, Any]) -> list[str]:
+    def summary(self, manifest: Manifest) -> list[str]:
         selection, tally = manifest["selection"], manifest["dedup"].get("tally", {})
         lines = [
             f"{outcome.replace('_', ' ')}: {counted(count, 'row')}"

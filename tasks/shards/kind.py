@@ -27,6 +27,7 @@ from .planning import places, plan_shards
 from .progress import say
 from .publication import Layout, check_bad_rows, publish_preparation
 from .receipt import Receipt, TextRecipe
+from .records import Manifest
 from .settings import RUNTIME_SETTINGS, PreparationSettings
 from .store import Store, unpruned
 
@@ -234,18 +235,18 @@ class Kind(ABC, Generic[Settings, Found]):
         """Problems of a stored shard beyond sizes and hashes, for `verify`."""
         return []
 
-    def accept(self, manifest: Mapping[str, Any], output_dir: str) -> None:
+    def accept(self, manifest: Manifest, output_dir: str) -> None:
         """Raises RunError for a published manifest that violates a limit in the settings."""
 
     def named_files(self, settings: Settings) -> Mapping[str, str]:
         """Return a digest of each group of files that settings name but shards do not depend on, for nightly runs."""
         return {}
 
-    def summary(self, manifest: Mapping[str, Any]) -> Sequence[str]:
+    def summary(self, manifest: Manifest) -> Sequence[str]:
         """Lines for this kind in the summary of a manifest."""
         return ()
 
-    def record(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    def record(self, manifest: Manifest) -> Mapping[str, Any]:
         return {}
 
     def build(self, planned: Planned[Settings, Found], build_shards: BuildShards) -> Planned[Settings, Found]:
@@ -268,7 +269,7 @@ class Kind(ABC, Generic[Settings, Found]):
             planned = planned.after(run_stage(stage, later, build_shards, arguments, rebuild=settings.force))
         return planned
 
-    def publish(self, planned: Planned[Settings, Found], started: float) -> dict[str, Any]:
+    def publish(self, planned: Planned[Settings, Found], started: float) -> Manifest:
         """Publish the finished shards, and return the manifest. `started` is a Unix time.
 
         Raises RunError for gaps, if a shard is gone from the store, and as `release` and `publish_preparation` do.

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.tasks.errors import InputError, nearest
 
+from .records import Manifest
+
 if TYPE_CHECKING:
     from .kind import Kind
 
@@ -99,7 +101,7 @@ WORDS = {kind.command.rpartition(" ")[2]: name for name, kind in KINDS.items()}
 """Every kind by the last word of its command: what `--kind` takes."""
 
 
-def kind_of(manifest: Mapping[str, Any]) -> "Kind[Any, Any] | None":
+def kind_of(manifest: Manifest) -> "Kind[Any, Any] | None":
     """Return the kind that published a manifest; None for other outputs, such as a choice of rows."""
     return preparation(manifest["type"]) if manifest["type"] in KINDS else None
 

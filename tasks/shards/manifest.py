@@ -26,6 +26,7 @@ from tokenmill.tasks.storage import filesystem, join
 from .plan import WHOLE, Finished
 from .publish import Extent, Joined, Output, output_of
 from .receipt import NOT_READ, RECEIPT, ROWS_BY_FILE, Receipt, outputs_of, unread
+from .records import Manifest, ShardEntry, ShardList, SliceRecord, Totals
 from .store import Store, read_bytes, size_of
 
 MANIFEST = "manifest.json"
@@ -49,7 +50,7 @@ share. A shard published more than once has several.
 """
 
 
-def read_manifest(output_dir: str) -> dict[str, Any] | None:
+def read_manifest(output_dir: str) -> Manifest | None:
     """Return the manifest of an output folder, or None.
 
     Raises InputError if it is damaged or not a manifest, and RunError if it is a failed run's.
@@ -60,7 +61,7 @@ def read_manifest(output_dir: str) -> dict[str, Any] | None:
     return manifest
 
 
-def open_manifest(output_dir: str) -> dict[str, Any]:
+def open_manifest(output_dir: str) -> Manifest:
     """Return the manifest of the published output in a folder.
 
     Raises InputError when it's missing, damaged or doesn't name a store, and RunError when the run failed.
@@ -73,13 +74,13 @@ def open_manifest(output_dir: str) -> dict[str, Any]:
     return manifest
 
 
-def published_manifest(output_dir: str) -> dict[str, Any] | None:
+def published_manifest(output_dir: str) -> Manifest | None:
     """Return the manifest of the publication in an output folder, or None. Raises InputError as `read_manifest` does."""
     manifest = _manifest(output_dir)
     return None if manifest is not None and manifest.get("status") == FAILED else manifest
 
 
-def _manifest(output_dir: str) -> dict[str, Any] | None:
+def _manifest(output_dir: str) -> Manifest | None:
     place = join(output_dir, MANIFEST)
     data = read_bytes(place)
     if data is None:
@@ -91,14 +92,15 @@ def _manifest(output_dir: str) -> dict[str, Any] | None:
     if "shards" not in manifest:
         raise InputError(f"{place}: not the manifest of a preparation; point at the --output-dir of one")
     # An earlier version may have written it.
-    return manifest | {name: with_new_names(manifest[name]) for name in ("blend", "settings") if name in manifest}
+    renamed = {name: with_new_names(manifest[name]) for name in ("blend", "settings") if name in manifest}
+    return cast("Manifest", manifest | renamed)
 
 
-def shard_entries(finished: Sequence[Finished], published: Names) -> dict[str, Any]:
+def shard_entries(finished: Sequence[Finished], published: Names) -> ShardList:
     """Return the manifest's `recipes` and `shards`; `published` maps a shard's place to its names in each split."""
     recipes: dict[bytes, Mapping[str, Any]] = {}
     numbers: dict[bytes, int] = {}
-    entries: list[dict[str, Any]] = []
+    entries: list[ShardEntry] = []
     for item in finished:
         recipe = {name: value for name, value in item.receipt.identity.items() if name not in {"source", "decided"}}
         # Shards of a dataset share a recipe: a million of them list it once.
@@ -110,23 +112,22 @@ def shard_entries(finished: Sequence[Finished], published: Names) -> dict[str, A
             {"file": each.file.uri, "start": each.start, "stop": each.stop, "content": each.content}
             for each in part.members
         ]
-        entries.append(
-            {
-                "dataset": item.shard.dataset,
-                "split": item.shard.split,
-                "place": item.shard.place,
-                "file": part.file.uri,
-                "start": part.start,
-                "stop": part.stop,
-                **({"files": files} if files else {}),
-                "key": item.key,
-                "recipe": number,
-                "source": receipt.identity["source"],
-                **({"decided": receipt.identity["decided"]} if "decided" in receipt.identity else {}),
-                **counts_of(receipt),
-                "published": {split: [*names] for split, names in published.get(item.shard.place, {}).items()},
-            }
-        )
+        entry = {
+            "dataset": item.shard.dataset,
+            "split": item.shard.split,
+            "place": item.shard.place,
+            "file": part.file.uri,
+            "start": part.start,
+            "stop": part.stop,
+            **({"files": files} if files else {}),
+            "key": item.key,
+            "recipe": number,
+            "source": receipt.identity["source"],
+            **({"decided": receipt.identity["decided"]} if "decided" in receipt.identity else {}),
+            **counts_of(receipt),
+            "published": {split: [*names] for split, names in published.get(item.shard.place, {}).items()},
+        }
+        entries.append(cast("ShardEntry", entry))
     return {"recipes": list(recipes.values()), "shards": entries}
 
 
@@ -143,7 +144,7 @@ def counts_of(receipt: Receipt) -> dict[str, Any]:
     }
 
 
-def stored_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[Store, Mapping[str, Any]]]:
+def stored_entries(manifest: Manifest) -> Iterator[tuple[Store, ShardEntry]]:
     """Yield the entries of shards, then of those derived from them in later stages, each with its store."""
     for part in (manifest, manifest.get("derived", {"shards": []})):
         for entry in part["shards"]:
@@ -152,20 +153,22 @@ def stored_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[Store, Mapping
             yield Store(manifest["volatile"].get("store", ""), kind.partition("-")[0]), entry
 
 
-def entry_files(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def entry_files(entry: ShardEntry) -> Sequence[SliceRecord]:
     """Return the slices of a manifest's shard: `file`, `start`, `stop` and `content` of each; one unless the shard is a bundle."""
-    content = entry["source"]["content"]
-    return entry.get("files") or [{**{name: entry[name] for name in ("file", "start", "stop")}, "content": content}]
+    whole: SliceRecord = {
+        "file": entry["file"], "start": entry["start"], "stop": entry["stop"], "content": entry["source"]["content"],
+    }  # fmt: skip
+    return entry.get("files") or [whole]
 
 
-def split_of(entry: Mapping[str, Any], part: str) -> str:
+def split_of(entry: ShardEntry, part: str) -> str:
     """Return the published split of a part in a shard that a manifest lists."""
     if part != WHOLE:
         return part
     return entry["split"] if entry["split"] in SPLITS else "train"
 
 
-def identities(manifest: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+def identities(manifest: Manifest | None) -> dict[str, dict[str, Any]]:
     """Return the identity of every shard of a manifest, by place, as planned: without later decisions."""
     if manifest is None:
         return {}
@@ -175,7 +178,7 @@ def identities(manifest: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     }
 
 
-def totals(finished: Sequence[Finished], last: Sequence[Finished] = ()) -> dict[str, Any]:
+def totals(finished: Sequence[Finished], last: Sequence[Finished] = ()) -> Totals:
     """Rows, documents, tokens and drops in total and per dataset (`split/name`); documents and tokens per split; rows
     by what of them isn't read, for datasets that have any.
 
@@ -205,13 +208,14 @@ def totals(finished: Sequence[Finished], last: Sequence[Finished] = ()) -> dict[
         for name, counts in not_read.items()
         if (kept := unread(dict(sorted(counts.items())), datasets[name]["documents"]))
     }
-    return {
+    found = {
         **{field: sum(counts[field] for counts in datasets.values()) for field in SUMMED},
         "dropped": dict(sum(drops.values(), Counter())),
         "datasets": {name: {**counts, "dropped": dict(drops[name])} for name, counts in datasets.items()},
         "splits": {name: dict(counts) for name, counts in splits.items()},
         **({NOT_READ: lost} if lost else {}),
     }
+    return cast("Totals", found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +247,7 @@ def origins_of(finished: Iterable[Finished]) -> list[list[Origin]]:
     )
 
 
-def origins_in(entries: Iterable[Mapping[str, Any]]) -> list[list[Origin]]:
+def origins_in(entries: Iterable[ShardEntry]) -> list[list[Origin]]:
     """Return the origins of the rows in each shard of a manifest."""
     return _origins(
         [
@@ -297,7 +301,7 @@ class PublishedFile:
 
 
 def published_files(
-    output_dir: str, manifest: Mapping[str, Any], outputs: Mapping[str, Sequence[Output] | None]
+    output_dir: str, manifest: Manifest, outputs: Mapping[str, Sequence[Output] | None]
 ) -> Iterator[PublishedFile]:
     """Yield every published file. `outputs` belong to each shard's receipt by key, None for a shard without one."""
     for store, entry in stored_entries(manifest):
@@ -320,7 +324,7 @@ def join_published(output_dir: str, name: str) -> str:
     return name if name.startswith("/") or "://" in name else join(output_dir, name)
 
 
-def recorded_outputs(manifest: Mapping[str, Any]) -> dict[str, Sequence[Output] | None]:
+def recorded_outputs(manifest: Manifest) -> dict[str, Sequence[Output] | None]:
     """Return the outputs in the receipt of each published shard, by key; None without a valid receipt."""
     unique = {entry["key"]: store for store, entry in stored_entries(manifest)}
     receipts = in_threads(lambda item: item[1].read_receipt(item[0]), list(unique.items()), THREADS)

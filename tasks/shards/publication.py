@@ -46,6 +46,7 @@ from .manifest import (
 from .plan import MOST_SHOWN, WHOLE, Finished
 from .publish import Output, copy, place_files, publish, publish_bytes, sweep
 from .receipt import outputs_of
+from .records import Manifest, Totals
 from .settings import PreparationSettings
 from .store import Store, locked
 
@@ -255,7 +256,7 @@ def publish_preparation(
     header: Mapping[str, Any],
     volatile: Mapping[str, Any],
     last: Sequence[Finished] = (),
-) -> dict[str, Any]:
+) -> Manifest:
     """Publish the finished shards in `output_dir` and return the manifest.
 
     `header` describes the preparation as a whole, `volatile` what may differ between equal runs, `last` a last round. Raises RunError, before
@@ -276,7 +277,7 @@ def publish_preparation(
         names = _relative(published.names, output_dir)
         derived_names = _relative(published.derived_names, output_dir)
         derived = {"derived": shard_entries(published.derived, derived_names)} if published.derived else {}
-        manifest = {
+        record = {
             **header,
             **published.header,
             **shard_entries(finished, names),
@@ -286,12 +287,12 @@ def publish_preparation(
             "volatile": dict(volatile),
         }
         # Readers begin at blend.json: what it names is there before it, and what it no longer names goes after it.
-        publish_bytes(join(output_dir, MANIFEST), sealed(manifest))
+        publish_bytes(join(output_dir, MANIFEST), sealed(record))
         publish_bytes(join(output_dir, BLEND), published.blend)
         everything = [*names.values(), *derived_names.values()]
         current = {name for of in everything for listed in of.values() for name in listed}
         _remove_stale(output_dir, own, current | {BLEND} | {file.path for file in files})
-    return manifest
+    return cast("Manifest", record)
 
 
 @contextmanager
@@ -324,8 +325,11 @@ def _with_replaced(output_dir: str, own: Mapping[str, re.Pattern[str]]) -> dict[
 def _published_before(place: str, own: Mapping[str, re.Pattern[str]]) -> dict[str, re.Pattern[str]]:
     """The names in the manifest in `place` that `own` does not match, by folder. One without an ending is the prefix of files."""
     with suppress(InputError):
-        manifest = published_manifest(place) or {}
-        entries = [*manifest.get("shards", []), *manifest.get("derived", {}).get("shards", [])]
+        manifest = published_manifest(place)
+        if manifest is None:
+            return {}
+        derived = manifest.get("derived")
+        entries = [*manifest["shards"], *(derived["shards"] if derived else ())]
         published = [name for entry in entries for names in entry["published"].values() for name in names]
         names = {*published, *(file["path"] for file in manifest.get("files", []))} - {BLEND}
         folders: defaultdict[str, list[str]] = defaultdict(list)
@@ -426,7 +430,7 @@ COMPARED = ("scale", "sample", "mode")
 
 
 def check_shrinkage(
-    output_dir: str, settings: PreparationSettings, header: Mapping[str, Any], totals: Mapping[str, Any], bad: str
+    output_dir: str, settings: PreparationSettings, header: Mapping[str, Any], totals: Totals, bad: str
 ) -> None:
     """Raises RunError if nothing is left, or a dataset lost too much since the last version, as after a failed mount or a partial copy.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, chain, groupby
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tokenmill.tasks.runtime import in_threads
 from tokenmill.tasks.storage import absolute, is_local
@@ -35,6 +35,7 @@ from .manifest import (
 )
 from .publish import Extent, Joined, Output
 from .receipt import RECEIPT, InvalidReceiptError, Receipt, outputs_of
+from .records import Manifest, ShardEntry
 from .store import Store, read_bytes, remove_file, size_of
 
 Inspect = Callable[[Store, Receipt], list[str] | None]
@@ -46,7 +47,7 @@ FindJoined = Callable[[], Mapping[str, Extent]]
 FindWorkers = Callable[[int], RunAll | None]
 """Find the workers that check so many bytes; None for this process."""
 
-Shard = tuple[Store, Mapping[str, Any], frozenset[str]]
+Shard = tuple[Store, ShardEntry, frozenset[str]]
 """The store of a shard, its entry in the manifest, and the names of its outputs that are in published prefixes."""
 
 OPEN_BYTES = 1_000_000
@@ -127,7 +128,7 @@ def verify(output_dir: str, inspect: Inspect, find_workers: FindWorkers = lambda
     return Verification(len(checked), files, size, problems, withdrawn, unchecked)
 
 
-def _shards(manifest: Mapping[str, Any]) -> tuple[list[Shard], list[int]]:
+def _shards(manifest: Manifest) -> tuple[list[Shard], list[int]]:
     """Return the shards of an output, each once, and the cost of each in bytes; outputs in a prefix count with the prefix."""
     entries = {entry["key"]: (store, entry) for store, entry in stored_entries(manifest)}
     joined: defaultdict[str, set[str]] = defaultdict(set)
@@ -158,7 +159,7 @@ def check_shards(shards: Sequence[Shard], inspect: Inspect, threads: int) -> lis
 
 
 def _check_shard(
-    store: Store, entry: Mapping[str, Any], members: Collection[str], joined: FindJoined, inspect: Inspect
+    store: Store, entry: ShardEntry, members: Collection[str], joined: FindJoined, inspect: Inspect
 ) -> _Checked:
     """Check one shard; its outputs among `members` of published prefixes are checked there.
 

@@ -15,9 +15,9 @@ rate of 0.5, preparing code takes 1.3 times as long.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from pyarrow import compute
 from tokenmill.tasks.blend.models import Fim
 from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.kit.parts import counted
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.splitmix import GAMMA, splitmix64
 
 from .documents import digests_of
@@ -292,7 +293,7 @@ def _ends(lengths: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
-def fim_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
+def fim_lines(manifest: Manifest) -> Iterator[str]:
     """Yield a line about each dataset of a manifest with rearranged documents."""
     found: dict[str, Counter[str]] = {}
     for entry in manifest["shards"]:

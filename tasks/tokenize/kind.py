@@ -38,6 +38,7 @@ from tokenmill.tasks.shards.publication import (
 )
 from tokenmill.tasks.shards.publish import place_files, publish_bytes
 from tokenmill.tasks.shards.receipt import PartCount, Receipt, recipe_of
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import PREFIX, Store, read_bytes
 from tokenmill.tasks.sources.files import Record, Slice
@@ -288,7 +289,7 @@ class Pretraining(Kind[PretrainSettings, PretrainFound]):
                 problems.append(f"{place}: holds {found}, but its receipt records {recorded}")
         return problems
 
-    def summary(self, manifest: Mapping[str, Any]) -> Sequence[str]:
+    def summary(self, manifest: Manifest) -> Sequence[str]:
         return list(fim_lines(manifest))
 
 

@@ -22,6 +22,7 @@ import tiktoken.registry
 from tokenmill.tasks.errors import InputError, RunError, nearest
 from tokenmill.tasks.shards.manifest import MANIFEST
 from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.store import remembered
 from tokenmill.tasks.sources.opening import known_kind
 from tokenmill.tasks.storage import user_cache
@@ -146,7 +147,7 @@ def commit_of(vocabulary: Vocabulary) -> dict[str, str]:
     return {"commit": vocabulary.commit} if vocabulary.commit else {}
 
 
-def recorded_vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
+def recorded_vocabulary(manifest: Manifest) -> Vocabulary:
     """Return the vocabulary that the shards of a manifest were built with. Raises InputError if the one found differs."""
     chosen = manifest["settings"]["tokenizer"]
     named = {name: value for name, value in chosen.items() if name in TokenizerSource.model_fields}

@@ -24,6 +24,7 @@ from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.runtime import in_threads
 from tokenmill.tasks.shards.manifest import MANIFEST
 from tokenmill.tasks.shards.receipt import difference
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.store import THREADS, read_bytes
 from tokenmill.tasks.storage import absolute, filesystem, join
 from tokenmill.tasks.strict import parse
@@ -105,7 +106,7 @@ def check(job: Job) -> list[str]:
     return [*map(str, epochs), *_notes(job), *sentence_on_order(data, settings), *resumption]
 
 
-def _check_data(job: Job, manifest: Mapping[str, Any], content: str) -> None:
+def _check_data(job: Job, manifest: Manifest, content: str) -> None:
     """The data must be complete and as planned, every pack must fit into a row, or at least one dataset must fill one."""
     path, missing = job.data.path, manifest["missing"]
     if missing:
@@ -133,7 +134,7 @@ def _check_data(job: Job, manifest: Mapping[str, Any], content: str) -> None:
         )
 
 
-def _check_file_sizes(path: str, listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> None:
+def _check_file_sizes(path: str, listed: Sequence[ListedFile], manifest: Manifest) -> None:
     """Every listed file must exist with its recorded size.
 
     Only sizes, headers and footers are read, a request or two per file, so that 10,000 files of an object store take a minute.

@@ -10,7 +10,7 @@ neither place nor time, unlike the manifest's seal. Reading a manifest of 100,00
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from tokenmill.tasks.blend.models import SPLITS, Split
@@ -20,6 +20,7 @@ from tokenmill.tasks.shards.kind import TRAINABLE
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, join_published, read_manifest
 from tokenmill.tasks.shards.plan import WHOLE
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 from tokenmill.tasks.strict import parse
@@ -28,7 +29,7 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 from xxhash import xxh3_128_hexdigest
 
-from .job import TrainData, TrainPhase, TrainSource
+from .job import Kind, TrainData, TrainPhase, TrainSource
 
 NOT_FOUND_HERE = (
     "a relative path starts at the folder where the preparation ran: train in that folder, or prepare with an absolute path "
@@ -81,7 +82,7 @@ def prepared_data(path: str) -> TrainData:
         known["model"] = absolute(known["model"])
     tokenizer = pinned(parse(TokenizerSource, known, "tokenizer"), manifest["tokenizer"].get("commit"))
     data = TrainData(
-        path=path, kind=manifest["type"], made_from=content_digest(listed), tokenizer=tokenizer.model_dump(),
+        path=path, kind=cast("Kind", manifest["type"]), made_from=content_digest(listed), tokenizer=tokenizer.model_dump(),
         fingerprint=manifest["tokenizer"]["fingerprint"], vocabulary_size=manifest["tokenizer"]["vocabulary_size"],
         eos=next((each["recipe"].get("eos") for each in manifest["recipes"]), None), sources=sources,
         pack_size=settings["pack_size"] if is_packed else None,
@@ -91,7 +92,7 @@ def prepared_data(path: str) -> TrainData:
     return data if data.eos is not None else data.model_copy(update={"eos": vocabulary_of(data).eos})
 
 
-def prepared_manifest(path: str) -> dict[str, Any]:
+def prepared_manifest(path: str) -> Manifest:
     """Return the manifest of data to train on.
 
     Raises InputError when it is missing, damaged or from a failed run, and for other types of data.
@@ -113,7 +114,7 @@ def prepared_manifest(path: str) -> dict[str, Any]:
     return manifest
 
 
-def listed_files(path: str, manifest: Mapping[str, Any]) -> list[ListedFile]:
+def listed_files(path: str, manifest: Manifest) -> list[ListedFile]:
     """Every name in blend.json, split by split, in order. `path` is the absolute output folder.
 
     Raises InputError when blend.json was changed or was made in a different folder.
@@ -165,7 +166,7 @@ def listed_files(path: str, manifest: Mapping[str, Any]) -> list[ListedFile]:
     return listed
 
 
-def _phases(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _phases(manifest: Manifest) -> list[Mapping[str, Any]]:
     """The phases that training follows; none for a budget without a total."""
     return [phase for phase in manifest.get("phases", []) if "pairs" in phase]
 

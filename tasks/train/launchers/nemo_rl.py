@@ -16,6 +16,7 @@ import yaml
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.rl.targets import TargetName
 from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.storage import absolute, join, open_binary
 from tokenmill.tasks.train.settings import TrainSettings
 
@@ -111,7 +112,7 @@ def rl_launch(data: str, settings: TrainSettings, output_dir: str) -> Launch:
     return nemo_rl_launch(manifest, absolute(output_dir), model_name(start_place(settings.start_from)))
 
 
-def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> Launch:
+def nemo_rl_launch(manifest: Manifest, output_dir: str, model: str) -> Launch:
     """Return how NeMo-RL trains `model`, a hub id or folder, on the preparation of `tokenmill rl` with this manifest.
 
     Places are absolute, because NeMo-RL runs in its own folder. The first row of preferences is read for their form. Raises
@@ -137,7 +138,7 @@ def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> 
     return Launch({CONFIG: heading + settings, SCRIPT: text}, ["bash", join(output_dir, SCRIPT)], False)
 
 
-def _settings(manifest: Mapping[str, Any], recipe: _Recipe, output_dir: str, model: str) -> dict[str, Any]:
+def _settings(manifest: Manifest, recipe: _Recipe, output_dir: str, model: str) -> dict[str, Any]:
     validates = bool(manifest["val"])
     reader = recipe.reader
     if not reader:  # preferences: two ranked completions, or a chosen and a rejected answer
