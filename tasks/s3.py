@@ -5,7 +5,7 @@ drops connections gets 50, just when it needs fewer. Here only botocore retries 
 5 attempts in about 8 s, or as set by AWS_MAX_ATTEMPTS and AWS_RETRY_MODE (`adaptive` slows down in advance). botocore does not
 see a response that breaks off while it is read; s3fs requests it again, at most 5 times in total.
 
-Remaining failures become OSErrors, which the caller retries per batch; botocore's own errors are not OSErrors.
+Remaining failures become OSErrors, which are retried per batch (`shards/retry.py`); botocore's own errors are not OSErrors.
 
 `S3.join` concatenates ranges of objects without moving their bytes through this machine, by `UploadPartCopy`. S3 accepts parts of
 5 MiB to 5 GiB, at most 10,000 of them; only the last may be smaller. So ranges below 5 MiB are gathered here, with the beginning

@@ -5,8 +5,8 @@ import os
 
 import pytest
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.build import may_pass
 from tokenmill.tasks.shards.publish import publish, publish_bytes
+from tokenmill.tasks.shards.retry import is_transient
 from tokenmill.tasks.shards.store import read_bytes, size_of
 from tokenmill.tasks.storage import filesystem
 
@@ -61,7 +61,7 @@ def test_a_store_that_is_asked_too_much_gets_no_more_requests_than_botocore_send
     with pytest.raises(OSError, match="s3://requests/there") as raised:
         REQUESTS[asked]()
     assert raised.value.errno == errno.EBUSY
-    assert may_pass(raised.value)
+    assert is_transient(raised.value)
     assert server.faults.counts["slow"] == attempts
 
 
@@ -74,7 +74,7 @@ def test_lost_connections_and_answers_that_break_off_are_errors_of_the_storage_l
     with pytest.raises(OSError, match="s3://requests/there") as raised:
         REQUESTS[asked]()
     assert raised.value.errno == errno.EIO
-    assert may_pass(raised.value)
+    assert is_transient(raised.value)
     if kind == "torn":
         assert server.faults.counts["torn"] == 5
     else:  # what a closed connection lost, aiohttp sends once more by itself
@@ -127,7 +127,7 @@ def test_missing_credentials_name_the_remedy(server, monkeypatch, tmp_path, aske
     forget_connections()
     with pytest.raises(PermissionError, match="put AWS credentials into the environment") as raised:
         REQUESTS[asked]()
-    assert not may_pass(raised.value)
+    assert not is_transient(raised.value)
     forget_connections()
 
 
@@ -141,7 +141,7 @@ def test_credentials_that_expire(server, asked, kind):
     )
     with pytest.raises(PermissionError, match=remedy) as raised:
         (REQUESTS | {"head": lambda: size_of("s3://requests/there")})[asked]()
-    assert not may_pass(raised.value)
+    assert not is_transient(raised.value)
     assert "\n" not in str(raised.value)
 
 

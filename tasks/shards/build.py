@@ -50,14 +50,6 @@ Announce = Callable[[dict[str, Any]], None]
 Found = TypeVar("Found")
 
 
-PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-
-
-def may_pass(error: object) -> bool:
-    """Return whether to retry after an error: storage and network errors may pass, others do not."""
-    return isinstance(error, OSError) and not isinstance(error, PERMANENT)
-
-
 class BadRowError(RunError):
     """A row cannot be used and `on_bad_row` is `fail`."""
 

@@ -9,28 +9,27 @@ thread, because Ctrl-C and progress must not wait for a shard, and in several if
 
 import logging
 import multiprocessing
-import random
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import wraps
 from threading import Event
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, cast
 
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.runtime import cores, set_up_arrow
 from tokenmill.tasks.sources.files import PLACES, places_of
 from tokenmill.tasks.sources.opening import find_places
 
-from .build import Announce, batches, build_batch, may_pass
+from .build import Announce, batches, build_batch
 from .code import built_with, require_same_here
 from .kind import LITTLE_BYTES, BuildShards, Needs, Stage
 from .plan import PlannedShard
 from .progress import ProgressBar, Tally, say, shown
 from .receipt import Receipt
+from .retry import with_retries
 from .store import Store
 
 LITTLE_IN_THREADS = 2_000_000_000
@@ -39,15 +38,10 @@ LITTLE_IN_THREADS = 2_000_000_000
 MOST_THREADS = 4
 """A sixth of packing is in Python, so more threads would wait for each other."""
 
-RETRY_SECONDS = (2.0, 4.0, 8.0)
-"""Average waits before a batch is tried again."""
-
 MOST_REPORTED = 5
 
 REFRESH_SECONDS = 1.0
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
 RunAll = Callable[[str, Callable[..., Any], Sequence[Mapping[str, Any]]], list[Any]]
 """Calls a function with the keywords of each call, as tasks of a name; returns the results in order. Raises RunError."""
@@ -171,7 +165,7 @@ def build_work(
     # Workers then need not ask the Hub again.
     PLACES.update(places)
     require_same_here(stage.build.__module__, store.built_with)
-    return patiently(build_batch, batch, store, stage.building(arguments), tell, rebuild=rebuild)
+    return with_retries(build_batch, batch, store, stage.building(arguments), tell, rebuild=rebuild)
 
 
 def _failures_of(
@@ -209,28 +203,6 @@ def wait_for(futures: Sequence[Any], check: Callable[[], None], show: Callable[[
             check()
         woken.clear()
         show()
-
-
-def patiently(work: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
-    """Return the result of a call that is tried again after errors that may pass."""
-    for seconds in RETRY_SECONDS:
-        try:
-            return work(*arguments, **keywords)
-        except OSError as error:
-            if not may_pass(error):
-                raise
-            time.sleep(seconds * random.uniform(0.5, 1.5))  # noqa: S311 - so that workers do not try again all at once
-    return work(*arguments, **keywords)
-
-
-def patient(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that calls `patiently`."""
-
-    @wraps(function)
-    def call(*arguments: P.args, **keywords: P.kwargs) -> R:
-        return patiently(function, *arguments, **keywords)
-
-    return call
 
 
 def in_words(error: BaseException) -> str:

@@ -32,11 +32,12 @@ from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.storage import absolute
 
 from .cluster import asking_for, local_size, require_reached, require_tokenmill, started
-from .executor import RunAll, Submitted, build_work, building_on, in_words, patient, results_of
+from .executor import RunAll, Submitted, build_work, building_on, in_words, results_of
 from .kind import BuildShards, Needs
 from .planning import data_sets
 from .progress import say
 from .receipt import Receipt
+from .retry import retrying
 from .runner import task_runner
 from .settings import ClusterSettings
 from .wait import ClusterWatch
@@ -187,7 +188,7 @@ def function_workers(settings: ClusterSettings) -> Generator[RunAll]:
     with _runner(settings, workers, {}) as runner:
 
         def run_all(name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
-            called = step_task(name)(patient(function))
+            called = step_task(name)(retrying(function))
             futures = [_submitted(runner.submit(called, dict(call))) for call in calls]
             check = ClusterWatch(runner.client, {}, bool(runner.adapt_kwargs), tell, settings.cluster_timeout).check
             return results_of(futures, name, check)

@@ -26,10 +26,11 @@ from .cluster import (
     workers_built_with,
 )
 from .code import built_with, require_same_here, require_same_there
-from .executor import Pool, RunAll, Submitted, announce, build_work, patiently, results_of, submitted
+from .executor import Pool, RunAll, Submitted, announce, build_work, results_of, submitted
 from .kind import Needs, Stage
 from .plan import PlannedShard
 from .progress import say
+from .retry import with_retries
 from .settings import ClusterSettings
 from .store import Store
 from .wait import ClusterWatch
@@ -122,7 +123,7 @@ def calls_on_workers(settings: ClusterSettings, module: str) -> Generator[RunAll
 
 def _call(module: str, planned: Mapping[str, str], function: Callable[..., Any], call: Mapping[str, Any]) -> object:
     require_same_here(module, planned)
-    return patiently(function, **call)
+    return with_retries(function, **call)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tokenmill.flows.cli import run
 from tokenmill.flows.direct import run_preparation
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards import executor
+from tokenmill.tasks.shards import executor, retry
 from tokenmill.tasks.shards.kind import Needs, Stage
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.settings import ClusterSettings
@@ -204,7 +204,7 @@ def build(planned, tmp_path, failures, error):
 
 @pytest.mark.slow
 def test_an_error_that_may_pass_is_tried_again(planned, tmp_path, monkeypatch):
-    monkeypatch.setattr(executor, "RETRY_SECONDS", (0, 0, 0))
+    monkeypatch.setattr(retry, "RETRY_SECONDS", (0, 0, 0))
     assert sorted(build(planned, tmp_path, 3, "reset")) == [1, 1, 4]
 
 
@@ -213,7 +213,7 @@ def test_an_error_that_may_pass_is_tried_again(planned, tmp_path, monkeypatch):
     [(4, "reset", "ConnectionReset"), (1, "defect", "ZeroDivision"), (1, "gone", "FileNotFound")],
 )
 def test_lasting_error_is_reported_and_other_shards_kept(failures, error, told, planned, tmp_path, monkeypatch):
-    monkeypatch.setattr(executor, "RETRY_SECONDS", (0, 0, 0))
+    monkeypatch.setattr(retry, "RETRY_SECONDS", (0, 0, 0))
     with pytest.raises(
         RunError, match=rf"1 of 3 batches failed: batch \d: {told}Error: told; finished shards are kept"
     ):
