@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.rl.kind import JsonLinesLayout
 from tokenmill.tasks.shards.plan import Finished, PlannedShard
@@ -19,6 +20,7 @@ from tokenmill.tasks.sources.files import Slice, SourceFile
 
 from tests.preparing import blend_of
 from tests.preparing_rl import lines_of, prepare, write_rows
+from tests.rl.test_targets import A, B, ranks
 
 ENDINGS = {"none": "jsonl", "zstd": "jsonl.zst"}
 WEIGHTS = {("datasets", "math"): 3.0, ("datasets", "code"): 1.0, ("datasets", "chat"): 2.0}
@@ -215,3 +217,43 @@ def test_manifest_explains_the_rows(tmp_path, chosen, mode):
     assert [stored[key] for key in ("train", "val", "test", "mode", "run_hash")] == [
         manifest[key] for key in ("train", "val", "test", "mode", "run_hash")
     ]
+
+
+# A file that mixes two forms of rows is read as one table, half of it empty: such a split is refused.
+
+
+RANKED = [ranks([A], [B]) for _ in range(3)]
+PAIRS = [{"prompt": f"q{number}", "chosen": "a", "rejected": "b"} for number in range(3)]
+QUESTIONS = [{"input": f"q{number}", "output": "1"} for number in range(3)]
+CHATS = [
+    {"messages": [{"role": "user", "content": f"q{number}"}, {"role": "assistant", "content": "1"}]}
+    for number in range(3)
+]
+
+
+def sources(tmp_path, one, other, **keys):
+    paths = {name: write_rows(tmp_path / f"{name}.jsonl", rows) for name, rows in (("one", one), ("other", other))}
+    return [{"name": name, "path": str(path), **(keys if name == "one" else {})} for name, path in paths.items()]
+
+
+@pytest.mark.parametrize(
+    ("target", "one", "other"), [("nemo_rl_dpo", PAIRS, RANKED), ("nemo_rl_grpo_math", QUESTIONS, CHATS)]
+)
+def test_split_with_two_forms_is_rejected_with_both_places(tmp_path, target, one, other):
+    with pytest.raises(RunError, match=r"rows of train have different forms.*'one'.*'other'|'other'.*'one'"):
+        prepare({"datasets": sources(tmp_path, one, other)}, tmp_path / "out", target=target)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_forms_may_differ_between_splits_and_where_nothing_reads_them(tmp_path):
+    one, other = sources(tmp_path, PAIRS, RANKED)
+    _, manifest = prepare({"train": [one], "valid": [other]}, tmp_path / "split", target="nemo_rl_dpo")
+    assert [len(lines_of(manifest[key])) for key in ("train", "val")] == [3, 3]
+    _, manifest = prepare({"datasets": [one, other]}, tmp_path / "any")
+    assert len(lines_of(manifest["train"])) == 6
+
+
+def test_a_transform_brings_forms_together(tmp_path):
+    blend = {"datasets": sources(tmp_path, PAIRS, RANKED, transforms=["preference"])}
+    _, manifest = prepare(blend, tmp_path / "out", target="nemo_rl_dpo")
+    assert len(lines_of(manifest["train"])) == 6

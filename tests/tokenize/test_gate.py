@@ -7,22 +7,27 @@ from dataclasses import dataclass, replace
 from unicodedata import normalize
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.normalizers import NFC
 from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.runtime import cores
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize import gate as gate_module
 from tokenmill.tasks.tokenize import kind, sweep
 from tokenmill.tasks.tokenize.encoders import ENGINES, Encoder, Tokens
+from tokenmill.tasks.tokenize.gate import Comparison, Gate, Speed, fastest_engine
 from tokenmill.tasks.tokenize.kind import PRETRAIN
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.peers import vocabularies
 from tests.preparing import blend_of, prepare, tree, write_lines
-from tests.tokenize.small_vocabularies import byte_level_bpe, ids_of, reference, word_piece
+from tests.tokenize.small_vocabularies import byte_level_bpe, ids_of, load, reference, word_piece
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
 TEXTS = [f"document number {number} of the data" for number in range(40)]
@@ -269,3 +274,95 @@ def test_tokens_that_were_added_are_tried_in_other_normal_forms(source, model, t
     verdict = verdict_of(plan(source, tmp_path / "out", model))
     assert verdict.backend != "gigatoken"
     assert repr(added.content)[1:-1] in normalize("NFC", verdict.refused["gigatoken"])
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [({"text": [1, 2]}, "'text' is of type int64, not text"), ({"txt": ["a", "b"]}, "did you mean 'txt'?")],
+)
+def test_every_parquet_file_must_have_its_text(small, tmp_path, column, words):
+    """The gate's sample reads the first, middle and last slice: it would not see this one."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(5):
+        pq.write_table(pa.table(column if number == 1 else {"text": ["a", "b"]}), data / f"{number}.parquet")
+    with pytest.raises(InputError) as refused:
+        plan(data, tmp_path / "out", small)
+    assert f"{data / '1.parquet'}: " in str(refused.value)
+    assert words in str(refused.value)
+
+
+# The race: the faster engine of those that pass encodes large datasets, and no byte shows which one it was.
+
+
+@pytest.fixture
+def winner(monkeypatch, tmp_path):
+    """Decides every race from now on; nothing is remembered of earlier ones."""
+    monkeypatch.setattr(gate_module, "user_cache", lambda *names: str(tmp_path.joinpath("races", *names)))
+
+    def win(name):
+        monkeypatch.setattr(
+            gate_module, "_race", lambda _: {each: Speed(0, 1 if each == name else 2) for each in ENGINES}
+        )
+
+    return win
+
+
+@pytest.fixture
+def gate(tmp_path):
+    vocabulary = load(byte_level_bpe(tmp_path / "model"))
+    return Gate(vocabulary, [], lambda _: iter(TEXTS), "text", str(tmp_path / "store"), literal=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_faster_engine_is_chosen_and_remembered(name, winner, gate):
+    winner(name)
+    assert fastest_engine(gate, 100) == name
+    winner("neither")
+    assert fastest_engine(gate, 100) == name
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_rejected_engine_does_not_win(name, winner, gate, monkeypatch):
+    winner(name)
+    monkeypatch.setattr(
+        "tokenmill.tasks.tokenize.gate.compare",
+        lambda _vocabulary, engine, _texts, literal: Comparison(1, "errs" if engine == name or not literal else None),
+    )
+    (other,) = ENGINES.keys() - {name}
+    assert fastest_engine(gate, 100) == other
+
+
+def test_an_engine_that_loads_slowly_wins_only_large_datasets(winner, gate, monkeypatch):
+    winner("neither")
+    speeds = {"gigatoken": Speed(1, 0.02), "fastokens": Speed(3, 0.01)}
+    monkeypatch.setattr(gate_module, "_race", lambda _: speeds)
+    assert [fastest_engine(gate, size) for size in (199, 201)] == ["gigatoken", "fastokens"]
+
+
+@pytest.mark.usefixtures("winner")
+def test_an_engine_that_does_not_support_the_vocabulary_does_not_run(gate):
+    def fast(engine, literal):
+        if engine == "gigatoken":
+            raise ValueError("does not know this vocabulary")
+        return gate.vocabulary.fast(engine, literal)
+
+    some = replace(gate, vocabulary=replace(gate.vocabulary, fast=fast))
+    assert fastest_engine(some, 100) == "fastokens"
+
+
+def test_no_byte_shows_which_engine_encoded(winner, tmp_path, monkeypatch):
+    monkeypatch.setattr(kind, "RACE_FROM", 1)
+    model = byte_level_bpe(tmp_path / "model")
+    source = write_lines(tmp_path / "some.jsonl", TEXTS)
+    trees = []
+    for name in ENGINES:
+        monkeypatch.setattr(gate_module, "user_cache", lambda *names, name=name: str(tmp_path.joinpath(name, *names)))
+        winner(name)
+        planned, _ = prepare(blend_of(source), tmp_path / name / "out", tokenizer={"model": str(model)})
+        assert kind.worker_arguments(planned)["engines"] == {"datasets/some": name}
+        found = tree(tmp_path / name / "out")
+        trees.append({place: data for place, data in found.items() if place.endswith(("bin", "idx"))})
+    assert trees[0] == trees[1]
+    assert trees[0]
