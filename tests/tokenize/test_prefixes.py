@@ -2,9 +2,10 @@
 
 import itertools
 import json
+import os
 import shutil
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,42 @@ def test_a_store_of_shards_with_their_own_tokens_is_joined_without_tokenizing(tm
     assert again.plan.pending == []
     assert not list((tmp_path / "out/shards/pretrain").rglob("*.bin"))
     assert check(tmp_path / "out") == []
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", range(50))
+def test_kill_during_a_join_keeps_all_data(tmp_path, chosen, monkeypatch, moment):
+    """Every removal, rename, sync and kernel copy of the join may be the last thing that a process does."""
+    chosen |= each_alone(9)
+    place = folder_of(tmp_path / "in", 3, 9)
+    planned = plan_here("pretrain", blend(place), tmp_path / "out", **chosen)
+    build_shards("pretrain", planned, planned.plan.pending)
+    done = 0
+
+    def dying(original):
+        def operation(*arguments, **named):
+            nonlocal done
+            if done == moment:
+                raise Killed
+            done += 1
+            return original(*arguments, **named)
+
+        return operation
+
+    with monkeypatch.context() as patched:
+        for name in ("replace", "fsync", "copy_file_range", "remove", "unlink", "link", "open"):
+            patched.setattr(os, name, dying(getattr(os, name)))
+        with suppress(Killed):
+            publish_here("pretrain", planned)
+    again, _ = prepare(blend(place), tmp_path / "out", **chosen)
+    assert again.plan.pending == [], "nothing is tokenized twice"
+    assert check(tmp_path / "out") == []
+    prepare(blend(place), tmp_path / "expected", **chosen)
+    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
 @pytest.mark.parametrize("pruned", [False, True])
