@@ -169,6 +169,37 @@ def test_behaviors_that_have_collapsed_are_published_and_then_fail(tmp_path, cho
         HARMONY.accept(manifest, str(tmp_path / "out"))
 
 
+def test_the_inventory_and_the_coverage_agree_with_the_data(prepared):
+    out, _, _ = prepared
+    told, rows = json.loads((out / "inventory.json").read_bytes()), rows_of(out)
+    coverage = (out / "coverage.md").read_text()
+    for dataset, splits in told.items():
+        for split, books in splits.items():
+            here = [row for row in rows if (row["dataset"], row["split"]) == (dataset, split)]
+            present = {name: sum(row[name] is not None for row in here) for name in here[0]}
+            assert books["columns"] == present
+            assert books["metadata"] == {
+                name: pytest.approx(count / len(here), abs=1e-6)
+                for name, count in present.items()
+                if name.startswith(("meta_", "source_")) and count
+            }
+            for name, column in {"tokens": "stats_token_len", "completion_tokens": "stats_completion_tokens"}.items():
+                lengths = Counter(1 << (row[column].bit_length() - 1) for row in here)
+                assert books["lengths"][name] == {str(least): count for least, count in sorted(lengths.items())}
+            lines = (out.parent / f"in/{dataset}/{split}.jsonl").read_bytes().splitlines()
+            records = [json.loads(line) for line in lines if line != b"{broken"]
+            assert books["source"]["records"] == len(records)
+            for name, types in books["source"]["fields"].items():
+                assert sum(types.values()) == sum(name in record for record in records)
+            assert books["source"]["roles"] == Counter(
+                message["role"] for record in records for message in record["messages"]
+            )
+            cells = [dataset, split, len(lines), len(here), sum(books["drops"].values()), books["tokens"]]
+            assert f"| {' | '.join(f'{cell:,}' if isinstance(cell, int) else cell for cell in cells)} |" in coverage
+            assert f"## {dataset}, {split}" in coverage
+    assert sum(books["rows_out"] for splits in told.values() for books in splits.values()) == len(rows)
+
+
 def test_summary_counts_marked_and_selected_rows(prepared):
     out, _, _ = prepared
     manifest, rows = json.loads((out / "manifest.json").read_bytes()), rows_of(out)
