@@ -367,7 +367,7 @@ def cards(run: Measured, *, summary: bool = False) -> dict[str, bytes]:
     made = {CARD: card(run).encode(), CROISSANT: orjson.dumps(croissant(run), option=orjson.OPT_INDENT_2)}
     if summary or size_of(join(run.path, SUMMARY)) is not None:
         made[SUMMARY] = training_summary(run).encode()
-    own = {file["path"] for file in run.manifest["files"]}
+    own = {file["path"] for file in run.manifest["files"]}  # the Harmony of earlier versions published a card
     return {name: content for name, content in made.items() if name not in own}
 
 

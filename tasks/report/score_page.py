@@ -127,22 +127,20 @@ def _nll(folder: ScoreFolder, rows: RowsFolder | None) -> Sections:
     joined = with_scores(known, [table.select([ROW_ID, NLL])])
     both = joined.filter(compute.field(NLL).is_valid() & compute.field(CORRECTNESS).is_valid())
     if both.num_rows:
-        note = Text(f"{both.num_rows:,} rows of {joined.num_rows:,} have both.")
-        shown = _by_correctness(both[CORRECTNESS].to_numpy(), both[NLL].to_numpy())
-        found[f"NLL against correctness: {folder.place}"] = [note, *shown]
+        correctness, nll = both[CORRECTNESS].to_numpy(), both[NLL].to_numpy()
+        # Correctness is a share of tries, of which problems have different numbers, so medians are of steps
+        steps = np.clip(np.rint(correctness * (STEPS - 1)), 0, STEPS - 1).astype(np.int64)
+        medians = [
+            (f"{step / (STEPS - 1):.3g}", int((steps == step).sum()), f"{np.median(nll[steps == step]):.3f}")
+            for step in np.unique(steps)
+        ]
+        axes = ("correctness of the problem, at its effort", "mean NLL of the completion")
+        found[f"NLL against correctness: {folder.place}"] = [
+            Text(f"{both.num_rows:,} rows of {joined.num_rows:,} have both."),
+            *cloud("NLL against correctness", {"rows": np.column_stack([correctness, nll])}, axes),
+            Table("Median NLL by correctness", ("correctness, about", "rows", "median NLL"), medians),
+        ]
     return found
-
-
-def _by_correctness(correctness: np.ndarray, nll: np.ndarray) -> list[Block]:
-    """NLL against the share of tries that solved the problem, with medians. Both are float64 [rows] and finite."""
-    steps = np.clip(np.rint(correctness * (STEPS - 1)), 0, STEPS - 1).astype(np.int64)
-    rows = [
-        (f"{step / (STEPS - 1):.3g}", int((steps == step).sum()), f"{np.median(nll[steps == step]):.3f}")
-        for step in np.unique(steps)
-    ]
-    axes = ("correctness of the problem, at its effort", "mean NLL of the completion")
-    drawn = cloud("NLL against correctness", {"rows": np.column_stack([correctness, nll])}, axes)
-    return [*drawn, Table("Median NLL by correctness", ("correctness, about", "rows", "median NLL"), rows)]
 
 
 def _map(folder: ScoreFolder, rows: RowsFolder | None) -> Sections:

@@ -111,35 +111,29 @@ def view_output(
     parts = parts_of(data.manifest, dataset)
     decode = data.tokenizer.decode
     tokenizer = data.manifest["settings"]["tokenizer"]["model"]
+    packs: list[Pack] = []
     if doc is not None:
-        return View(data.path, data.type, tokenizer, _holding(parts, DocumentId.parse(doc), decode))
+        wanted = DocumentId.parse(doc)
+        for part in (parts := parts_of_document(parts, wanted)):
+            documents = part.numbers_of(wanted.key, wanted.number)
+            packs += [decoded(part, row, decode, documents) for row in part.rows_with(documents)]
+        if not packs:  # the shard is known, but packs have none of this row
+            key = next(key for key in parts[0].shards if key.startswith(wanted.key))
+            shard = f"shard {key} of {parts[0].sources}"
+            raise InputError(
+                f"--doc: {shard} doesn't have document {wanted.number}: it was dropped, or the number is too large"
+            )
+        return View(data.path, data.type, tokenizer, packs)
     if rows < 1:
         raise InputError(f"--limit: {rows} shows no rows; use 1 or more")
     ends = list(itertools.accumulate(part.rows for part in parts))
     rows = min(rows, ends[-1])
     # Distinct rows, each as likely as any other: the manifest has their number, so no file is opened for the choice
     numbers = range(rows) if seed is None else Random(seed).sample(range(ends[-1]), rows)  # noqa: S311 - no secret
-    packs: list[Pack] = []
     for number in numbers:
         place = bisect_right(ends, number)
         packs.append(decoded(parts[place], number - ends[place] + parts[place].rows, decode))
     return View(data.path, data.type, tokenizer, packs)
-
-
-def _holding(parts: Sequence[ShardPart], wanted: DocumentId, decode: Decode) -> list[Pack]:
-    """The packs that hold a document, reduced to it. Raises InputError if there are none."""
-    parts = parts_of_document(parts, wanted)
-    numbers = [part.numbers_of(wanted.key, wanted.number) for part in parts]
-    packs = [
-        decoded(part, row, decode, of) for part, of in zip(parts, numbers, strict=True) for row in part.rows_with(of)
-    ]
-    if not packs:  # the shard is known, but packs have none of this row
-        key = next(key for key in parts[0].shards if key.startswith(wanted.key))
-        shard = f"shard {key} of {parts[0].sources}"
-        raise InputError(
-            f"--doc: {shard} doesn't have document {wanted.number}: it was dropped, or the number is too large"
-        )
-    return packs
 
 
 def decoded(

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -75,6 +76,16 @@ def rl(folder, rows=None):
 KINDS = {each.__name__: each for each in (harmony, pretraining, sft, rl)}
 
 
+@contextmanager
+def hub_at(home):
+    """A hub that HF_TOKEN may write to."""
+    disable_progress_bars()
+    with serve_writable() as hub, used_here(hub, home), pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HF_TOKEN", WRITER)
+        yield hub
+    enable_progress_bars()
+
+
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
     """A published preparation of every kind, none of them to be changed."""
@@ -100,11 +111,20 @@ def own(tmp_path):
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the library's waits between its attempts
-    disable_progress_bars()
-    with serve_writable() as hub, used_here(hub, tmp_path / "hf_home"):
-        monkeypatch.setenv("HF_TOKEN", WRITER)
+    with hub_at(tmp_path / "hf_home") as hub:
         yield hub
-    enable_progress_bars()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pushed(request, outputs, tmp_path_factory):
+    """A kind, its output with its cards, the commit of its only push, and the files of that."""
+    output = outputs(request.param)
+    cards = [Path(place) for place in publish_cards(measured(str(output)))]
+    with hub_at(tmp_path_factory.mktemp("hf_home")) as hub:
+        commit = send(output)
+        yield request.param, output, commit, hub.datasets["org/name"].commits[commit]
+    for card in cards:
+        card.unlink()
 
 
 def send(output, repository="org/name", *, public=False):
@@ -156,12 +176,8 @@ def test_the_card_names_every_file_of_rows_and_nothing_else(hub, outputs):
     assert found == {name for name in hub.datasets["org/name"].files if name.startswith("data/")}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_exactly_the_published_files_are_pushed(hub, outputs, kind):
-    output = outputs(kind)
-    commit = send(output)
-    pushed = hub.datasets["org/name"].commits[commit]
+def test_exactly_the_published_files_are_pushed(pushed):
+    _, output, _, files = pushed
     manifest = read_manifest(str(output))
     entries = [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
     names = {name for entry in entries for of in entry["published"].values() for name in of}
@@ -169,23 +185,20 @@ def test_exactly_the_published_files_are_pushed(hub, outputs, kind):
     expected = there & {f"{name}{ending}" for name in names for ending in ("", ".bin", ".idx")}
     left_out = ("quarantine/", "blend.full-validation", "blend.sequences")  # the last two name places of this machine
     expected |= {file["path"] for file in manifest["files"] if not file["path"].startswith(left_out)}
-    assert set(pushed) == {".gitattributes", "manifest.json", *CARDS, *expected}
+    assert set(files) == {".gitattributes", "manifest.json", *CARDS, *expected}
     assert expected > {"blend.json"}
     assert any((output / "quarantine").iterdir())
-    for name in expected - {"blend.json"}:
-        assert pushed[name] == (output / name).read_bytes(), name
+    for name in {*expected, *CARDS} - {"blend.json"}:
+        assert files[name] == (output / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_pushed_names_a_place_of_this_machine(hub, outputs, kind):
-    output = outputs(kind)
-    send(output)
-    pushed = hub.datasets["org/name"].files
+def test_nothing_pushed_names_a_place_of_this_machine(pushed):
+    _, output, _, files = pushed
     places = [str(output), str(output.parent), "secret place", "the store", os.uname().nodename]
-    for name, content in pushed.items():
+    for name, content in files.items():
         text = str(pq.read_table(io.BytesIO(content)).to_pydict()).encode() if name.endswith(".parquet") else content
         assert not [place for place in places if place.encode() in text], (name, text)
-    manifest = json.loads(pushed["manifest.json"])
+    manifest = json.loads(files["manifest.json"])
     assert list(manifest["volatile"]) == ["seal"]
     assert {entry["file"] for entry in manifest["shards"]} <= {f"{n}.jsonl" for n in ("chats", "more", "text", "rows")}
 
@@ -226,30 +239,26 @@ def test_shards_elsewhere_are_rejected(hub, tmp_path):
     assert "is outside" in refusal(lambda: send(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_path_of_the_pushed_blend_is_a_file_or_folder_of_the_repository(hub, outputs, kind):
-    send(outputs(kind))
-    pushed = hub.datasets["org/name"].files
-    blend = json.loads(pushed["blend.json"])
+def test_every_path_of_the_pushed_blend_is_a_file_or_folder_of_the_repository(pushed):
+    kind, _, _, files = pushed
+    blend = json.loads(files["blend.json"])
     paths = [path for split in blend.values() for path in (split or [])[1::2]]
     if kind == "harmony":
         paths = [source["path"] for source in blend["datasets"]]
     if kind == "rl":
-        paths.append(json.loads(pushed["manifest.json"])["train"])
+        paths.append(json.loads(files["manifest.json"])["train"])
     assert paths
     for path in paths:
-        assert any(name == path or name.startswith((f"{path}/", f"{path}.")) for name in pushed), path
+        assert any(name == path or name.startswith((f"{path}/", f"{path}.")) for name in files), path
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_pushed_manifest_is_whole_and_vouches_for_every_file(hub, outputs, kind):
-    commit = send(outputs(kind))
-    pushed = hub.datasets["org/name"].files
+def test_the_pushed_manifest_is_whole_and_vouches_for_every_file(pushed):
+    _, _, commit, files = pushed
     manifest = read_manifest(f"hf://datasets/org/name@{commit}")
     recorded = {file["path"]: file for file in manifest["files"]}
-    assert recorded.keys() == pushed.keys() - {".gitattributes", "manifest.json"}
+    assert recorded.keys() == files.keys() - {".gitattributes", "manifest.json"}
     for name, file in recorded.items():
-        content = pushed[name]
+        content = files[name]
         assert file["size"] == len(content)
         if name.endswith(".bin"):
             assert len(file["extents"]) > 0
@@ -457,20 +466,6 @@ def test_pushed_card_is_replaced_with_the_last_commit(hub, outputs, monkeypatch)
     *parts, last = [files for commit, files in repository.commits.items() if commit not in before]
     assert not any("README.md" in files for files in parts)
     assert last["README.md"] == parcel_of(str(outputs("rl"))).documents["README.md"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_cards_of_a_run_are_pushed_as_it_wrote_them(hub, outputs, kind):
-    output = outputs(kind)
-    places = {*publish_cards(measured(str(output))), str(output / "README.md")}
-    assert len(places) == 2
-    send(output)
-    files = hub.datasets["org/name"].files
-    for place in map(Path, places):
-        assert files[place.name] == place.read_bytes()
-        assert str(output.parent).encode() not in files[place.name]
-        if kind != "harmony" or place.name != "README.md":
-            place.unlink()
 
 
 def test_concurrent_commit_is_reported(hub, outputs):
