@@ -6,7 +6,7 @@ how many of them completed, because SQLite locks writers out and a run whose req
 without a pause then show how many requests the server takes. On few cores the runs and the server compete, so that their start-up
 is most of the slowest hundredth.
 
-PostgreSQL is Debian's (`tests/flows/databases.py`); without it there is no row for it.
+PostgreSQL is Debian's (`bench/databases.py`); without it there is no row for it.
 """
 
 import json
@@ -22,7 +22,7 @@ DATABASES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 
 def measure(bench: Bench) -> list[Measure]:
     """Three rows for each database that there is."""
-    from tests.flows.databases import MISSING  # noqa: PLC0415 - it imports pytest, and the process that measures stays small
+    from bench.databases import MISSING  # noqa: PLC0415 - it imports pytest, and the process that measures stays small
 
     return [row for database in DATABASES if database == "sqlite" or not MISSING for row in _measured(database)]
 

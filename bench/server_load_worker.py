@@ -27,8 +27,8 @@ import httpx
 import numpy as np
 from prefect.client.schemas.actions import ArtifactCreate
 
-from tests.flows.databases import postgresql
-from tests.flows.deployed_runs import Deployed, deployed, small_blend
+from bench.databases import postgresql
+from bench.deployed_runs import Deployed, deployed, small_blend
 from tests.flows.prefect_commands import PrefectServer, free_port, serving
 from tests.flows.preparation_runs import receipts
 from tests.flows.standing_clusters import scheduler, worker

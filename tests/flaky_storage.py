@@ -9,9 +9,8 @@ Between moto and its clients stands a layer that, for some requests, does one of
     expired  answers 400 ExpiredToken, and does nothing      } only if asked for
     denied   answers 403 InvalidAccessKeyId, and does nothing }
 
-Whether a request fails depends on the seed, on what is asked for, and on how many times that was asked before: neither on
-the order in which workers ask, nor on times. No request fails more than `IN_A_ROW` times one after the other, so that a
-client that tries often enough comes through.
+Whether a request fails depends on the seed, on what is asked for, and on how often that was asked before, and not on the order
+in which workers ask. None fails more than `IN_A_ROW` times in a row, so a client that tries often enough comes through.
 
     with flaky_server() as server, used_here(server):
         server.faults.clear(rate=0.2, seed=1)
@@ -277,6 +276,13 @@ def used_here(server):
         forget_connections()
         yield
         forget_connections()
+
+
+@contextmanager
+def moto_here():
+    """The end point of a server that never fails, and is what every `s3://` address of this process means."""
+    with flaky_server(kinds=()) as server, used_here(server):
+        yield server.url
 
 
 def forget_connections():

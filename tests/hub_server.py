@@ -9,9 +9,9 @@
         hub.fault("*/resolve/*/tokenizer.json", lambda: qwen.commit({…}))     # what happens before it is answered
         hub.requests                                      # every request, in order
 
-It answers model and dataset information (with and without files' sizes), trees page by page, path information, refs, commits,
-access checks and files (HEAD, GET, ranges). A file of LARGE bytes and more is kept in LFS: `resolve` redirects to a second
-host. Without a token nobody is told whether a private repository exists (401); a gated one shows its metadata, but no file.
+It answers information about models and datasets, trees, path information, access checks and files (HEAD, GET, ranges). A file of
+LARGE bytes and more is kept in LFS: `resolve` redirects to a second host. Without a token nobody is told whether a private
+repository exists (401); a gated one shows its metadata, but no file.
 """
 
 import hashlib
@@ -19,7 +19,6 @@ import json
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,9 +38,6 @@ from tokenmill.tasks.sources import hub_client
 
 LARGE = 200
 """Files of this many bytes and more are kept in LFS, as the hub does from a few megabytes on."""
-
-PAGE = 1000
-"""Entries of a page of a tree."""
 
 EXPIRED = "hf_expired"
 """A token that is no longer good."""
@@ -138,15 +134,6 @@ class Repository:
         folders = [path for path in paths if any(name.startswith(f"{path.rstrip('/')}/") for name in files)]
         return [_entry(path, files[path]) for path in paths if path in files] + [_folder(path) for path in folders]
 
-    def refs(self) -> dict:
-        listed = {"branches": [], "tags": [], "converts": []}
-        for name, sha in self.branches.items():
-            if not name.startswith("refs/"):
-                listed["branches"].append({"name": name, "ref": f"refs/heads/{name}", "targetCommit": sha})
-            elif name.startswith("refs/convert/"):
-                listed["converts"].append({"name": name[13:], "ref": name, "targetCommit": sha})
-        return listed
-
 
 @dataclass
 class Hub:
@@ -183,10 +170,6 @@ class Hub:
                 if fnmatch(path, fault.path) and fnmatch(method, fault.method):
                     return self.faults.pop(number)
         return None
-
-    def counted(self) -> Counter[str]:
-        """How often each path was asked for, by method and path."""
-        return Counter(f"{request.method} {request.path}" for request in self.requests)
 
 
 @cache
@@ -278,8 +261,10 @@ class Handler(BaseHTTPRequestHandler):
         if verb == "resolve":
             return self.content(sha, repository.commits[sha].get("/".join(inside)), [kind, *rest[:2], sha, *inside])
         if verb == "tree":
-            return self.pages(repository.tree(sha, "/".join(inside), query.get("recursive") in (["true"], ["True"])))
-        return self.answer(self.metadata(repository, sha, verb, query))
+            return self.answer(repository.tree(sha, "/".join(inside), query.get("recursive") in (["true"], ["True"])))
+        if verb == "paths-info":
+            return self.answer(repository.paths_info(sha, query["paths"]))
+        return self.answer(repository.information(sha, sizes="blobs" in query))
 
     def refusal(self, repository: Repository | None, sha: str | None, verb: str) -> tuple[int, str | None, str] | None:
         if self.token == EXPIRED:
@@ -291,28 +276,6 @@ class Handler(BaseHTTPRequestHandler):
         if verb in {"auth-check", "resolve"} and repository.gated and self.token not in repository.members:
             return 403 if self.token else 401, "GatedRepo", f"Access to {repository.name} is restricted."
         return None if sha else (404, "RevisionNotFound", "Invalid rev id")
-
-    def metadata(self, repository: Repository, sha: str, verb: str, query: dict):
-        if verb == "paths-info":
-            return repository.paths_info(sha, query["paths"])
-        if verb == "refs":
-            return repository.refs()
-        if verb == "commits":
-            made = {"title": "a commit", "message": "", "date": "2026-01-01T00:00:00.000Z", "authors": []}
-            return [{"id": each, **made} for each in reversed(repository.commits)]
-        return repository.information(sha, sizes="blobs" in query)
-
-    def pages(self, entries: list[dict]):
-        """A page of a tree, with the link to the next one."""
-        url = urlsplit(self.path)
-        query = parse_qs(url.query)
-        start = int(query.get("cursor", ["0"])[0])
-        headers = {}
-        if start + PAGE < len(entries):
-            recursive = query.get("recursive", ["false"])[0]
-            link = f"{self.hub.url}{url.path}?recursive={recursive}&cursor={start + PAGE}"
-            headers["Link"] = f'<{link}>; rel="next"'
-        self.answer(entries[start : start + PAGE], headers)
 
     def content(self, sha: str, content: bytes | None, place: list[str]):
         """A file of a commit, or where it is stored."""

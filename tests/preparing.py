@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,24 +12,12 @@ import pyarrow.parquet as pq
 
 from tests.building import build_shards, prepare_here
 
-
-def prepare(blend, output_dir, **settings):
-    """Plan, build every pending shard in plan order, publish; returns the plan and the manifest."""
-    return prepare_here("pretrain", blend, output_dir, **settings)
+prepare = partial(prepare_here, "pretrain")
 
 
 def build_pending(planned):
     """Build every pending shard in plan order; a record of each."""
     return build_shards("pretrain", planned, planned.plan.pending)
-
-
-def write_lines(path, rows):
-    """A JSON Lines file of `{"text": …}` rows; bytes are written as they are."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [row if isinstance(row, bytes) else json.dumps({"text": row}, ensure_ascii=False).encode() for row in rows]
-    path.write_bytes(b"".join(line + b"\n" for line in lines))
-    return path
 
 
 def write_rows(path, rows):
@@ -38,6 +27,11 @@ def write_rows(path, rows):
     lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     return path
+
+
+def write_lines(path, texts):
+    """A JSON Lines file of `{"text": …}` rows; bytes are written as they are."""
+    return write_rows(path, [text if isinstance(text, bytes) else {"text": text} for text in texts])
 
 
 def old(path):

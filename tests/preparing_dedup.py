@@ -1,5 +1,7 @@
 """A whole deduplication in this process, without Prefect or Dask."""
 
+from functools import partial
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.dedup.kind import decided_plan
@@ -28,9 +30,7 @@ class Run:
         return build_here(step, pending, store, arguments, rebuild=rebuild, announce=note)
 
 
-def plan(blend, output_dir, **settings):
-    """The plan of `blend`, with any share of bad rows, and whatever else is chosen."""
-    return plan_here("dedup", blend, output_dir, **{"max_bad_row_fraction": 1.0, **settings})
+plan = partial(plan_here, "dedup", max_bad_row_fraction=1.0)
 
 
 def decisions_of(planned, run=None):

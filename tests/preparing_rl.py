@@ -1,31 +1,20 @@
 """A whole RL preparation in this process, without Prefect or Dask."""
 
+from functools import partial
 from pathlib import Path
 
 import zstandard
 
 from tests.building import build_shards, plan_here, prepare_here
-from tests.preparing import write_rows  # noqa: F401 - beside the others
+from tests.preparing import write_rows  # noqa: F401 - tests of rows import it from here
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
-
-
 CHOSEN = {"holdout": NOTHING_HELD_OUT, "max_bad_row_fraction": 1.0}
 
 
-def plan(blend, output_dir, **settings):
-    """The plan of `blend`, nothing held out, any share of bad rows, and whatever else is chosen."""
-    return plan_here("rl", blend, output_dir, **CHOSEN | settings)
-
-
-def prepare(blend, output_dir, **settings):
-    """Plan, build every pending shard in plan order, publish; returns the plan and the manifest."""
-    return prepare_here("rl", blend, output_dir, **CHOSEN | settings)
-
-
-def build(planned, shards):
-    """Build some of the planned shards, one after the other, in this process."""
-    return build_shards("rl", planned, shards)
+plan, prepare = partial(plan_here, "rl", **CHOSEN), partial(prepare_here, "rl", **CHOSEN)
+build = partial(build_shards, "rl")
+"""As in `building`, nothing held out, any share of bad rows, and whatever else is chosen."""
 
 
 def lines_of(path):

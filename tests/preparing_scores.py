@@ -13,11 +13,10 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.vocabulary import encoding
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.publication import failure_recorded
-from tokenmill.tasks.strict import parse
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests import preparing_harmony
-from tests.building import build_shards, publish_here
+from tests.building import build_shards, plan_here, publish_here
 from tests.preparing_rl import write_rows
 
 HARMONY_VOCABULARY = 201_088
@@ -29,9 +28,7 @@ KINDS = {"nll": "nll", "embed": "embeddings"}
 
 def plan(what, source, output_dir, **settings):
     """The plan, with slices of a kilobyte or a row group, and whatever else is chosen."""
-    kind = preparation(KINDS[what])
-    chosen = parse(kind.settings, {"shard_size": 1_000, **settings}, "settings")
-    return kind.plan(kind.read_blend(source), chosen, str(output_dir))
+    return plan_here(KINDS[what], source, output_dir, **{"shard_size": 1_000, **settings})
 
 
 def prepare(what, source, output_dir, **settings):

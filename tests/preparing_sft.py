@@ -6,6 +6,7 @@ otherwise, and marks what the assistant generates, so that `transformers` can sa
 
 import json
 from contextlib import contextmanager
+from functools import partial
 from unittest.mock import patch
 
 from tokenmill.tasks.chat import check
@@ -13,7 +14,7 @@ from tokenmill.tasks.pack.packs import PACKS
 from tokenmill.tasks.shards.store import Store
 
 from tests.building import build_shards, plan_here, prepare_here
-from tests.preparing import write_rows  # noqa: F401 - beside the others
+from tests.preparing import write_rows  # noqa: F401 - tests of rows import it from here
 from tests.tokenize.small_vocabularies import BOS, EOS, byte_level_bpe
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -79,9 +80,7 @@ def prepare(blend, output_dir, **settings):
     return prepare_here("sft", blend, output_dir, **chosen(settings))
 
 
-def build(planned, shards):
-    """Build some of the planned shards, one after the other, in this process."""
-    return build_shards("sft", planned, shards)
+build = partial(build_shards, "sft")
 
 
 def pack_receipts(planned):

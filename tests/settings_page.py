@@ -72,7 +72,9 @@ List `datasets`, of which shares are held out, or `train`, `valid` and `test`, o
 def blend_page() -> str:
     """The keys of blends, as Markdown."""
     parts = {"Keys of a blend": Blend, "Keys of a dataset": DataSource, "Keys of a phase": Phase}
-    return BLEND_HEAD + "".join(map(section, parts, parts.values()))
+    return BLEND_HEAD + "".join(
+        f"\n## {title}\n\n{TABLE}\n{RULE}\n{''.join(map(line, describe(model)))}" for title, model in parts.items()
+    )
 
 
 def schema() -> str:
@@ -114,11 +116,6 @@ def page() -> str:
 
 
 TABLE, RULE = "| key | default | values | meaning |", "|---|---|---|---|"
-
-
-def section(title: str, model: type[BaseModel]) -> str:
-    """The table of a model."""
-    return f"\n## {title}\n\n{TABLE}\n{RULE}\n{''.join(map(line, describe(model)))}"
 
 
 def refused(command: str) -> Collection[str]:

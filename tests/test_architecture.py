@@ -12,24 +12,9 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 
 LEVELS = [
-    ["kit"],
-    ["blend"],
-    ["sources"],
-    ["shards"],
-    ["tokenize"],
-    ["chat"],
-    ["harmony"],
-    ["pack"],
-    ["rl"],
-    ["dedup"],
-    ["filter"],
-    ["select"],
-    ["score"],
-    ["dataset"],
-    ["train"],
-    ["report"],
-    ["nightly"],
-]
+    "kit", "blend", "sources", "shards", "tokenize", "chat", "harmony", "pack", "rl", "dedup", "filter", "select", "score",
+    "dataset", "train", "report", "nightly",
+]  # fmt: skip
 """The packages of `tasks/`, lowest first. Modules directly in `tasks/` are below all of them, flows above."""
 
 LONGEST_FUNCTION = 60
@@ -206,19 +191,16 @@ def imports_packages_only_downwards(module):
             yield at(node, f"{name} lies above {module.package or 'tasks'}")
         if top != "tasks":
             continue
-        package = rest.split(".")[0] if (REPOSITORY / "tasks" / rest.split(".")[0]).is_dir() or in_levels(rest) else ""
+        package = rest.split(".")[0]
+        package = package if (REPOSITORY / "tasks" / package).is_dir() or package in LEVELS else ""
         if package != module.package and not level_of(package) < level:
             yield at(node, f"{name} does not lie below {module.package or 'tasks'}")
-
-
-def in_levels(dotted_name):
-    return any(dotted_name.split(".")[0] in packages for packages in LEVELS)
 
 
 def level_of(package):
     if package in {"", "flows"}:
         return -1 if package == "" else len(LEVELS)
-    return next((level for level, packages in enumerate(LEVELS) if package in packages), None)
+    return LEVELS.index(package) if package in LEVELS else None
 
 
 def catches_only_what_it_names(module):
@@ -326,34 +308,21 @@ BAD = [
     for source in [
         "open('x', 'w')",
         "open('x', mode='ab')",
-        "open('x', 'r+b')",
         "open('x', mode)",
-        "import io\nio.open('x', 'xb')",
         "import gzip\ngzip.open('x', 'wt')",
-        "import os\nos.fdopen(3, 'wb')",
         "import os\nos.open('x', os.O_RDONLY | os.O_CREAT)",
-        "import os\nos.replace('x', 'y')",
         "import os as system\nsystem.link('x', 'y')",
         "from os import rename\nrename('x', 'y')",
         "Path('x').open('w')",
         "Path('x').open(mode='a')",
         "Path('x').write_text('y')",
-        "Path('x').write_bytes(b'y')",
         "Path('x').replace('y')",
-        "path.rename('y')",
-        "path.touch()",
-        "import shutil\nshutil.copyfile('x', 'y')",
         "from shutil import move as m\nm('x', 'y')",
         "import pyarrow.parquet as pq\npq.write_table(table, 'x')",
         "import pyarrow.parquet\npyarrow.parquet.write_table(table, 'x')",
-        "from pyarrow import parquet\nparquet.write_table(table, 'x')",
         "import pyarrow as pa\npa.OSFile('x', 'wb')",
-        "import numpy as np\nnp.save('x', array)",
-        "array.tofile('x')",
         "import json\njson.dump({}, stream)",
         "fs.open('x', 'wb')",
-        "fs.open('x', mode='wb', autocommit=False)",
-        "fs.pipe('x', b'y')",
         "fs.pipe_file('x', b'y')",
         "fs.put('x', 'y')",
         "filesystem(uri)[0].put_file('x', 'y')",
@@ -418,7 +387,6 @@ GOOD = [
         "'text'.replace('x', 'y')",
         "import dataclasses\ndataclasses.replace(record, size=1)",
         "queue.put(item)",
-        "publication.write(b'x')",
         "import pyarrow.parquet as pq\npq.ParquetWriter(publication, schema).write_table(table)",
         "import json\njson.dumps({})",
     ]

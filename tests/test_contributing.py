@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from tests.flows.prefect_commands import shared_server
+from tests.flows.preparation_runs import ran
 from tests.preparing import write_lines
 
 ROOT = Path(__file__).parent.parent
@@ -55,9 +55,7 @@ def called(tmp_path_factory):
 
     def call(*words):
         environment = {**os.environ, "PYTHONPATH": str(place)}
-        done = subprocess.run(
-            [sys.executable, *words], cwd=place, env=environment, capture_output=True, text=True, check=False
-        )
+        done = ran(sys.executable, *words, cwd=place, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

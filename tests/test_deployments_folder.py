@@ -22,7 +22,7 @@ from distributed.cli import dask_scheduler, dask_worker
 from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields  # the names of all settings as environment variables
 from tokenmill.flows.cli import app
-from tokenmill.tasks.shards.runner import Profile, task_runner
+from tokenmill.tasks.shards.runner import Profile
 from tokenmill.tasks.strict import parse
 
 REPOSITORY = Path(__file__).parents[1]
@@ -62,11 +62,6 @@ def accepted(command):
 def test_every_profile_has_only_known_keys_names_a_class_and_is_listed_in_the_docs(path):
     assert parse(Profile, yaml.safe_load(path.read_text()), path.name).cluster_class
     assert f"`{path.name}`" in (REPOSITORY / "docs/clusters.md").read_text()
-
-
-def test_the_laptop_profile_is_a_task_runner():
-    runner = task_runner(str(FOLDER / "clusters/laptop.yaml"), None, {})
-    assert runner.cluster_kwargs["n_workers"] == 2
 
 
 def job_script(found):
@@ -112,18 +107,8 @@ def test_slurm_job_starts_processes_and_ends_in_time(name, chosen, asked):
 ON_KUBERNETES = ["kubernetes", "kubernetes-gpu"]
 
 
-def test_kubernetes_workers_are_single_threaded():
-    worker = container("worker", "kubernetes")
-    assert accepted(worker["args"])["nthreads"] == 1
-    assert worker["resources"]["limits"]["cpu"] == "1"
-
-
-def dask_cluster(name):
-    return profile(name).cluster_kwargs["custom_cluster_spec"]
-
-
-def container(part, name="kubernetes-gpu"):
-    (found,) = dask_cluster(name)["spec"][part]["spec"]["containers"]
+def container(part, name):
+    (found,) = profile(name).cluster_kwargs["custom_cluster_spec"]["spec"][part]["spec"]["containers"]
     return found
 
 
@@ -148,16 +133,19 @@ def test_deployments_can_write_where_they_do_by_default():
         assert f"output:{folder}/output" in services()[name]["volumes"]
 
 
-def test_kubernetes_gpu_worker_has_one_declared_gpu():
-    options = accepted(container("worker")["args"])
+def test_kubernetes_workers_have_one_thread_and_the_declared_gpu():
+    cpu, gpu = (container("worker", name) for name in ON_KUBERNETES)
+    assert accepted(cpu["args"])["nthreads"] == 1
+    assert cpu["resources"]["limits"]["cpu"] == "1"
+    options = accepted(gpu["args"])
     assert (options["nthreads"], options["resources"], options["name"]) == (1, "GPU=1", "$(DASK_WORKER_NAME)")
-    assert container("worker")["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert "nvidia.com/gpu" not in str(container("scheduler"))
+    assert gpu["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert "nvidia.com/gpu" not in str(container("scheduler", "kubernetes-gpu"))
 
 
 @pytest.mark.parametrize("name", ON_KUBERNETES)
 def test_the_service_leads_to_the_schedulers_ports(name):
-    resource, scheduler = dask_cluster(name), container("scheduler", name)
+    resource, scheduler = profile(name).cluster_kwargs["custom_cluster_spec"], container("scheduler", name)
     service = resource["spec"]["scheduler"]["service"]
     ports = {port["name"]: port["containerPort"] for port in scheduler["ports"]}
     assert service["selector"] == {
@@ -240,19 +228,9 @@ def environments():
     yield from re.findall(r"(\w+)=\S+", next(rest for word, rest in dockerfile() if word == "ENV"))
     for service in services().values():
         yield from service["environment"]
-    for found in containers_environment():
-        yield from (variable["name"] for variable in found)
+    (worker,) = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
+    yield from (variable["name"] for variable in worker["env"])
     yield from re.findall(r"export (\w+)=", (FOLDER / "local.sh").read_text())
-
-
-def containers_environment():
-    return [found["env"] for found in manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]]
-
-
-def dask_knows(name):
-    """Whether a DASK_A__B variable is a setting that Dask has; logging levels are by logger."""
-    keys = name.removeprefix("DASK_").lower().replace("__", ".")
-    return keys.startswith("logging.") or config.get(keys, "unknown") != "unknown"
 
 
 def test_every_variable_is_a_setting_that_prefect_or_dask_knows():
@@ -261,8 +239,8 @@ def test_every_variable_is_a_setting_that_prefect_or_dask_knows():
     assert names == prefect | dask
     assert prefect <= _get_settings_fields(Settings).keys()
     assert len(prefect) > 4
-    assert [name for name in dask if not dask_knows(name)] == []
-    assert not dask_knows("DASK_DISTRIBUTED__COMM__TSL__CA_FILE")
+    keys = [name.removeprefix("DASK_").lower().replace("__", ".") for name in dask]  # logging levels are by logger
+    assert [key for key in keys if not key.startswith("logging.") and config.get(key, "unknown") == "unknown"] == []
 
 
 def commands():
@@ -286,7 +264,6 @@ def test_prefects_options_are_in_its_help():
     for command in commands():
         if command[0] == "prefect":
             assert unknown_to_prefect(command) == set()
-    assert unknown_to_prefect(["prefect", "worker", "start", "--pol", "tokenmill"]) == {"--pol"}
 
 
 @cache

@@ -1,10 +1,12 @@
-"""Where caches go: the user's folder, or the one for temporary files where that cannot be written. And names of places."""
+"""Where caches go: the user's folder, or the one for temporary files where that cannot be written. And names of places, and of artifacts in Prefect."""
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
 import pytest
+from tokenmill.tasks.artifact import artifact_key
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.storage import absolute, is_writable, temporary_folder, user_cache
 
@@ -67,3 +69,16 @@ def test_unrepresentable_place_is_rejected(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / broken)
     with pytest.raises(InputError, match="is not UTF-8"):
         absolute("out")
+
+
+@pytest.mark.parametrize("place", ["/data/Out_1.b", "s3://bucket/Ünï", "/", "/data/" + "long " * 100])
+def test_a_key_is_one_that_prefect_takes(place):
+    assert re.fullmatch("training[a-z0-9-]+", artifact_key("training", place))
+
+
+def test_outputs_have_unique_keys(tmp_path, monkeypatch):
+    places = [str(tmp_path / name) for name in ("a/model", "b/model", "b/model 2", "b/a/model")]
+    assert len({artifact_key(kind, place) for kind in ("training", "results") for place in places}) == 8
+    monkeypatch.chdir(tmp_path)
+    assert artifact_key("training", "a/model/") == artifact_key("training", places[0])
+    assert artifact_key("training", places[0]).startswith("training-a-model-")

@@ -36,12 +36,7 @@ PATTERNS = {
 }
 
 CEILINGS = {
-    "docs": {
-        "a genitive for a compound": 1,
-        "software that speaks": 4,
-        "a training": 1,
-        "British spelling": 1,
-    },
+    "docs": {"a genitive for a compound": 1, "software that speaks": 4, "a training": 1, "British spelling": 1},
     "docstrings": {
         "a genitive for a compound": 7,
         "software that speaks": 5,

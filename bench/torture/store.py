@@ -50,7 +50,7 @@ from xxhash import xxh3_128_hexdigest
 from bench.torture.processes import each
 from tests import building
 from tests.building import plan_here, prepare_here
-from tests.faults.injection import Failure, intercept
+from tests.faults.injection import fail_operation
 from tests.flows.standing_clusters import network
 from tests.forking import fork
 from tests.nightly.nights import Nights
@@ -278,7 +278,7 @@ def met(work: Callable[[], None], error: int | None, operation: int) -> int:
     faulthandler.dump_traceback_later(END_SECONDS, exit=True)
     fault = OSError(error, os.strerror(error)) if error else None
     try:
-        with intercept(Failure(operation if fault else 0, fault or OSError())):
+        with fail_operation(operation if fault else 0, fault or OSError()):
             work()
     except OSError as raised:
         if raised is fault:

@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import fsspec
 import jsonschema
 import pytest
 from hypothesis import given
@@ -65,25 +64,6 @@ def test_filters_keep_the_types_of_their_values():
     assert only.used_in == "nano_v3"
 
 
-@pytest.mark.parametrize("wanted", [None, 1.5, {"a": 1}, [], [["a"]], ["a", None], 2**63, -(2**64)], ids=repr)
-def test_filters_take_plain_values_only(wanted):
-    found = refusal({"datasets": [source(filters={"level": wanted})]})
-    assert found.startswith("blend: datasets[0].filters.level: not a value to filter by; use text, true or false")
-    assert "\n" not in found
-
-
-@pytest.mark.parametrize(
-    ("filters", "valid"),
-    [({}, True), ({"a": "x"}, True), ({"a": [1, True, "x"]}, True), ({"a": 1.5}, False), ({"a": [None]}, False)],
-)
-def test_schema_of_filters(filters, valid):
-    """Prefect's server checks blends against the schema."""
-    schema = Blend.model_json_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    blend = {"datasets": [source(filters=filters)]}
-    assert jsonschema.Draft202012Validator(schema).is_valid(blend) == valid
-
-
 SCHEMA = "blends/schema/blend.json"
 
 
@@ -95,11 +75,15 @@ SCHEMA = "blends/schema/blend.json"
         ({"datasets": [source(wieght=1)]}, False),
         ({"$schemas": "", "datasets": [source()]}, False),
         ({"datasets": [source(path="")]}, False),
+        ({"datasets": [source(filters={"a": [1, True, "x"], "b": "x"})]}, True),
+        *(({"datasets": [source(filters={"a": wrong})]}, False) for wrong in (1.5, [None])),
         *((json.loads(path.read_bytes()), True) for path in sorted((REPOSITORY / "blends").glob("*.json"))),
     ],
 )
 def test_the_schema_accepts_what_loads(blend, valid):
+    """Prefect's server checks blends against the schema."""
     schema = json.loads((REPOSITORY / SCHEMA).read_bytes())
+    jsonschema.Draft202012Validator.check_schema(schema)
     assert jsonschema.Draft202012Validator(schema).is_valid(blend) == valid
     if valid:
         assert load_blend(blend)
@@ -107,17 +91,10 @@ def test_the_schema_accepts_what_loads(blend, valid):
         assert refusal(blend)
 
 
-def test_a_blend_per_split_keeps_its_splits_in_order():
-    blend = load_blend({"test": [A], "train": [A, B]})
-    assert {split: [each.name for each in sources] for split, sources in blend.parts().items()} == {
-        "train": ["a", "b"],
-        "test": ["a"],
-    }
+def test_weights_are_known_by_split_in_order_and_by_name():
+    blend = load_blend({"valid": [source(weight=0.5)], "train": [source(weight=2), {**B, "weight": 0}]})
+    assert [(split, len(sources)) for split, sources in blend.parts().items()] == [("train", 2), ("valid", 1)]
     assert blend.datasets is None
-
-
-def test_weights_are_known_by_split_and_name():
-    blend = load_blend({"train": [source(weight=2), {**B, "weight": 0}], "valid": [source(weight=0.5)]})
     assert blend_weights(blend) == {("train", "a"): 2.0, ("train", "b"): 0.0, ("valid", "a"): 0.5}
     assert blend_weights(load_blend({"datasets": [A]})) == {("datasets", "a"): 1.0}
 
@@ -161,28 +138,16 @@ EMPTY = "the blend is empty; list at least one dataset under 'datasets' or 'trai
         ({"datasets": [source(used_in=["a"])]}, "datasets[0].used_in: Input should be a valid string (got ['a'])"),
         ({"datasets": [source(filters=["a"])]}, "datasets[0].filters: Input should be a valid dictionary"),
         ({"datasets": [source(used_in="a", filters={"used_in": "b"})]}, "datasets[0]: 'used_in' is given as a key and under 'filters'; keep one of the two"),
+        *(({"datasets": [source(filters={"level": wrong})]}, "datasets[0].filters.level: not a value to filter by; use text, true or false")
+          for wrong in (None, 1.5, {"a": 1}, [], [["a"]], ["a", None], 2**63, -(2**64))),
+        *(({"datasets": [source(weight=wrong), B]}, "datasets[0].weight: ")
+          for wrong in (float("nan"), float("inf"), -float("inf"), -1, -0.001, "1", "half", "", True, None, [1], {"a": 1})),
     ],
 )  # fmt: skip
 def test_mistakes_name_location_and_remedy(blend, sentence):
     found = refusal(blend)
     assert found.startswith(f"blend: {sentence}")
     assert "\n" not in found
-
-
-@pytest.mark.parametrize(
-    "weight",
-    [float("nan"), float("inf"), -float("inf"), -1, -0.001, "1", "half", "", True, None, [1], {"a": 1}],
-    ids=repr,
-)
-def test_a_weight_is_a_finite_number_of_at_least_zero(weight):
-    found = refusal({"datasets": [source(weight=weight), B]})
-    assert found.startswith("blend: datasets[0].weight: ")
-    assert "\n" not in found
-
-
-@pytest.mark.parametrize("weight", [0, 0.0, 1, 1e-300, 1e300, 2**53])
-def test_every_other_number_is_a_weight(weight):
-    assert load_blend({"datasets": [source(weight=weight), B]}).datasets[0].weight == weight
 
 
 UNSAFE = [
@@ -199,9 +164,21 @@ def test_unsafe_path_segments_are_rejected(name):
     assert repr(name)[:40] in found  # a long one is shortened
 
 
-@pytest.mark.parametrize("name", ["a", "0", "x" * 128, "A-b_c.d", "nemotron-cc-v2.1", "com", "console", "a..b", "nul1"])
-def test_every_other_name_is_safe(name):
-    assert load_blend({"datasets": [source(name=name)]}).datasets[0].name == name
+@pytest.mark.parametrize("transforms", ["sft", [1], [["sft"]], [None], {"sft": {}}], ids=repr)
+def test_transforms_are_a_list_of_names_and_objects(transforms):
+    assert refusal({"datasets": [source(transforms=transforms)]}).startswith("blend: datasets[0].transforms")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("weight", weight) for weight in (0, 0.0, 1, 1e-300, 1e300, 2**53)),
+        *(("name", name) for name in ("a", "0", "x" * 128, "A-b_c.d", "nemotron-cc-v2.1", "com", "console", "a..b", "nul1")),
+    ],
+)  # fmt: skip
+def test_plain_weights_and_safe_names_are_kept(key, value):
+    other = {"name": "other", "path": "/data/b"}
+    assert getattr(load_blend({"datasets": [source(**{key: value}), other]}).datasets[0], key) == value
 
 
 @given(st.text(max_size=140))
@@ -225,13 +202,6 @@ def test_underscore_keys_are_comments_at_both_levels(write):
     assert load_blend(str(write(commented))) == load_blend({"datasets": [A, B]})
 
 
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "blends").glob("*.json")), ids=lambda path: path.name)
-def test_the_blends_of_this_repository_load(path):
-    blend = load_blend(str(path))
-    named = sum(map(len, blend.parts().values())) + len(blend.phases or [])
-    assert named == path.read_text().count('"name"')
-
-
 ONE = b'{"datasets": [{"name": "a", "path": "/data", "weight": %s}]}'
 NOT_FINITE = ": datasets[0].weight: Input should be a finite number"
 TWICE = "is written twice in one object; keep one of the two"
@@ -242,6 +212,7 @@ TWICE = "is written twice in one object; keep one of the two"
     [
         (b'{"datasets": [], "datasets": []}', f": the key 'datasets' {TWICE}"),
         (ONE % b'1, "weight": 2', f": the key 'weight' {TWICE}"),
+        (ONE % b'-1, "wieght": 1', ": datasets[0].weight: Input should be greater than or equal to 0 (got -1)"),
         (b'{\n  "datasets": [\n    {"name": "a",, "path": "/a"}\n  ]\n}', ":3:18: not valid JSON: "),
         (b"", ":1:1: not valid JSON: "),
         (b'{"datasets": "\xff"}', ": not UTF-8 text at byte 14; a blend is a JSON file"),
@@ -254,10 +225,6 @@ TWICE = "is written twice in one object; keep one of the two"
 def test_a_mistake_in_a_file_names_the_file(write, content, sentence):
     path = write(content)
     assert refusal(str(path)).startswith(f"{path}{sentence}")
-
-
-def test_byte_order_mark_is_accepted(write):
-    assert load_blend(str(write(b"\xef\xbb\xbf" + json.dumps({"datasets": [A]}).encode()))).datasets
 
 
 @pytest.mark.parametrize(
@@ -277,14 +244,6 @@ def test_missing_file_suggests_nearest(write, tmp_path, monkeypatch, path, sente
     monkeypatch.chdir(tmp_path)
     assert refusal(path) == (sentence if "://" in path else f"{tmp_path}{sentence}")
     assert refusal(str(tmp_path)).startswith(f"{tmp_path}: cannot be read as a blend file: ")
-
-
-def test_mistakes_in_a_file_name_the_file(write):
-    path = write({"datasets": [source(wieght=1), source(weight=-1, name="b")]})
-    assert refusal(str(path)).splitlines() == [
-        f"{path}: datasets[0].wieght: unknown key; did you mean 'weight'?",
-        f"{path}: datasets[1].weight: Input should be greater than or equal to 0 (got -1)",
-    ]
 
 
 def paths_of(blend):
@@ -307,12 +266,18 @@ def paths_of(blend):
     ],
 )
 @pytest.mark.parametrize("split", ["datasets", "train", "valid"])
-def test_data_paths_are_relative_to_the_blend_file(write, tmp_path, monkeypatch, written, found, split):
-    expected = [found.format(folder=tmp_path, parent=tmp_path.parent)]
-    path = write({split: [source(path=written)]})
+def test_data_paths_are_relative_to_the_blend(write, tmp_path, monkeypatch, memory, written, found, split):
+    """Beside its file, or in the working directory for an object."""
+    blend, expected = {split: [source(path=written)]}, [found.format(folder=tmp_path, parent=tmp_path.parent)]
+    path = write(blend)
     assert paths_of(str(path)) == paths_of(f"file://{path}") == expected
     monkeypatch.chdir(tmp_path)
-    assert paths_of("blend.json") == expected
+    assert paths_of("blend.json") == paths_of(blend) == paths_of(Blend.model_validate(blend)) == expected
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a byte order mark
+    assert paths_of(str(path)) == expected
+    memory.pipe_file("/blends/blend.json", path.read_bytes())
+    if written == "data/a.jsonl":
+        assert paths_of("memory://blends/blend.json") == ["memory://blends/data/a.jsonl"]
 
 
 def resolving(*paths):
@@ -357,7 +322,7 @@ def test_other_pages_of_the_hub(page):
     assert "write hf://org/name" in message
 
 
-def test_paths_of_tables_are_relative_to_the_blend_file(write, tmp_path, monkeypatch):
+def test_paths_of_tables_are_relative_to_the_blend_file(write, tmp_path, monkeypatch, memory):
     found = {
         "a.parquet": f"{tmp_path}/a.parquet",
         "../b/*.parquet": f"{tmp_path.parent}/b/*.parquet",
@@ -374,8 +339,10 @@ def test_paths_of_tables_are_relative_to_the_blend_file(write, tmp_path, monkeyp
     assert list(tables) == [f"table {number}" for number in range(7)]
     assert all(table == {"path": table["path"], "style": "dapo", "split": "path"} for table in tables.values())
     monkeypatch.chdir(tmp_path)
-    assert tables_of({"datasets": [written]}) == tables
-    assert tables_of("blend.json") == tables
+    assert tables_of({"datasets": [written]}) == tables_of("blend.json") == tables
+    memory.pipe_file("/blends/rl/blend.json", path.read_bytes())
+    stored = [table["path"] for table in tables_of("memory://blends/rl/blend.json").values()]
+    assert (stored[0], stored[2:]) == ("memory://blends/rl/a.parquet", [*found.values()][2:])
 
 
 def test_nothing_else_of_a_transform_is_taken_for_a_path(write):
@@ -386,31 +353,6 @@ def test_nothing_else_of_a_transform_is_taken_for_a_path(write):
     ]
     (only,) = load_blend(str(write({"datasets": [source(transforms=specs)]}))).datasets
     assert only.transforms == specs
-
-
-def test_tables_of_a_blend_in_a_store_lie_beside_it():
-    blend = {"datasets": [resolving("tables/a.parquet", "/b.parquet")]}
-    fsspec.filesystem("memory").pipe_file("/blends/rl/blend.json", json.dumps(blend).encode())
-    found = [table["path"] for table in tables_of("memory://blends/rl/blend.json").values()]
-    assert found == ["memory://blends/rl/tables/a.parquet", "/b.parquet"]
-
-
-@pytest.mark.parametrize("transforms", ["sft", [1], [["sft"]], [None], {"sft": {}}], ids=repr)
-def test_transforms_are_a_list_of_names_and_objects(transforms):
-    assert refusal({"datasets": [source(transforms=transforms)]}).startswith("blend: datasets[0].transforms")
-
-
-def test_data_paths_of_an_object_are_relative_to_the_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    expected = [f"{tmp_path}/data/a.jsonl"]
-    assert paths_of({"datasets": [source(path="data/a.jsonl")]}) == expected
-    assert paths_of(Blend.model_validate({"datasets": [source(path="data/a.jsonl")]})) == expected
-
-
-def test_a_blend_loads_from_a_uri_with_its_data_beside_it():
-    system = fsspec.filesystem("memory")
-    system.pipe_file("/blends/one/blend.json", json.dumps({"datasets": [source(path="data/a.jsonl"), B]}).encode())
-    assert paths_of("memory://blends/one/blend.json") == ["memory://blends/one/data/a.jsonl", "/data/b"]
 
 
 def test_loading_a_loaded_blend_is_identity(write):

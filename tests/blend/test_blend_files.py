@@ -121,13 +121,6 @@ def split_weights(name):
     return {(parse(source)[0], source.split): source.weight for source in blend(name).datasets}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_blend_loads_without_duplicates(path):
-    sources = [source for part in load_blend(str(path)).parts().values() for source in part]
-    taken = Counter((source.path, source.subset, source.split) for source in sources)
-    assert set(taken.values()) == {1}
-
-
 @pytest.mark.parametrize(
     ("name", "data_sets", "total"),
     [
@@ -205,28 +198,19 @@ def test_subsets_of_the_specialized_collections_carry_their_full_names():
                 assert source.subset.startswith(PREFIX), source
 
 
-def test_nano_chat_is_filtered_by_used_in_at_equal_weight():
+def test_chat_carries_the_published_weights():
     assert split_weights("nano3-sft") == dict.fromkeys(SUPER_SFT, 1.0)
-    assert {source.used_in for source in blend("nano3-sft").datasets} == {"nano_v3"}
-
-
-def test_supers_chat_carries_the_published_weights():
-    assert split_weights("super3-sft") == SUPER_SFT
+    assert split_weights("super3-sft") == split_weights("ultra3-sft") == SUPER_SFT
+    for name, used_in in {"nano3": "nano_v3", "super3": None, "ultra3": "nano_v3"}.items():
+        assert {source.used_in for source in blend(f"{name}-sft").datasets} == {used_in}
     assert sum(SUPER_SFT.values()) == pytest.approx(58.3, abs=1e-9)
-    assert {source.used_in for source in blend("super3-sft").datasets} == {None}
-    missing = json.loads((BLENDS / "super3-sft.json").read_text())["_missing"]
+    missing, ultras = (
+        json.loads((BLENDS / f"{name}-sft.json").read_text())["_missing"] for name in ("super3", "ultra3")
+    )
+    assert missing == ultras
     assert len(missing) == 13
     assert max(missing, key=missing.get) == "science"
     assert sum(missing.values()) == pytest.approx(47.5)
-
-
-def test_ultra_chat_matches_super_with_used_in():
-    assert split_weights("ultra3-sft") == SUPER_SFT
-    assert {source.used_in for source in blend("ultra3-sft").datasets} == {"nano_v3"}
-    supers, ultras = (
-        json.loads((BLENDS / f"{name}-sft.json").read_text())["_missing"] for name in ("super3", "ultra3")
-    )
-    assert ultras == supers
 
 
 @pytest.mark.parametrize("split", [split for _, split in SUPER_SFT if split])
@@ -244,73 +228,37 @@ def rows(source):
 
 # Rows for reinforcement learning.
 
-SUPER_RL = "hf://nvidia/Nemotron-RL-Super-Training-Blends"
-STAGES = {
-    "rlvr1": [{"resolve_placeholders": "super3"}],
-    "rlvr2": [{"resolve_placeholders": "super3"}],
-    "rlvr3": [{"resolve_placeholders": "super3"}],
-    "swe1": [],
-    "swe2": [],
-    "rlhf": [],
-}
-"""The files that the RL of Nemotron 3 Super was trained on, in order, and what is done to their rows."""
-
-ULTRA_STAGES = ("rlvr1", "rlvr2", "ifbench", "rlhf", "reasoning", "swe", "mopd")
-TRANSFORMING = {
-    "lightning35-rl",
-    *(f"ultra3-rl-{stage}" for stage in ULTRA_STAGES),
-    "nano3-rl",
-    "super3-rl",
-    *(f"super3-rl-{stage}" for stage, done in STAGES.items() if done),
-    "tiny-rl",
-    "tiny-dpo",
-}
-"""The blends whose rows are changed on their way."""
-
-
-def asked(path):
-    """The hub file or dataset, and the transforms, of each dataset of a blend."""
-    sources = load_blend(str(path)).datasets
-    return [(source.path, source.split, source.transforms) for source in sources]
-
-
-def test_nanos_rl_takes_the_training_rows_of_its_blend():
-    expected = [("hf://nvidia/Nemotron-3-Nano-RL-Training-Blend", "train", [{"resolve_placeholders": "nano3"}])]
-    assert asked(BLENDS / "nano3-rl.json") == expected
-
-
-def test_supers_rl_has_a_blend_for_each_stage_and_one_of_all():
-    for stage, transforms in STAGES.items():
-        assert asked(BLENDS / f"super3-rl-{stage}.json") == [(f"{SUPER_RL}/{stage}.jsonl", None, transforms)]
-    every = [(f"{SUPER_RL}/{stage}.jsonl", None, transforms) for stage, transforms in STAGES.items()]
-    assert asked(BLENDS / "super3-rl.json") == every
-    assert {path.stem.removeprefix("super3-rl-") for path in FILES if "super3-rl-" in path.stem} == STAGES.keys()
-
-
-def test_ultras_rl_has_a_blend_for_each_stage():
-    hub, transforms = "hf://nvidia/Nemotron-RL-Ultra-Training-Blends", [{"resolve_placeholders": "ultra3"}]
-    for stage in ULTRA_STAGES:
-        assert asked(BLENDS / f"ultra3-rl-{stage}.json") == [(f"{hub}/{stage}.jsonl", None, transforms)]
-
-
-def test_lightnings_rl_takes_the_file_of_its_blend():
-    file = "hf://nvidia/Nemotron-RL-Lightning-Training-Blend/rlvr.jsonl"
-    assert asked(BLENDS / "lightning35-rl.json") == [(file, None, [{"resolve_placeholders": "lightning35"}])]
+HUB = "hf://nvidia/Nemotron-"
+RL = {
+    "nano3-rl": [(f"{HUB}3-Nano-RL-Training-Blend", "train", "nano3")],
+    "lightning35-rl": [(f"{HUB}RL-Lightning-Training-Blend/rlvr.jsonl", None, "lightning35")],
+    **{
+        f"ultra3-rl-{stage}": [(f"{HUB}RL-Ultra-Training-Blends/{stage}.jsonl", None, "ultra3")]
+        for stage in ("rlvr1", "rlvr2", "ifbench", "rlhf", "reasoning", "swe", "mopd")
+    },
+    **{
+        f"super3-rl-{stage}": [(f"{HUB}RL-Super-Training-Blends/{stage}.jsonl", None, tables)]
+        for stage, tables in {
+            **dict.fromkeys(("rlvr1", "rlvr2", "rlvr3"), "super3"), **dict.fromkeys(("swe1", "swe2", "rlhf"))
+        }.items()
+    },
+}  # fmt: skip
+"""The file or split of each blend's only dataset, and the tables that fill its placeholders, in the order of training."""
+RL["super3-rl"] = [only for name, (only,) in RL.items() if name.startswith("super3-rl-")]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_its_transforms_are_known_and_their_tables_too(path):
+def test_rl_blends_name_their_files_tables_and_equal_weights(path):
     chains = [source.transforms for part in load_blend(str(path)).parts().values() for source in part]
-    assert any(chains) == (path.stem in TRANSFORMING)
     for specs in chains:
         tables_asked_for(specs)
-
-
-@pytest.mark.parametrize("path", [path for path in FILES if "rl" in path.stem.split("-")], ids=lambda path: path.stem)
-def test_rows_for_training_weigh_the_same_and_are_named_apart(path):
+    if path.stem not in RL:
+        assert any(chains) == (path.stem in {"tiny-rl", "tiny-dpo"})
+        return
     sources = load_blend(str(path)).datasets
-    assert {source.weight for source in sources} == {1.0}
-    assert all(source.used_in is None and not source.filters for source in sources)
+    expected = [(*place, [{"resolve_placeholders": tables}] if tables else []) for *place, tables in RL[path.stem]]
+    assert [(source.path, source.split, source.transforms) for source in sources] == expected
+    assert {(source.weight, source.used_in, len(source.filters)) for source in sources} == {(1.0, None, 0)}
 
 
 # Every blend is prepared as its comment says, with rows of a stand-in for the Hub.
@@ -330,11 +278,6 @@ OWN_ROWS = {
 CHAT_MARKERS = ("<s>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 COUNT = 120
 """Rows of each dataset: more than a holdout of 100 for validation."""
-
-
-def kind_of(path):
-    names = {"dpo": "rl", "rl": "rl", "sft": "sft", "harmony": "harmony", "scores": "embeddings"}
-    return next((kind for name, kind in names.items() if name in path.stem.split("-")), "pretrain")
 
 
 def lines_for(source, kind, place):
@@ -367,11 +310,14 @@ def publish_rows(hub, sources, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_prepared_as_in_its_comment(path, hub, tmp_path):
-    kind, written = kind_of(path), json.loads(path.read_text())
+    kinds = {"dpo": "rl", "rl": "rl", "sft": "sft", "harmony": "harmony", "scores": "embeddings"}
+    kind = next((kind for name, kind in kinds.items() if name in path.stem.split("-")), "pretrain")
+    written = json.loads(path.read_text())
     settings = dict(re.findall(r"(\w+)=(\w+)", written["_comment"].replace("tokenizer.model=", "tokenizer=")))
     if "tokenizer" in settings:
         settings["tokenizer"] = {"model": str(byte_level_bpe(tmp_path / "model", special=CHAT_MARKERS))}
     sources = load_blend(str(path)).training()
+    assert len({(source.path, source.subset, source.split) for source in sources}) == len(sources)
     if not path.stem.startswith("tiny"):
         publish_rows(hub, sources, kind)
     _, manifest = prepare_here(kind, str(path), tmp_path / "out", **settings)

@@ -20,69 +20,44 @@ def blend_of(*sources, **budget):
     return Blend.model_validate({"datasets": [{"path": "/x", **source} for source in sources], **budget})
 
 
-def drawn(mix, number=0):
-    return {name: round(tokens, 3) for name, tokens in mix.phases[number].drawn.items()}
+PHASES = {"phases": [{"name": "main", "share": 0.9}, {"name": "end", "share": 0.1, "mix": {"best": 0.5}}]}
+ONLY_AT_THE_END = {"phases": [{"name": "main", "tokens": 60}, {"name": "end", "tokens": 40, "mix": {"best": 1}}]}
+GROUPED = {"tokens": 1000, "groups": {"code": 0.4, "code/python": 0.5}}
 
 
-def test_plain_weights_keep_their_meaning():
-    blend = blend_of({"name": "a", "weight": 3}, {"name": "b"})
-    assert drawn(solve(blend, {"a": 10, "b": 70}, 400)) == {"a": 300, "b": 100}
-    assert solve(blend, {"a": 10, "b": 70}).tokens == pytest.approx(80)
+@pytest.mark.parametrize(
+    ("sources", "budget", "held", "drawn"),
+    [
+        ([{"name": "a", "weight": 3}, {"name": "b"}], {"tokens": 400}, {"a": 10, "b": 70}, [{"a": 300, "b": 100}]),
+        ([{"name": "a", "weight": 3}, {"name": "b"}], {}, {"a": 10, "b": 70}, [{"a": 60, "b": 20}]),
+        ([{"name": "a", "max_epochs": 4}, {"name": "b", "weight": 2}, {"name": "c"}], {"tokens": 1000}, {"a": 10, "b": 900, "c": 900},
+         [{"a": 40, "b": 640, "c": 320}]),
+        ([{"name": "a", "max_epochs": 1, "weight": 5}, {"name": "b", "max_epochs": 1}], {"tokens": 80}, {"a": 10, "b": 70},
+         [{"a": 10, "b": 70}]),
+        ([{"name": "web"}, {"name": "py", "group": "code/python", "share": 0.25}, {"name": "more", "group": "code/python"},
+          {"name": "c", "group": "code"}], GROUPED, {"web": 1, "py": 1, "more": 1, "c": 1}, [{"web": 600, "py": 50, "more": 150, "c": 200}]),
+        ([{"name": "a"}, {"name": "b"}], {"temperature": 0.5, "tokens": 300}, {"a": 100, "b": 400}, [{"a": 100, "b": 200}]),
+        ([{"name": "web"}, {"name": "best", "max_epochs": 1}], {"tokens": 1000, **PHASES}, {"web": 2000, "best": 80},
+         [{"web": 870, "best": 30}, {"web": 50, "best": 50}]),
+        ([{"name": "web"}, {"name": "best", "weight": 0}], ONLY_AT_THE_END, {"web": 50, "best": 50}, [{"web": 60}, {"best": 40}]),
+    ],
+    ids=["a total", "plain weights", "a cap", "everything once", "shares within shares", "temperature", "phases", "weight 0"],
+)  # fmt: skip
+def test_tokens_follow_the_budget(sources, budget, held, drawn):
+    """With a cap, the other datasets share what is left by weight, and phases what annealing leaves of the best data."""
+    mix = solve(blend_of(*sources, **budget), held)
+    close = CLOSE if any(source.get("max_epochs") == 1 for source in sources) else 1e-6
+    assert [phase.drawn for phase in mix.phases] == [pytest.approx(each, rel=close) for each in drawn]
 
 
-def test_a_cap_leaves_its_tokens_to_the_others_by_weight():
-    blend = blend_of({"name": "a", "max_epochs": 4}, {"name": "b", "weight": 2}, {"name": "c"}, tokens=1000)
-    mix = solve(blend, {"a": 10, "b": 900, "c": 900})
-    assert drawn(mix) == {"a": 40, "b": 640, "c": 320}
-    assert mix.binding == {"a": ["max_epochs=4 of 10 tokens"]}
-
-
-def test_everything_once_is_possible_exactly():
-    blend = blend_of({"name": "a", "max_epochs": 1, "weight": 5}, {"name": "b", "max_epochs": 1}, tokens=80)
-    assert drawn(solve(blend, {"a": 10, "b": 70})) == {
-        "a": pytest.approx(10, rel=1e-4),
-        "b": pytest.approx(70, rel=1e-4),
-    }
-
-
-def test_shares_within_shares():
-    sources = [
-        {"name": "web"}, {"name": "py", "group": "code/python", "share": 0.25}, {"name": "more", "group": "code/python"},
-        {"name": "c", "group": "code"},
-    ]  # fmt: skip
-    mix = solve(
-        blend_of(*sources, tokens=1000, groups={"code": 0.4, "code/python": 0.5}),
-        dict.fromkeys(("web", "py", "more", "c"), 1),
-    )
-    assert drawn(mix) == {"web": 600, "py": 50, "more": 150, "c": 200}
-
-
-def test_a_limit_of_every_phase_is_named_once():
+def test_limits_are_named_once_for_all_phases():
+    capped = blend_of({"name": "a", "max_epochs": 4}, {"name": "b"}, tokens=1000)
+    assert solve(capped, {"a": 10, "b": 900}).binding == {"a": ["max_epochs=4 of 10 tokens"]}
     blend = blend_of(
         {"name": "web"}, {"name": "py", "group": "code"}, {"name": "c"}, tokens=1000, groups={"code": 0.5},
         phases=[{"name": "main", "share": 0.9}, {"name": "end", "share": 0.1}],
     )  # fmt: skip
     assert solve(blend, dict.fromkeys(("web", "py", "c"), 1)).binding == {"py": ["share 0.5 of 'code'"]}
-
-
-def test_temperature_flattens():
-    mix = solve(blend_of({"name": "a"}, {"name": "b"}, temperature=0.5, tokens=300), {"a": 100, "b": 400})
-    assert drawn(mix) == {"a": 100, "b": 200}
-
-
-def test_phases_share_a_dataset():
-    """Annealing reads all of the best data, and the main phase what a cap of one epoch leaves: nothing."""
-    phases = [{"name": "main", "share": 0.9}, {"name": "annealing", "share": 0.1, "mix": {"best": 0.5}}]
-    blend = blend_of({"name": "web"}, {"name": "best", "max_epochs": 1}, tokens=1000, phases=phases)
-    mix = solve(blend, {"web": 2000, "best": 80})
-    assert drawn(mix, 1) == {"web": 50, "best": 50}
-    assert drawn(mix, 0) == {"web": pytest.approx(870, rel=1e-4), "best": pytest.approx(30, rel=1e-4)}
-
-
-def test_zero_weight_data_only_in_named_phases():
-    phases = [{"name": "main", "tokens": 60}, {"name": "end", "tokens": 40, "mix": {"best": 1}}]
-    mix = solve(blend_of({"name": "web"}, {"name": "best", "weight": 0}, phases=phases), {"web": 50, "best": 50})
-    assert [drawn(mix, 0), drawn(mix, 1)] == [{"web": 60}, {"best": 40}]
 
 
 def test_a_ramp_is_a_staircase_between_its_neighbors():

@@ -1,39 +1,16 @@
 """Make the n-th file-system operation of `tasks.shards.publish` fail, to see what a disk fault or a kill leaves behind.
 
-Everything that tokenmill writes goes through that one module, so its `os` is the only thing to replace: these functions
-put a stand-in there that numbers `open, write, fsync, replace, link, unlink, mkdir` from 1 and passes everything on.
-The product has no hooks. Reading, object stores and other modules are not touched.
-
-How many operations there are, and which:
+Everything that tokenmill writes goes through that one module, so its `os` is the only thing to replace: a stand-in there
+numbers `open, write, fsync, replace, link, unlink, mkdir` from 1 and passes everything on. It belongs to this process and
+its forked children; workers that are started anew don't inherit it.
 
     with count_operations() as log:
         prepare(...)
-    len(log.operations), log.operations[0].name
-
-Fail each in turn (a failing write has written half of its bytes first, as a full disk does):
-
-    for number in range(1, total + 1):
+    for number in range(1, len(log.operations) + 1):
         with fail_operation(number, OSError(errno.ENOSPC, "disk full")), pytest.raises(OSError):
             prepare(...)
 
-Cut the power at each: `PowerOff` is raised, every later operation raises it too, so that no clean-up runs, and files that
-were written but not synced by then are emptied. It is a BaseException, which `pytest.raises(PowerOff)` takes:
-
-    with fail_operation(number, PowerOff()), pytest.raises(PowerOff): ...
-
-Kill a whole process at each. `work` runs in a forked child; the answer is False once the child ended by itself first:
-
-    number = 1
-    while killed_at(number, work):
-        check(); number += 1
-
-Or do anything at all before each operation, such as what a rival process would do:
-
-    with intercept(lambda number, name, arguments: ...):
-        prepare(...)
-
-The stand-in belongs to this process and its forked children. Workers started anew (spawned, or Dask processes) do not
-inherit it: run such a preparation with an in-process cluster, or call `killed_at` inside the worker.
+`killed_at` kills a forked child there, and `intercept` does anything before each operation, as a rival process would.
 """
 
 import itertools
@@ -52,7 +29,7 @@ OPERATIONS = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir")
 
 
 class PowerOff(BaseException):
-    """The machine stopped here: nothing after it ran, and what was not synced is lost."""
+    """The machine stopped here: nothing after it ran, and what was not synced is lost. `pytest.raises(PowerOff)` takes it."""
 
 
 @dataclass(frozen=True)
@@ -113,48 +90,31 @@ def count_operations():
 
 
 def fail_operation(number: int, error: BaseException):
-    """A context in which operation `number` (from 1) raises `error`; its log is the value. See the module's page."""
-    return intercept(PowerCut(number, error) if isinstance(error, PowerOff) else Failure(number, error))
+    """A context in which operation `number` (from 1) raises `error`; its log is the value. A failing write has written half of
+    its bytes, as on a full disk. From a PowerOff on, every operation raises it, so that no clean-up runs, and files that were
+    written and not synced by then are emptied.
+    """
+    is_cut, unsynced = (
+        isinstance(error, PowerOff),
+        {},
+    )  # a duplicate of the descriptor by which each such file was written
 
+    def before(current, name, arguments):
+        if is_cut and current > number:
+            raise error
+        if is_cut and name == "write" and arguments[0] not in unsynced:
+            unsynced[arguments[0]] = os.dup(arguments[0])
+        if current == number:
+            if not is_cut:
+                write_half(name, arguments)
+            for descriptor in unsynced.values():
+                os.ftruncate(descriptor, 0)
+                os.close(descriptor)
+            raise error
+        if name == "fsync" and arguments[0] in unsynced:
+            os.close(unsynced.pop(arguments[0]))
 
-@dataclass
-class Failure:
-    """Raises `error` at operation `number`, once."""
-
-    number: int
-    error: BaseException
-
-    def __call__(self, number, name, arguments):
-        if number == self.number:
-            write_half(name, arguments)
-            raise self.error
-
-
-@dataclass
-class PowerCut:
-    """Raises `error` from operation `number` on, and empties the files that were not synced by then."""
-
-    number: int
-    error: BaseException
-    unsynced: dict[int, int] = field(default_factory=dict)
-    """A duplicate of the descriptor by which each unsynced file was written."""
-
-    def __call__(self, number, name, arguments):
-        if number > self.number:
-            raise self.error
-        if name == "write" and arguments[0] not in self.unsynced:
-            self.unsynced[arguments[0]] = os.dup(arguments[0])
-        if number == self.number:
-            self.lose()
-            raise self.error
-        if name == "fsync" and arguments[0] in self.unsynced:
-            os.close(self.unsynced.pop(arguments[0]))
-
-    def lose(self):
-        while self.unsynced:
-            _, descriptor = self.unsynced.popitem()
-            os.ftruncate(descriptor, 0)
-            os.close(descriptor)
+    return intercept(before)
 
 
 def write_half(name, arguments):

@@ -5,7 +5,11 @@ everything has one of its own. Tests that run commands pass `prefect_server.envi
 a flow in this process ask for `prefect_api`, and then a flow run costs about a second instead of a server of its own.
 """
 
+import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,7 +18,9 @@ from distributed import LocalCluster, Security
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
+from tests.flows.cloning import REPOSITORY
 from tests.flows.prefect_commands import reporting, shared_server
+from tests.preparing import blend_of, prepare, tree, write_lines
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +63,35 @@ def certificates(tmp_path_factory):
         variable = "CA_FILE" if part == "ca_file" else f"{role}__{kind}".upper()
         variables[f"DASK_DISTRIBUTED__COMM__TLS__{variable}"] = str(folder / part)
     return variables
+
+
+@pytest.fixture(scope="session")
+def blend(tmp_path_factory):
+    """A blend that makes some 70 shards of 20 kB."""
+    folder = tmp_path_factory.mktemp("rye")
+    rye = write_lines(folder / "rye.jsonl", [f"rye {number} " + "grain " * 40 for number in range(5_000)])
+    path = folder / "blend.json"
+    path.write_text(json.dumps(blend_of(rye, write_lines(folder / "oats.jsonl", ["oats " * 9] * 99))))
+    return path
+
+
+@pytest.fixture(scope="session")
+def expected(blend, tmp_path_factory):
+    """The output of one undisturbed preparation of it in this process."""
+    out = tmp_path_factory.mktemp("expected") / "out"
+    prepare(str(blend), out, shard_size=20_000)
+    return tree(out)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """A wheel that is built from the source distribution."""
+    folder = tmp_path_factory.mktemp("wheel")
+    clone = shutil.copytree(REPOSITORY, folder / "source", ignore=shutil.ignore_patterns(".*", "build", "tests"))
+    source = "import setuptools.build_meta as backend, sys; print(backend.build_sdist(sys.argv[1]))"
+    made = subprocess.run([sys.executable, "-c", source, folder], cwd=clone, check=True, capture_output=True, text=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    archive = folder / made.stdout.split()[-1]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", folder, archive], check=True)
+    (found,) = folder.glob("*.whl")
+    return found

@@ -34,15 +34,21 @@ def called(*arguments, stdin=None):
     return subprocess.CompletedProcess(given, status, stdout.getvalue(), stderr.getvalue())
 
 
+def ran(*command, seconds=2 * DEADLINE, **options):
+    """A command in a process of its own: what it printed, and its exit status."""
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=seconds, check=False, **options)
+
+
 def start(command, blend, out, server, *arguments):
-    return subprocess.Popen(
-        [TOKENMILL, command, str(blend), "--output-dir", str(out), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=server.environment,
-        start_new_session=True,
-    )
+    words = [TOKENMILL, command, str(blend), "--output-dir", str(out), *arguments]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(words, env=server.environment, start_new_session=True, **piped)
+
+
+def start_small(blend, out, server, *arguments):
+    """Pretraining in shards of 20 kB."""
+    return start("pretrain", blend, out, server, "shard_size=20kB", *arguments)
 
 
 def finish(process, seconds=DEADLINE):

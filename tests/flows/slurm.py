@@ -83,11 +83,6 @@ class Slurm:
         )
 
 
-def slurm_version():
-    """As its commands tell it, such as `slurm-wlm 22.05.8`."""
-    return subprocess.run(["sbatch", "-V"], check=True, capture_output=True, text=True).stdout.strip()
-
-
 @contextmanager
 def slurm():
     """A running Slurm whose nodes are idle."""

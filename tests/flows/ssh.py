@@ -25,11 +25,6 @@ class SshServer:
     stranger: str
 
 
-def ssh_version():
-    """As the client tells it, such as `OpenSSH_9.2p1`."""
-    return subprocess.run(["ssh", "-V"], check=True, capture_output=True, text=True).stderr.split(",")[0]
-
-
 @contextmanager
 def ssh_server():
     """A running server for this user."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.prefect_commands import clean_environment, running, wait_until
+from tests.flows.preparation_runs import ran
 from tests.flows.standing_clusters import network
 
 START_SECONDS = 120
@@ -37,16 +38,8 @@ class Terminal:
 
     def run(self, line):
         """What a command printed on stdout and stderr that ended well."""
-        done = subprocess.run(
-            [*self.host, "bash", "-c", line],
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
+        place = {"cwd": self.folder, "env": self.environment, "stdin": subprocess.DEVNULL}
+        done = ran(*self.host, "bash", "-c", line, seconds=RUN_SECONDS, **place)
         assert done.returncode == 0, f"{line}:\n{done.stdout}{done.stderr}"
         return f"{done.stdout}\n{done.stderr}"
 
@@ -58,9 +51,7 @@ class Terminal:
     def get(self, url):
         """The body at a URL of the host, or None where nobody answers."""
         asking = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
-        done = subprocess.run(
-            [*self.host, sys.executable, "-c", asking, url], capture_output=True, text=True, check=False
-        )
+        done = ran(*self.host, sys.executable, "-c", asking, url)
         return done.stdout if done.returncode == 0 else None
 
 

@@ -1,7 +1,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,25 +17,11 @@ from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.sources.forms import read_blend
 
 from tests import preparing_rl
-from tests.flows.preparation_runs import called
+from tests.flows.preparation_runs import TOKENMILL, called, ran
 from tests.preparing import blend_of, compressed, prepare, tree, write_lines
 
-TOKENMILL = str(Path(sys.executable).parent / "tokenmill")
 TINY = Path(__file__).parents[2] / "blends/tiny"
 NOWHERE = {"PREFECT_API_URL": "http://127.0.0.1:1/api"}
-
-
-def tokenmill(*arguments, stdin=None, env=None):
-    return subprocess.run(
-        [TOKENMILL, *map(str, arguments)],
-        input=stdin,
-        stdin=subprocess.DEVNULL if stdin is None else None,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **(env or {})},
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -51,53 +36,39 @@ def blend(tmp_path, data):
     return path
 
 
-def spoilt(blend, **changes):
-    content = json.loads(blend.read_text())
-    content["datasets"][0].update(changes)
-    return {**content}
-
-
 WRONG = {
-    "missing blend": (lambda blend: "no_such.json", [], ["no such blend file"]),
-    "missing data": (lambda blend: spoilt(blend, path="data/b.jsonl"), [], ["b.jsonl", "a.jsonl"]),
-    "unknown key": (lambda blend: spoilt(blend, wieght=1), [], ["wieght", "did you mean 'weight'"]),
-    "bad weight": (lambda blend: spoilt(blend, weight=-1), [], ["weight", "greater than or equal to 0", "-1"]),
-    "weight that is no number": (lambda blend: spoilt(blend, weight="much"), [], ["weight", "'much'"]),
-    "unsafe name": (lambda blend: spoilt(blend, name="../up"), [], ["name", "'../up'", "letters, digits"]),
-    "empty blend": (lambda blend: {"datasets": []}, [], ["empty", "at least one dataset"]),
-    "broken json": (lambda blend: '{"datasets": [', [], ["not valid JSON", ":1:"]),
-    "tokenizer that is not there": (spoilt, ["tokenizer.model=./nowhere"], ["./nowhere", "check"]),
-    "misspelt tokenizer": (spoilt, ["tokenizer.model=o200k_harmny"], ["o200k_harmony"]),
-    "unknown setting": (spoilt, ["shard_sise=1MB"], ["shard_sise", "shard_size"]),
-    "unknown inner setting": (spoilt, ["tokenizer.modle=x"], ["tokenizer.modle", "model"]),
-    "setting out of bounds": (spoilt, ["holdout.valid=2"], ["holdout.valid", "less than 1"]),
-    "not an override": (spoilt, ["shard_size"], ["key=value"]),
-    "foreign code": (spoilt, ["tokenizer.trust_remote_code=true"], ["trust_remote_code"]),
-    "profile that is not there": (spoilt, ["--sample", "many"], ["many"]),
-}
-
-
-def one_complaint(folder, command, blend, *arguments):
-    """What a wrong call says, which is one line and leaves nothing."""
-    before = sorted(folder.rglob("*"))
-    result = called(command, blend, "--output-dir", folder / "out", *arguments)
-    assert result.returncode == 2, result.stderr
-    assert "Traceback" not in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
-    assert result.stdout == ""
-    assert sorted(folder.rglob("*")) == before
-    return result.stderr
+    "missing data": ("pretrain", {"path": "data/b.jsonl"}, [], ["b.jsonl", "a.jsonl"]),
+    "unknown key": ("pretrain", {"wieght": 1}, [], ["wieght", "did you mean 'weight'"]),
+    "tokenizer that is not there": ("pretrain", {}, ["tokenizer.model=./nowhere"], ["./nowhere", "check"]),
+    "unknown inner setting": ("pretrain", {}, ["tokenizer.modle=x"], ["tokenizer.modle", "model"]),
+    "setting out of bounds": ("pretrain", {}, ["holdout.valid=2"], ["holdout.valid", "less than 1"]),
+    "foreign code": ("pretrain", {}, ["tokenizer.trust_remote_code=true"], ["trust_remote_code"]),
+    "option that is no number": ("pretrain", {}, ["--sample", "many"], ["many"]),
+    "unknown transform": ("rl", {"transforms": ["selct"]}, [], ["transform 1", "'selct'", "did you mean 'select'"]),
+    "wrong target": ("rl", {}, ["target=nemo_gim"], ["target", "'nemo_gym'", "'nemo_gim'"]),
+    "table that is not there": (
+        "rl", {"transforms": [{"resolve_placeholders": {"marbles": {"path": "no_such.parquet", "style": "dapo"}}}]}, [],
+        ["'marbles'", "no_such.parquet"],
+    ),
+    "transforms that nothing takes up": (
+        "rl", {"transforms": ["passthrough"]}, ["transforms=[{select: [uuid]}]"], ["transforms", "remove them"]
+    ),
+    "broken override": ("rl", {}, ["transforms=[{select: [uuid]}"], ["transforms=[{select: [uuid]}", "YAML"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_call_prints_one_line_and_writes_no_files(case, tmp_path, blend):
-    make, arguments, expected = WRONG[case]
-    content = make(blend)
-    name = content if isinstance(content, str) and content.endswith(".json") else "wrong.json"
-    if name == "wrong.json":
-        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
-    said = one_complaint(tmp_path, "pretrain", tmp_path / name, *arguments)
-    assert all(part in said for part in expected), said
+    command, changes, arguments, expected = WRONG[case]
+    content = json.loads(blend.read_text())
+    content["datasets"][0].update(changes)
+    blend.write_text(json.dumps(content))
+    before = sorted(tmp_path.rglob("*"))
+    result = called(command, blend, "--output-dir", tmp_path / "out", *arguments)
+    (complaint,) = result.stderr.strip().splitlines()
+    assert (result.returncode, result.stdout) == (2, "")
+    assert all(part in complaint for part in expected), complaint
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("place", ["a_file/out", "/proc/tokenmill", "/sys/tokenmill"])
@@ -111,18 +82,13 @@ def test_an_output_that_cannot_be_written_is_a_wrong_call(place, tmp_path, blend
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_an_unknown_command_or_option_is_a_wrong_call_and_a_name_does_not_control_the_terminal(tmp_path, blend):
-    nightly = ["nightly", "blends", "--output-dir", "x", "--keep-versions", "0"]
-    for arguments in (["pretrian"], ["plan", blend, "--outputdir", "x"], ["pretrain", blend], ["verify"], nightly):
-        result = called(*arguments, stdin="")
-        assert result.returncode == 2, (arguments, result.stderr)
-        assert "Traceback" not in result.stderr
+def test_names_in_messages_do_not_control_the_terminal(tmp_path):
     assert called("verify", f"{tmp_path}/\x1b[31mred").stderr.startswith(f"tokenmill: {tmp_path}/␛[31mred: ")
 
 
 @pytest.mark.slow
 def test_a_prefect_server_that_does_not_answer_is_a_wrong_call(tmp_path, blend):
-    result = tokenmill("pretrain", blend, "--output-dir", tmp_path / "out", env=NOWHERE)
+    result = ran(TOKENMILL, "pretrain", blend, "--output-dir", tmp_path / "out", env=os.environ | NOWHERE)
     assert result.returncode == 2, result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert NOWHERE["PREFECT_API_URL"] in result.stderr
@@ -130,16 +96,8 @@ def test_a_prefect_server_that_does_not_answer_is_a_wrong_call(tmp_path, blend):
 
 
 @pytest.mark.slow
-def test_plan_prints_json_and_verify_reads_a_record(tmp_path, blend):
-    result = called("plan", blend, "--format", "json", "--output-dir", tmp_path / "out", "shard_size=1kB")
-    (record,) = json.loads(result.stdout).values()
-    assert record["shards"]["pending"] == record["shards"]["total"] > 1
-    assert not (tmp_path / "out" / "blend.json").exists()
-
+def test_verify_reads_a_record(tmp_path, blend):
     prepare(str(blend), tmp_path / "out", shard_size=1000)
-    result = called("plan", blend, "--format", "json", "--output-dir", tmp_path / "out", "shard_size=1kB")
-    assert json.loads(result.stdout)["plan"]["shards"]["pending"] == 0
-
     printed = json.dumps({"pretrain": {"path": str(tmp_path / "out"), "type": "pretrain"}})
     piped = called("verify", stdin=printed)
     assert piped.returncode == 0, piped.stderr
@@ -188,50 +146,14 @@ def test_light_commands_import_neither_prefect_nor_dask(command, tmp_path, blend
         "import sys; from tokenmill.flows.cli import run; code = run(sys.argv[1:]); "
         f"sys.exit(str(found) if (found := {heavy} & set(sys.modules)) else code)"
     )
-    result = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+    result = ran(sys.executable, "-c", script, *arguments)
     assert result.returncode == 0, (result.returncode, result.stderr)
 
 
-# RL.
-
-
-@pytest.fixture
-def questions(tmp_path):
-    """A blend of questions that leaves their transforms to the settings."""
-    return write_blend(tmp_path)
-
-
-def write_blend(folder, *transforms):
-    sources = [{"name": "questions", "path": str(TINY / "questions.jsonl"), "transforms": list(transforms)}]
-    (folder / "questions.json").write_text(json.dumps({"datasets": sources}))
-    return folder / "questions.json"
-
-
-TABLE = {"marbles": {"path": "no_such.parquet", "style": "dapo"}}
-
-WRONG_RL = {
-    "unknown transform": (["selct"], [], ["transform 1", "'selct'", "did you mean 'select'"]),
-    "unknown transform in the settings": ([], ["transforms=[passthrough, {selct: [uuid]}]"], ["transform 2", "'selct'"]),
-    "wrong target": ([], ["target=nemo_gim"], ["target", "'nemo_gym'", "'nemo_gim'"]),
-    "table that is not there": ([{"resolve_placeholders": TABLE}], [], ["'marbles'", "no_such.parquet"]),
-    "transforms that nothing takes up": (["passthrough"], ["transforms=[{select: [uuid]}]"], ["transforms", "remove them"]),
-    "broken override": ([], ["transforms=[{select: [uuid]}"], ["transforms=[{select: [uuid]}", "YAML"]),
-    "rows held out of splits that are there": ([], ["val_holdout=2", "splits=source"], ["val_holdout", "splits=source"]),
-    "rows counted for nobody": ([], ["max_tokens=9"], ["max_tokens", "target"]),
-    "rows counted by nothing": ([], ["max_tokens=9", "target=nemo_gym", "tokenizer.model=./nowhere"], ["./nowhere", "check"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", WRONG_RL)
-def test_wrong_rl_call_fails_before_the_start(case, tmp_path):
-    transforms, overrides, expected = WRONG_RL[case]
-    said = one_complaint(tmp_path, "rl", write_blend(tmp_path, *transforms), *overrides)
-    assert all(part in said for part in expected), said
-
-
-def test_transforms_are_equal_in_every_spelling(tmp_path, questions):
+def test_transforms_are_equal_in_every_spelling(tmp_path):
     """A preparation stands there already; a plan asks for its shard again exactly where its rows would be others."""
-    out, config = tmp_path / "out", tmp_path / "settings.yaml"
+    out, config, questions = tmp_path / "out", tmp_path / "settings.yaml", tmp_path / "questions.json"
+    questions.write_text(json.dumps(blend_of(TINY / "questions.jsonl")))
     uuid, renamed = [{"select": ["uuid", "agent_ref"]}], [{"rename": {"uuid": "uuid", "asked": "question"}}]
     preparing_rl.prepare(str(questions), out, transforms=uuid)
     published = tree(out)

@@ -1,7 +1,7 @@
-"""`tokenmill deploy`: what it writes into a folder, what it refuses, and a deployment made by an installed wheel."""
+"""`tokenmill deploy`: what it writes into a folder, what it refuses; and an installed wheel, which deploys and runs on each Python."""
 
 import json
-import shutil
+import os
 import subprocess
 import sys
 import sysconfig
@@ -21,6 +21,7 @@ from tokenmill.tasks.nightly.blends import find_blends
 
 from tests.flows.cloning import REPOSITORY
 from tests.flows.prefect_commands import running, wait_until
+from tests.flows.preparation_runs import ran
 
 SECONDS = 240
 
@@ -76,10 +77,7 @@ def test_without_a_server_nothing_is_deployed(url, remedy, tmp_path, monkeypatch
 
 
 def test_only_new_declarations_are_applied():
-    noted = {
-        "parameters": digests({"same": 1, "changed": 1, "gone": 1, "back": 1}),
-        "fields": digests({"tags": ["a"]}),
-    }
+    noted = {"parameters": digests({"same": 1, "changed": 1, "gone": 1, "back": 1}), "fields": digests({"tags": ["a"]})}
     declared = {"parameters": {"same": 1, "changed": 2, "new": 3, "back": 1}, "fields": {"tags": ["a"]}}
     standing = {"parameters": {"same": 9, "changed": 9, "gone": 9, "own": 9}, "fields": {"tags": ["b"]}}
     assert merged(declared, noted, standing) == {
@@ -111,17 +109,12 @@ def test_schemas_of_own_flows_are_closed(entrypoint, refused):
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
+def installed(wheel, tmp_path_factory):
     """The Python of a virtual environment in which a wheel is installed; its dependencies are those of this one."""
-    pytest.importorskip("setuptools")
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    source = shutil.copytree(REPOSITORY, folder / "source", ignore=shutil.ignore_patterns(".*", "build", "tests"))
-    subprocess.run([*build, "--wheel-dir", folder, source], check=True, timeout=SECONDS)
+    folder = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True, timeout=SECONDS)
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    (wheel,) = folder.glob("*.whl")
     into = ["install", "--quiet", "--no-deps", "--no-index", "--target", packages]
     subprocess.run([sys.executable, "-m", "pip", *into, wheel], check=True, timeout=SECONDS)
     return folder / "venv/bin/python"
@@ -132,15 +125,7 @@ def test_a_wheel_deploys_into_an_empty_folder_and_a_worker_runs_it(installed, pr
     environment = prefect_server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
 
     def of_the_wheel(*words):
-        done = subprocess.run(
-            [installed, "-P", *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=SECONDS,
-        )
+        done = ran(installed, "-P", *words, cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -156,3 +141,32 @@ def test_a_wheel_deploys_into_an_empty_folder_and_a_worker_runs_it(installed, pr
         of_the_wheel("-m", "prefect", "deployment", "run", "pretrain-data-prep", "--watch")
     assert (tmp_path / "output/pretrain/blend.json").exists()
     assert json.loads((tmp_path / "output/pretrain/blend.json").read_text())["train"]
+
+
+@pytest.mark.weekly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_the_wheel_runs_on_other_versions_of_python(wheel, version, tmp_path):
+    places = [*map(Path, os.get_exec_path()), *Path.home().glob(f".pyenv/versions/{version}.*/bin")]
+    found = [place / f"python{version}" for place in places if (place / f"python{version}").is_file()]
+    python = next((path for path in found if subprocess.run([path, "--version"], check=False).returncode == 0), None)
+    if python is None:
+        pytest.skip(f"Python {version} isn't installed")
+    subprocess.run([python, "-m", "venv", tmp_path / "environment"], check=True)
+    programs = tmp_path / "environment/bin"
+    install = [
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--quiet",
+        "install",
+        "--constraint",
+        REPOSITORY / "constraints.txt",
+        wheel,
+    ]
+    subprocess.run([programs / "python", *install], check=True)
+    lone = {"HOME": str(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}"}
+    done = ran(programs / "tokenmill", "demo", "--output-dir", "out", cwd=tmp_path, env=lone)
+    assert done.returncode == 0, done.stderr
+    typed = programs.parent / f"lib/python{version}/site-packages/tokenmill/py.typed"
+    assert typed.exists()

@@ -1,11 +1,10 @@
 """The deployment as its users meet it: a real server, a real worker, and the commands that prefect.yaml names."""
 
+import asyncio
 import inspect
-import itertools
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 import tomllib
@@ -33,28 +32,23 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.worker import EventsWorker
-from prefect.exceptions import ParameterTypeError, PrefectHTTPStatusError
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import Settings
 from prefect.states import Cancelling, Scheduled
 from prefect.types._datetime import now
-from prefect.utilities.callables import parameter_schema
 from prefect.utilities.importtools import from_qualified_name
-from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import BaseModel
 from tokenmill.flows.deploying import write_project
-from tokenmill.flows.deployment_names import setup_environment
+from tokenmill.flows.deployment_names import setup_environment, with_bare_names
 from tokenmill.tasks.blend.load import load_blend
-from tokenmill.tasks.blend.models import ROW_KEYS
 from tokenmill.tasks.nightly.blends import NightlyBlend
 from tokenmill.tasks.nightly.stage import announce
-from tokenmill.tasks.shards.kinds import KINDS
 from tokenmill.tasks.shards.store import turn_in
-from tokenmill.tasks.tokenize.settings import PretrainSettings
 
-from tests.building import prepare_here
 from tests.flows.cloning import REPOSITORY, clone_into
 from tests.flows.prefect_commands import PREFECT, clean_environment, running, serving, wait_until
+from tests.flows.preparation_runs import TOKENMILL, ran
 from tests.preparing import blend_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import word_piece
 
@@ -78,28 +72,12 @@ def clone(tmp_path_factory):
 
 def prefect(clone, server, *arguments):
     """Run a Prefect command in the clone; what it printed, with its exit status."""
-    return subprocess.run(
-        [PREFECT, *arguments],
-        cwd=clone,
-        env=server.environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return ran(PREFECT, *arguments, cwd=clone, env=server.environment)
 
 
 def tokenmill_deploy(clone, server):
     """The record of `tokenmill deploy`, and what it said."""
-    done = subprocess.run(
-        [Path(PREFECT).with_name("tokenmill"), "deploy"],
-        cwd=clone,
-        env=server.environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = ran(TOKENMILL, "deploy", cwd=clone, env=server.environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["deploy"], done.stderr
 
@@ -129,20 +107,18 @@ def created_run(printed):
 
 
 @pytest.mark.slow
-def test_the_bare_name_runs_the_deployment_to_completion(prepared, prefect_server):
-    _, run = prepared
-    found = prefect_server.client().read_flow_run(run)
-    assert found.state.is_completed()
-    assert found.name == "tiny-prepared"
-    assert {"tokenmill", NAME} <= {*found.tags}
-
-
-@pytest.mark.slow
-def test_every_stage_is_a_completed_task_run(prepared, prefect_server):
+def test_the_bare_name_runs_every_stage_to_completion_with_its_log(prepared, prefect_server):
     _, run = prepared
     states = task_states(prefect_server, run)
     assert {plain(name) for name in states} == {"plan", "tokenize-shards", "join-prefixes", "publish", "report"}
     assert set(states.values()) == {"Completed"}
+    messages = messages_of(prefect_server, run)
+    assert re.search(r"^tokenize-shards: \d+ shards", messages, re.MULTILINE)
+    assert re.search(r"^(\d+)/\1 shards", messages, re.MULTILINE)
+    found = prefect_server.client().read_flow_run(run)
+    assert found.state.is_completed()
+    assert found.name == "tiny-prepared"
+    assert {"tokenmill", NAME} <= {*found.tags}
 
 
 def task_states(server, run):
@@ -183,36 +159,8 @@ def test_the_run_leaves_its_artifacts(prepared, prefect_server):
     assert artifacts["progress"].description == "join-prefixes: share of source bytes built"
     assert str(output) in artifacts["summary"].data
     rows = {row["dataset"]: row["rows"] for row in json.loads(artifacts["datasets"].data)}
-    assert rows == {source.name: lines(source.path) for source in tiny_blend().datasets}
-
-
-def tiny_blend():
-    return load_blend(str(REPOSITORY / "blends/tiny.json"))
-
-
-def lines(path):
-    """Lines of a plain or gzipped file, as the system's own tools count them."""
-    unpacked = subprocess.run(["gzip", "-dcf", path], capture_output=True, check=True).stdout
-    return unpacked.count(b"\n")
-
-
-@pytest.mark.slow
-def test_the_runs_log_reaches_the_server(prepared, prefect_server):
-    _, run = prepared
-    logs = prefect_server.client().read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
-    messages = [log.message for log in logs]
-    assert any(re.match(r"tokenize-shards: \d+ shards", message) for message in messages)
-    assert any(re.match(r"(\d+)/\1 shards", message) for message in messages)
-
-
-@pytest.mark.slow
-def test_trainer_inputs_are_published(prepared):
-    output, _ = prepared
-    blend = json.loads((output / "blend.json").read_text())
-    prefixes = blend["train"][1::2] + (blend["valid"] or [])[1::2] + (blend["test"] or [])[1::2]
-    assert len(blend["train"]) == 4
-    for prefix, suffix in itertools.product(prefixes, [".bin", ".idx"]):
-        assert Path(prefix + suffix).stat().st_size > 0
+    sources = load_blend(str(REPOSITORY / "blends/tiny.json")).datasets
+    assert rows == {source.name: ran("gzip", "-dcf", source.path).stdout.count("\n") for source in sources}
 
 
 @pytest.mark.slow
@@ -232,14 +180,10 @@ def final_state(server, run):
 
 
 @pytest.mark.slow
-def test_relative_paths_are_relative_to_the_deployed_folder(deployed, clone):
+def test_deployments_name_their_folder_and_only_nights_are_limited(deployed, clone, prefect_server):
     (step,) = deployed.pull_steps
     assert step["prefect.deployments.steps.set_working_directory"]["directory"] == str(clone)
     assert deployed.parameters == {"blend": "blends/tiny.json", "output_dir": "output/pretrain"}
-
-
-@pytest.mark.slow
-def test_only_nights_are_limited_by_their_deployment(deployed, prefect_server):
     limits = {found.name: found.global_concurrency_limit for found in prefect_server.client().read_deployments()}
     assert {name for name, limit in limits.items() if limit} == {"reprep-changed-blends"}
 
@@ -347,40 +291,33 @@ def flow_run_of(process):
 
 
 @pytest.mark.slow
-def test_ambiguous_bare_name_is_rejected(deployed, clone, prefect_server):
-    client = prefect_server.client()
-    flow = client.create_flow_from_name("another-flow")
-    twin = client.create_deployment(flow, NAME)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (NAME, f"Several deployments are called {NAME!r}; name one of: another-flow/{NAME}, {NAME}/{NAME}"),
+        ("pretrain-data-perp", "No deployment is called 'pretrain-data-perp'"),
+    ],
+)
+def test_unclear_bare_name_ends_the_command(deployed, prefect_server, name, message):
+    with prefect_server.client() as client:
+        twin = client.create_deployment(client.create_flow_from_name("another-flow"), NAME)
+    read = with_bare_names(PrefectClient.read_deployment_by_name)
     try:
-        result = prefect(clone, prefect_server, "deployment", "run", NAME)
+        with pytest.raises(SystemExit, match=re.escape(message)):
+            asyncio.run(read(PrefectClient(api=prefect_server.url), name))
     finally:
-        client.delete_deployment(twin)
-    assert result.returncode == 1
-    assert f"another-flow/{NAME}, {NAME}/{NAME}" in result.stderr
-    assert "Traceback" not in result.stderr
+        prefect_server.client().delete_deployment(twin)
 
 
-@pytest.mark.slow
-def test_unknown_bare_name_is_rejected(deployed, clone, prefect_server):
-    result = prefect(clone, prefect_server, "deployment", "run", "pretrain-data-perp")
-    assert result.returncode == 1
-    assert "No deployment is called 'pretrain-data-perp'" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_plugin_ignores_other_commands(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["prefect", "deploy", "--all"])
-    before = PrefectClient.read_deployment_by_name
-    setup_environment(ctx=None)
-    assert PrefectClient.read_deployment_by_name is before
-
-
-def test_plugin_ignores_a_changed_prefect(monkeypatch):
+@pytest.mark.parametrize("words", ["deploy --all", "deployment run"])
+def test_plugin_ignores_other_commands_and_a_changed_prefect(words, monkeypatch):
     owner = next(base for base in PrefectClient.__mro__ if "read_deployment_by_name" in vars(base))
-    monkeypatch.delattr(owner, "read_deployment_by_name")
-    monkeypatch.setattr(sys, "argv", ["prefect", "deployment", "run", NAME])
+    if words == "deployment run":
+        monkeypatch.delattr(owner, "read_deployment_by_name")
+    before = getattr(PrefectClient, "read_deployment_by_name", None)
+    monkeypatch.setattr(sys, "argv", ["prefect", *words.split()])
     setup_environment(ctx=None)
-    assert not hasattr(PrefectClient, "read_deployment_by_name")
+    assert getattr(PrefectClient, "read_deployment_by_name", None) is before
 
 
 @pytest.mark.slow
@@ -390,82 +327,28 @@ def test_plugin_loads_no_extra_modules(clone):
 
     def loaded(enabled):
         environment = clean_environment() | {"PREFECT_PLUGINS_ENABLED": enabled}
-        printed = subprocess.run(
-            [sys.executable, "-c", code], cwd=clone, env=environment, capture_output=True, text=True, check=True
-        ).stdout
-        return {name.split(".")[0] for name in printed.split()}
+        return {
+            name.split(".")[0] for name in ran(sys.executable, "-c", code, cwd=clone, env=environment).stdout.split()
+        }
 
-    assert loaded("true") - loaded("false") <= {"tokenmill", "pluggy"}
+    assert loaded("true") - loaded("false") == {"tokenmill", "pluggy"}
 
 
 @pytest.mark.slow
-def test_unknown_parameters_fail_on_the_server(deployed, prefect_server):
+def test_server_rejects_unknown_parameters_and_keeps_large_seeds(deployed, prefect_server):
     with pytest.raises(PrefectHTTPStatusError, match="409") as refused:
         create_run(prefect_server, deployed, nope=1)
     assert "nope" in refused.value.response.json()["detail"]
-
-
-def one_source(**fields):
-    return {"datasets": [{"name": "a", "path": "a.jsonl", **fields}]}
+    run = create_run(prefect_server, deployed, blend={"datasets": [], "_why": 14}, holdout={"seed": 2**64 - 1})
+    read = prefect_server.client().read_flow_run(run.id)
+    prefect_server.client().delete_flow_run(run.id)
+    assert read.parameters["holdout"] == {"seed": 2**64 - 1}
 
 
 def create_run(server, deployment, **parameters):
     """A run for tomorrow, so that the server checks the parameters and no worker takes it."""
     tomorrow = Scheduled(scheduled_time=now() + timedelta(days=1))
     return server.client().create_flow_run_from_deployment(deployment.id, parameters=parameters, state=tomorrow)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("blend", "complaint"),
-    [
-        (one_source(weight=-1), r"blend\.datasets\[0\]\.weight.*-1 is less than the minimum of 0"),
-        (one_source(wieght=1), r"blend\.datasets\[0\].*wieght"),
-        ({"datasets": [], "_comment": 1, "shuffle": True}, r"shuffle"),
-        ({"datasets": [{"path": "a.jsonl"}]}, r"name.*required"),
-        (7, r"blend"),
-    ],
-)
-def test_wrong_blend_fails_on_the_server_at_once(deployed, prefect_server, blend, complaint):
-    with pytest.raises(PrefectHTTPStatusError) as refused:
-        create_run(prefect_server, deployed, blend=blend)
-    assert re.search(complaint, refused.value.response.json()["detail"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "blend",
-    ["s3://bucket/blend.json", one_source(weight=0.5, _comment="why"), one_source() | {"_missing": {"code": 14}}],
-)
-def test_the_server_accepts_paths_objects_and_comments(deployed, prefect_server, blend):
-    run = create_run(prefect_server, deployed, blend=blend)
-    prefect_server.client().delete_flow_run(run.id)
-    assert run.parameters["blend"] == blend
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [2**63, 2**64 - 1])
-def test_seeds_of_64_bits_pass_the_server_whole(deployed, prefect_server, seed):
-    run = create_run(prefect_server, deployed, holdout={"seed": seed})
-    read = prefect_server.client().read_flow_run(run.id)
-    prefect_server.client().delete_flow_run(run.id)
-    assert read.parameters["holdout"] == {"seed": seed}
-
-
-@pytest.mark.slow
-def test_wrong_setting_fails_before_a_run(deployed, clone, prefect_server):
-    result = prefect(clone, prefect_server, "deployment", "run", NAME, "-p", "shard_size=banana")
-    assert result.returncode == 1
-    assert "Validation failed for field 'shard_size'" in " ".join(result.stdout.split())
-    assert "UUID" not in result.stdout
-    assert "Traceback" not in result.stdout + result.stderr
-
-
-@pytest.mark.slow
-def test_prefect_prints_a_deployment_as_json(deployed, clone, prefect_server):
-    result = prefect(clone, prefect_server, "deployment", "inspect", f"{NAME}/{NAME}", "-o", "json")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert json.loads(result.stdout)["parameter_openapi_schema"] == deployed.parameter_openapi_schema
 
 
 NIGHTLY, EVALUATE = "reprep-changed-blends/reprep-changed-blends", "evaluate-model/evaluate-model"
@@ -526,51 +409,8 @@ def choices(client, name):
     }
 
 
-@pytest.mark.slow
-def test_the_form_explains_itself(deployed):
-    schema = deployed.parameter_openapi_schema
-    blend = schema["properties"]["blend"]
-    kinds = [choice.get("type") or definition(schema, choice)["type"] for choice in blend["anyOf"]]
-    assert sorted(kinds) == ["object", "string"]
-    assert schema["required"] == ["blend", "output_dir"]
-    assert all(schema["properties"][name]["description"] for name in schema["required"])
-    source = schema["definitions"]["DataSource"]["properties"]
-    assert {name for name, field in source.items() if not field.get("description")} == set()
-    settings = PretrainSettings.model_json_schema(mode="validation")
-    shown = {name: schema["properties"][name] for name in settings["properties"]}
-    assert schema["properties"].keys() - shown.keys() <= {"blend", "output_dir", *ROW_KEYS}
-    assert {name: bounds_of(field) for name, field in shown.items()} == {
-        name: bounds_of(field) for name, field in settings["properties"].items()
-    }
-    assert {name: field["description"] for name, field in shown.items()} == {
-        name: field["description"] for name, field in settings["properties"].items()
-    }
-    assert bounds_of(shown["max_bad_row_fraction"]) == [("maximum", 1), ("minimum", 0)]
-
-
-def bounds_of(field):
-    """Limits and choices of a field of a form, also where it may be left out."""
-    named = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern", "minLength", "enum"}
-    inner = [bound for part in field.get("anyOf", []) for bound in bounds_of(part)]
-    return sorted([*((name, field[name]) for name in named & field.keys()), *inner], key=str)
-
-
-def definition(schema, reference):
-    return schema["definitions"][reference["$ref"].rpartition("/")[2]]
-
-
 def deployments():
     return yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pretrain", "sft", "rl", "harmony", "dedup", "filter"])
-def test_default_parameters_of_preparations_succeed(kind, monkeypatch, tmp_path):
-    monkeypatch.chdir(REPOSITORY)
-    (declared,) = (each["parameters"] for each in deployments() if each["name"] == KINDS[kind].flow)
-    chosen = {name: value for name, value in declared.items() if name not in {"blend", "output_dir"}}
-    _, manifest = prepare_here(kind, declared["blend"], tmp_path, **chosen)
-    assert manifest["totals"]["documents"] > 0
 
 
 @pytest.mark.weekly
@@ -604,21 +444,6 @@ def test_entrypoint_and_default_parameters_fit_the_flow(deployment, monkeypatch)
     assert {"tokenmill", flow.name} <= {*deployment["tags"]}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("deployment", deployments(), ids=lambda deployment: deployment["name"])
-def test_empty_output_folder_fails_on_server_and_flow(deployment, monkeypatch):
-    monkeypatch.chdir(REPOSITORY)
-    flow = load_flow_from_entrypoint(deployment["entrypoint"])
-    defaults = {name: parameter.default for name, parameter in inspect.signature(flow.fn).parameters.items()}
-    for blank in ("", "  "):
-        with pytest.raises(ParameterTypeError, match=r"output_dir: .*not a path"):
-            flow.validate_parameters(defaults | deployment["parameters"] | {"output_dir": blank})
-        schema = parameter_schema(flow).model_dump_for_openapi()
-        with pytest.raises(ValidationError, match="does not match"):
-            validate({"output_dir": blank}, schema, raise_on_error=True, ignore_required=True)
-    validate({"output_dir": "output"}, schema, raise_on_error=True, ignore_required=True)
-
-
 def unknown_keys(written):
     """Keys of a prefect.yaml that Prefect knows nothing of; it would ignore them without a word."""
     yield from written.keys() - keys_of(PrefectYamlModel)
@@ -639,25 +464,8 @@ def test_prefect_yaml_has_only_keys_that_prefect_knows():
     assert not list(unknown_keys(yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())))
 
 
-@pytest.mark.parametrize(
-    ("key", "misspelt"),
-    [
-        ("pull", "pul"),
-        ("concurrency_limit", "concurency_limit"),
-        ("collision_strategy", "colision_strategy"),
-        ("job_variables", "job_variable"),
-        ("directory", "folder"),
-    ],
-)
-def test_a_misspelt_key_in_prefect_yaml_is_found(key, misspelt):
-    text, changed = re.subn(rf"\b{key}:", f"{misspelt}:", (REPOSITORY / "prefect.yaml").read_text(), count=1)
-    assert changed
-    assert set(unknown_keys(yaml.safe_load(text))) == {misspelt}
-
-
 def test_prefect_toml_has_only_settings_that_prefect_knows():
     assert not list(unknown_settings(Settings, tomllib.loads((REPOSITORY / "prefect.toml").read_text())))
-    assert list(unknown_settings(Settings, {"server": {"analytics_enable": False}})) == ["analytics_enable"]
 
 
 @pytest.mark.slow

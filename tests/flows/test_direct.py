@@ -16,18 +16,23 @@ from tokenmill.flows.cli import run
 from tokenmill.flows.direct import run_preparation
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.shards import executor, retry
 from tokenmill.tasks.shards.kind import Needs, Stage
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.shards.store import locked
+from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.shards.workers import pool_for
 from tokenmill.tasks.tokenize.kind import PRETRAIN, worker_arguments
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.flows.cloning import REPOSITORY
 from tests.flows.prefect_commands import clean_environment
+from tests.flows.preparation_runs import called
+from tests.peers.conversations import assistant, talk, user
 from tests.preparing import blend_of, prepare, tree, write_lines
+from tests.preparing_rl import write_rows
 
 NAMES = ("rye", "oat", "barley")
 
@@ -102,37 +107,16 @@ def test_configured_server_sees_little_work_too(blend, expected, tmp_path, prefe
     assert tree(tmp_path / "out") == expected
 
 
+ACTIVE, OTHER = (f'active = "{name}"\n[profiles.a]\n[profiles.b]\nPREFECT_API_URL = "http://two/api"' for name in "ba")
+NAMED = {"prefect.toml": 'profiles_path = "mine.toml"', "mine.toml": ACTIVE}
 CONFIGURED = {
     "nowhere": ({}, {}, None),
     "in the environment": ({"prefect_api_url": "http://one/api"}, {}, "http://one/api"),
-    "in the active profile": (
-        {},
-        {"home/profiles.toml": 'active = "b"\n[profiles.b]\nPREFECT_API_URL = "http://two/api"'},
-        "http://two/api",
-    ),
-    "in another profile": (
-        {},
-        {"home/profiles.toml": 'active = "a"\n[profiles.a]\n[profiles.b]\nPREFECT_API_URL = "http://two/api"'},
-        None,
-    ),
-    "in a profile that is chosen": (
-        {"PREFECT_PROFILE": "b"},
-        {"home/profiles.toml": 'active = "a"\n[profiles.a]\n[profiles.b]\nPREFECT_API_URL = "http://two/api"'},
-        "http://two/api",
-    ),
-    "in profiles elsewhere": (
-        {"PREFECT_PROFILES_PATH": "mine.toml"},
-        {"mine.toml": 'active = "b"\n[profiles.b]\nPREFECT_API_URL = "http://two/api"'},
-        "http://two/api",
-    ),
-    "in profiles that prefect.toml names": (
-        {},
-        {
-            "prefect.toml": 'profiles_path = "mine.toml"',
-            "mine.toml": 'active = "b"\n[profiles.b]\nPREFECT_API_URL = "http://two/api"',
-        },
-        "http://two/api",
-    ),
+    "in the active profile": ({}, {"home/profiles.toml": ACTIVE}, "http://two/api"),
+    "in another profile": ({}, {"home/profiles.toml": OTHER}, None),
+    "in a profile that is chosen": ({"PREFECT_PROFILE": "b"}, {"home/profiles.toml": OTHER}, "http://two/api"),
+    "in profiles elsewhere": ({"PREFECT_PROFILES_PATH": "mine.toml"}, {"mine.toml": ACTIVE}, "http://two/api"),
+    "in profiles that prefect.toml names": ({}, NAMED, "http://two/api"),
     "in prefect.toml": ({}, {"prefect.toml": '[api]\nurl = "http://three/api"'}, "http://three/api"),
     "in pyproject.toml": ({}, {"pyproject.toml": '[tool.prefect]\napi.url = "http://four/api"'}, "http://four/api"),
     "in .env": ({}, {".env": "PREFECT_API_URL=http://five/api"}, "http://five/api"),
@@ -262,3 +246,12 @@ def test_each_phase_prints_a_line_and_finished_work_prints_none(tmp_path, capsys
         assert run(["pretrain", "texts.jsonl", "-o", "out"]) == 0
         phases.append(re.findall(r"^tokenmill: ((?:\w+ )*\w+): ", capsys.readouterr().err, re.MULTILINE))
     assert phases == [["tokenize shards", "join prefixes", "publish"], ["publish"]]
+
+
+def test_collapsed_behaviors_fail_the_command_after_publishing(tmp_path):
+    rows = [talk(user(f"{number} times {number}?"), assistant(f"{number**2}.")) for number in range(300)]
+    data, out = write_rows(tmp_path / "chats.jsonl", rows), tmp_path / "out"
+    failed = called("harmony", data, "--output-dir", out, "selection.view=behavior", "dedup.mode=off")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert "1 distinct structures in 300 rows are 0.333%" in " ".join(failed.stderr.split())
+    assert verify(str(out), inspector_of(str(out))).problems == []

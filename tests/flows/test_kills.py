@@ -1,9 +1,8 @@
 """Kill the processes that a run depends on. A run that loses its Dask scheduler or its Prefect server fails with an error,
 and the same command finishes it with the same bytes. A run that loses its Prefect worker continues.
-(Killed Dask workers and runs: test_pretrain_flow.py.)
+(Killed Dask workers: test_every_kind.py; runs: test_pretrain_flow.py.)
 """
 
-import json
 import os
 import signal
 import time
@@ -21,35 +20,14 @@ from tokenmill.tasks.shards.executor import wait_for
 from tokenmill.tasks.shards.progress import UPDATE_SECONDS
 from tokenmill.tasks.shards.wait import ClusterWatch
 
-from tests.flows import preparation_runs
 from tests.flows.cloning import REPOSITORY
 from tests.flows.prefect_commands import PREFECT, free_port, running, serving, wait_until
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
+from tests.flows.preparation_runs import start_small as start
 from tests.flows.standing_clusters import scheduler, worker
-from tests.preparing import blend_of, prepare, tree, write_lines
+from tests.preparing import tree
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def blend(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    rye = write_lines(folder / "rye.jsonl", [f"rye {number} " + "grain " * 40 for number in range(5_000)])
-    path = folder / "blend.json"
-    path.write_text(json.dumps(blend_of(rye, write_lines(folder / "oats.jsonl", ["oats " * 9] * 99))))
-    return path
-
-
-@pytest.fixture(scope="module")
-def expected(blend, tmp_path_factory):
-    """The output of one undisturbed preparation in this process."""
-    out = tmp_path_factory.mktemp("expected") / "out"
-    prepare(str(blend), out, shard_size=20_000)
-    return tree(out)
-
-
-def start(blend, out, server, *arguments):
-    return preparation_runs.start("pretrain", blend, out, server, "shard_size=20kB", *arguments)
 
 
 def failed(process):

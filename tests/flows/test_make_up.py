@@ -4,7 +4,6 @@ cluster beside the server, and nothing is left running.
 
 import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,10 +17,9 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 
 from tests.flows.cloning import clone_into
 from tests.flows.prefect_commands import clean_environment, free_port
+from tests.flows.preparation_runs import ran
 
 pytestmark = pytest.mark.weekly
-
-UP_SECONDS = 240
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +42,7 @@ def environment(clone):
 
 def local(clone, environment, command):
     """What `make up` or `make down` printed."""
-    done = subprocess.run(
-        [clone / "deployments/local.sh", command],
-        cwd=clone,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=UP_SECONDS,
-        check=False,
-    )
+    done = ran(clone / "deployments/local.sh", command, cwd=clone, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -81,15 +71,8 @@ def test_printed_command_runs_on_the_dask_cluster(printed, clone, environment):
     url, command = re.search(r"run: +PREFECT_API_URL=(\S+) (.*)", printed).groups()
     address = re.search(r"-p (cluster=\S+)", printed)[1]
     output = clone / "prepared"
-    done = subprocess.run(
-        [*command.split(), "--watch", "-p", address, "-p", f"output_dir={output}"],
-        cwd=clone,
-        env=environment | {"PREFECT_API_URL": url},
-        capture_output=True,
-        text=True,
-        timeout=UP_SECONDS,
-        check=False,
-    )
+    command = [*command.split(), "--watch", "-p", address, "-p", f"output_dir={output}"]
+    done = ran(*command, cwd=clone, env=environment | {"PREFECT_API_URL": url})
     assert done.returncode == 0, done.stdout + done.stderr
     with SyncPrefectClient(api=url) as client:
         run = client.read_flow_run(UUID(re.search(r"UUID: (\S+)", done.stdout)[1]))

@@ -1,17 +1,21 @@
-"""What all flows that publish in a folder have in common: how they fail, and what their artifacts are called."""
+"""What all flows that publish in a folder have in common: how they fail and end, and what a Prefect server has of them."""
 
-import re
+import json
 
 import pytest
 from prefect import flow, task
-from prefect.artifacts import create_markdown_artifact
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, LogFilter, LogFilterFlowRunId
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from tokenmill.flows.prefect_server import RECORD, publishing
 from tokenmill.flows.pretrain import pretrain_data_prep
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.seal import sealed
-from tokenmill.tasks.shards.stage import artifact_key
+
+from tests.flows.prefect_commands import wait_until
+from tests.preparing import blend_of, write_lines
+
+pytestmark = pytest.mark.slow
 
 SENTENCE = "weight: -1 is negative; write 0 or more"
 
@@ -26,10 +30,9 @@ def plan(error):
 def preparation(output_dir: str, error: object = None) -> dict:
     if error:
         plan(error)
-    return {"path": output_dir, "artifact": create_markdown_artifact("made", artifact_key("summary"))}
+    return {"path": output_dir}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [InputError, RunError])
 def test_an_error_that_teaches_is_the_runs_message_and_is_raised_to_the_caller(kind, tmp_path, prefect_api):
     error = kind(SENTENCE)
@@ -58,11 +61,6 @@ def log_of(state, server):
     return "\n".join(messages)
 
 
-def test_input_errors_are_the_flow_message(tmp_path, prefect_api):
-    state = pretrain_data_prep(str(tmp_path / "none.json"), str(tmp_path / "out"), return_state=True)
-    assert re.fullmatch(rf"{tmp_path}/none\.json: .*", state.message), state.message
-
-
 def test_ended_run_keeps_its_state(tmp_path, prefect_api):
     ended = preparation(str(tmp_path), return_state=True).state_details.flow_run_id
     (tmp_path / RECORD).write_bytes(sealed({"id": str(ended), "volatile": {}}))
@@ -70,19 +68,33 @@ def test_ended_run_keeps_its_state(tmp_path, prefect_api):
     assert prefect_api.client().read_flow_run(ended).state.name == "Completed"
 
 
-def test_each_output_folder_has_its_own_artifacts(tmp_path, prefect_api, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    keys = [key_of(place, prefect_api) for place in ("Out A/ü", "out-a/b", str(tmp_path / "out-a" / "b"), "s3://b/out")]
-    assert all(re.fullmatch(r"a-preparation-summary-[a-z0-9-]+", key) for key in keys)
-    assert len(set(keys)) == 3
-    assert keys[1] == keys[2]
-    assert "out-a-b" in keys[1]
+def events(server, name):
+    with server.client() as client:
+        body = {"limit": 50, "filter": {"event": {"name": [name]}}}
+        return client._client.post("/events/filter", json=body).json()["events"]  # noqa: SLF001 - no public reader
 
 
-def key_of(output_dir, server):
-    run = preparation(output_dir, return_state=True).state_details.flow_run_id
-    found = server.client().read_artifacts(
-        artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
-    )
-    return found[0].key
+def test_preparation_is_named_tagged_and_an_asset(tmp_path, prefect_api):
+    data = write_lines(tmp_path / "some data [1]" / "a.jsonl", [f"document number {number}" for number in range(50)])
+    blend = tmp_path / "news.json"
+    blend.write_text(json.dumps(blend_of(data)))
+    out = tmp_path / "2026-11-23"
+    state = pretrain_data_prep(str(blend), str(out), return_state=True)
+    (record,) = state.result().values()
+    run = prefect_api.client().read_flow_run(state.state_details.flow_run_id)
+    assert run.name == "news-2026-11-23"
+    assert {"tokenmill", "pretrain-data-prep"} <= set(run.tags)
+    assert run.state.message == f"{record['tokens']:,} tokens in 1 shard → {out}/blend.json"
+    EventsWorker.drain_all()
+
+    def materialised():
+        found = events(prefect_api, "prefect.asset.materialization.succeeded")
+        return next((each for each in found if each["resource"]["prefect.resource.id"] == f"file://{out}"), None)
+
+    event = wait_until(materialised, 30)
+    roles = {}
+    for related in event["related"]:
+        roles.setdefault(related["prefect.resource.role"], []).append(related["prefect.resource.id"])
+    assert roles["asset"] == [f"file://{tmp_path}/some_data__1_/a.jsonl"]
+    assert roles["asset-materialized-by"] == ["tokenmill"]
+    assert roles["flow-run"] == [f"prefect.flow-run.{run.id}"]

@@ -15,6 +15,7 @@ from typing import get_args
 import orjson
 import pytest
 import yaml
+from prefect.exceptions import ParameterTypeError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.schema_tools.validation import ValidationError as Refused
 from prefect.utilities.schema_tools.validation import preprocess_schema, validate
@@ -31,25 +32,25 @@ from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.settings import Holdout
 from tokenmill.tasks.strict import Size
 from tokenmill.tasks.tokenize.settings import PretrainSettings
-from tokenmill.tasks.train.pipeline_settings import PipelineSettings, load_settings
+from tokenmill.tasks.train.pipeline_settings import load_settings
 from tokenmill.tasks.train.settings import EvaluateSettings, OrderSettings, TrainSettings
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOYMENTS = {each["name"]: each for each in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}
 
 SETTINGS = {
-    "pretrain-data-prep": ((), [PretrainSettings]),
-    "sft-data-prep": ((), [SftSettings]),
-    "rl-data-prep": ((), [RlSettings]),
-    "harmony-normalize": ((), [NormalizationSettings]),
-    "deduplicate-blend": ((), [DedupSettings]),
-    "score-candidates": ((), [NllSettings, EmbedSettings]),
-    "order-samples": (("settings",), [OrderSettings]),
-    "train-model": (("settings",), [TrainSettings]),
-    "evaluate-model": (("settings",), [EvaluateSettings]),
-    "pipeline": (("settings",), [PipelineSettings]),
+    "pretrain-data-prep": ((), [PretrainSettings(holdout=Holdout(seed=2**64 - 1))]),
+    "sft-data-prep": ((), [SftSettings(seed=2**64 - 1)]),
+    "rl-data-prep": ((), [RlSettings()]),
+    "harmony-normalize": ((), [NormalizationSettings()]),
+    "deduplicate-blend": ((), [DedupSettings()]),
+    "score-candidates": ((), [NllSettings(model="org/name"), EmbedSettings()]),
+    "order-samples": (("settings",), [OrderSettings(sequence_length=8, global_batch=1, steps=1)]),
+    "train-model": (("settings",), [TrainSettings()]),
+    "evaluate-model": (("settings",), [EvaluateSettings(seed=2**64 - 1)]),
+    "pipeline": (("settings",), [load_settings("pipeline-tiny")]),
 }
-"""Of each deployment, the parameter that holds its settings (none where each is a parameter), and their types."""
+"""Of each deployment, the parameter that holds its settings (none where each is a parameter), and examples of each type."""
 
 VALUES = [
     *(None, True, -1, 0, 1, 7, 1.5, 2**32, -0.5, [], [5], [""], {"zzz": 1}),
@@ -128,8 +129,8 @@ def is_of(place, location):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_server_and_setting_reject_the_same_values(name):
-    parameter, models = SETTINGS[name]
-    missed, caught = [], 0
+    parameter, examples = SETTINGS[name]
+    models, missed, caught = [type(each) for each in examples], [], 0
     for place in dict.fromkeys(place for model in models for place in fields_of(model)):
         if not parameter and place[0] not in schema_of(name)["properties"]:
             continue
@@ -145,34 +146,23 @@ def test_server_and_setting_reject_the_same_values(name):
     assert caught > 100
 
 
-EXAMPLES = [
-    ("pretrain-data-prep", PretrainSettings(holdout=Holdout(seed=2**64 - 1))),
-    ("sft-data-prep", SftSettings(seed=2**64 - 1)),
-    ("rl-data-prep", RlSettings()),
-    ("harmony-normalize", NormalizationSettings()),
-    ("deduplicate-blend", DedupSettings()),
-    ("score-candidates", NllSettings(model="org/name")),
-    ("score-candidates", EmbedSettings()),
-    ("order-samples", OrderSettings(sequence_length=8, global_batch=1, steps=1)),
-    ("train-model", TrainSettings()),
-    ("evaluate-model", EvaluateSettings(seed=2**64 - 1)),
-    ("pipeline", load_settings("pipeline-tiny")),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"), EXAMPLES, ids=[f"{name}-{type(each).__name__}" for name, each in EXAMPLES]
-)
-def test_the_server_accepts_every_default_and_large_seeds(name, settings):
-    parameter, _ = SETTINGS[name]
-    written = nested(parameter, settings.model_dump(mode="json"))
-    assert refused(name, {key: value for key, value in written.items() if key in schema_of(name)["properties"]}) == []
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_server_accepts_every_default_and_large_seeds(name):
+    parameter, examples = SETTINGS[name]
+    for settings in examples:
+        written = nested(parameter, settings.model_dump(mode="json"))
+        taken = {key: value for key, value in written.items() if key in schema_of(name)["properties"]}
+        assert refused(name, taken) == []
 
 
 @pytest.mark.parametrize("size", ["256MB", "1GiB", "1.5 kB", "0.5GB", ".5MB", "7", 7, "64mb", "64M", "010"])
 def test_the_server_accepts_every_way_to_write_a_size(size):
     assert TypeAdapter(Size).validate_python(size) > 0
     assert refused("pretrain-data-prep", {"shard_size": size}) == []
+
+
+def of_one(**fields):
+    return {"datasets": [{"name": "a", "path": "a.jsonl", **fields}]}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +174,12 @@ def test_the_server_accepts_every_way_to_write_a_size(size):
         ({"scale": "huge"}, "'huge' is not one of ['tiny', 'small', 'medium', 'full']"),
         ({"tokenizer": {"trust_remote_code": True}}, "False was expected"),
         ({"holdout": {"seed": 2**64}}, f"{2**64} is greater than the maximum of {2**64 - 1}"),
-        ({"blend": {"datasets": [{"name": "../up", "path": "a"}]}}, "'../up' does not match"),
+        ({"blend": of_one(name="../up")}, "'../up' does not match"),
+        ({"blend": of_one(weight=-1)}, "-1 is less than the minimum of 0"),
+        ({"blend": of_one(wieght=1)}, "wieght"),
+        ({"blend": {"datasets": [], "_comment": 1, "shuffle": True}}, "shuffle"),
+        ({"blend": {"datasets": [{"path": "a"}]}}, "'name' is a required property"),
+        ({"blend": 7}, "7 is not"),
     ],
 )
 def test_server_explains_the_error(chosen, sentence):
@@ -245,33 +240,44 @@ def test_the_form_describes_every_parameter_and_every_setting(name):
 
 @pytest.mark.parametrize("name", [name for name, each in DEPLOYMENTS.items() if "blend" in each["parameters"]])
 def test_the_form_of_every_kind_takes_remote_and_columnar_sources_and_no_others(name):
-    paths = [
+    for path in (
         "s3://bucket/rows/*.parquet",
         "gs://bucket/rows",
         "hf://org/name@main",
         "/data/rows.parquet",
         "rows.jsonl.zst",
-    ]
-    for path in paths:
-        assert refused(name, {"blend": {"datasets": [{"name": "a", "path": path}]}}) == [], path
+    ):
+        assert (
+            refused(name, {"blend": of_one(path=path, weight=0.5, _comment="why") | {"_missing": {"code": 14}}}) == []
+        ), path
     assert refused(name, {"blend": "s3://bucket/blend.json", "output_dir": "s3://bucket/out"}) == []
     for path in ("", "  ", 7, None, ["a.parquet"]):
-        assert refused(name, {"blend": {"datasets": [{"name": "a", "path": path}]}}) != [], path
+        assert refused(name, {"blend": of_one(path=path)}) != [], path
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_server_and_flow_reject_an_empty_output_folder(name):
+    flow = load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"])
+    defaults = {key: each.default for key, each in signature(flow.fn).parameters.items()}
+    for blank in ("", "  "):
+        assert refused(name, {"output_dir": blank})
+        with pytest.raises(ParameterTypeError, match=r"output_dir: .*not a path"):
+            flow.validate_parameters(defaults | DEPLOYMENTS[name]["parameters"] | {"output_dir": blank})
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_effective_defaults_are_the_documented_ones(name):
     """docs/settings.md is generated from the models; flows and commands start from the same values."""
-    parameter, models = SETTINGS[name]
+    parameter, examples = SETTINGS[name]
     flow = load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"])
     chosen = {
         key: each.default for key, each in signature(flow.fn).parameters.items() if each.default is not each.empty
     }
-    for model in models:
+    for model in map(type, examples):
         fields = {key: each for key, each in model.model_fields.items() if not each.is_required()}
         documented = {key: each.get_default(call_default_factory=True) for key, each in fields.items()}
         if not parameter:
-            unset = {key for key in documented if chosen.get(key) is None and len(models) > 1}  # the mode's default
+            unset = {key for key in documented if chosen.get(key) is None and len(examples) > 1}  # the mode's default
             assert {key: chosen[key] for key in (documented.keys() & chosen) - unset}.items() <= documented.items()
         elif parameter[0] in chosen:
             assert chosen[parameter[0]] == ("pipeline-tiny" if name == "pipeline" else model())

@@ -2,7 +2,6 @@ import json
 import os
 import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,9 @@ from tokenmill.tasks.shards.stage import shard_workers
 from tokenmill.tasks.tokenize.kind import PRETRAIN
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
-from tests.flows import preparation_runs
-from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts, workers_of
+from tests.flows.prefect_commands import wait_until
+from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
+from tests.flows.preparation_runs import start_small as start
 from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
 
 pytestmark = pytest.mark.slow
@@ -54,21 +54,6 @@ def expected(blend, tmp_path_factory):
     return tree(out)
 
 
-def start(blend, out, server, *arguments):
-    return preparation_runs.start("pretrain", blend, out, server, "shard_size=20kB", *arguments)
-
-
-def test_killed_worker_only_costs_time(blend, expected, tmp_path, prefect_server):
-    out = tmp_path / "out"
-    process = start(blend, out, prefect_server, "--workers", "2")
-    wait_for_receipts(out, 25, lambda: process.poll() is None)
-    random.choice(workers_of(process.pid)).kill()
-    record = finish(process)
-    assert record["shards"]["total"] > 50
-    assert record["rows"] == record["documents"] + sum(record["dropped"].values())
-    assert tree(out) == expected
-
-
 def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(blend, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
     process = start(blend, out, prefect_server, "--workers", "1")
@@ -94,20 +79,6 @@ def planned(blend, out):
     return PRETRAIN.plan(load_blend(str(blend)), PretrainSettings(**SETTINGS, workers=1), str(out))
 
 
-def task_runs(client, flow_run_id):
-    return client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run_id])))
-
-
-def wait_for_task_runs(server, flow_run_id, enough):
-    """Task runs reach the server's database a moment after the flow has ended."""
-    with server.client() as client:
-        deadline = time.monotonic() + DEADLINE
-        while not enough(runs := task_runs(client, flow_run_id)):
-            assert time.monotonic() < deadline, runs
-            time.sleep(0.2)
-        return runs
-
-
 def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, prefect_api):
     plan = planned(blend, tmp_path / "out")
     build_pending(plan)
@@ -120,55 +91,32 @@ def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, pr
 
     state = again(return_state=True)
     assert state.is_completed()
-    flow_run_id = state.state_details.flow_run_id
-    runs = wait_for_task_runs(
-        prefect_api, flow_run_id, lambda runs: runs and all(run.state and run.state.is_final() for run in runs)
-    )
-    assert {run.state.name for run in runs} == {"Cached"}
+    of_run = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[state.state_details.flow_run_id]))
+
+    def states():
+        """Task runs reach the server's database a moment after the flow has ended."""
+        runs = prefect_api.client().read_task_runs(task_run_filter=of_run)
+        return all(run.state and run.state.is_final() for run in runs) and {run.state.name for run in runs}
+
+    assert wait_until(states, DEADLINE) == {"Cached"}
 
 
 def kill(shard, store):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fail_once(shard, store, marker):
-    """Build a shard, after a storage error the first time."""
-    if not Path(marker).exists():
-        Path(marker).write_text("failed once")
-        raise OSError(5, "the disk hiccuped")
-    return store.issue(shard.identity, outputs=[], rows_in=0, parts={}, drops={}, volatile={"seconds": 0.0})
-
-
-def break_down(shard, store, marker):
-    Path(marker).write_text(Path(marker).read_text() + "x" if Path(marker).exists() else "x")
-    raise ValueError("a defect")
-
-
-def run_mapped(build, planned, **arguments):
-    pending, store = planned.plan.pending[:1], planned.plan.store  # the flow travels to workers, with what it names
+def test_run_fails_after_repeated_worker_deaths(blend, tmp_path, prefect_api):
+    plan = planned(blend, tmp_path / "out").plan
+    pending, store = plan.pending[:1], plan.store  # the flow travels to workers, with what it names
 
     @flow(name="mapped")
-    def mapped_flow():
+    def mapped():
         with shard_workers(ClusterSettings(), Needs(1)) as build_shards:
-            build_shards(Stage(build.__name__.replace("_", "-"), build), pending, store, arguments, rebuild=False)
+            build_shards(Stage("kill", kill), pending, store, {}, rebuild=False)
 
-    return mapped_flow(return_state=True)
-
-
-def test_run_fails_after_repeated_worker_deaths(blend, tmp_path, prefect_api):
-    state = run_mapped(kill, planned(blend, tmp_path / "out"))
+    state = mapped(return_state=True)
     assert state.type == StateType.FAILED
     error = state.result(raise_on_failure=False)
     assert isinstance(error, RunError)
     assert "KilledWorker" in str(error)
     assert "run the same command again" in str(error)
-
-
-def test_storage_errors_are_tried_again_and_defects_are_not(blend, tmp_path, prefect_api):
-    plan = planned(blend, tmp_path / "out")
-    assert run_mapped(fail_once, plan, marker=str(tmp_path / "failed")).is_completed()
-    assert (tmp_path / "failed").exists()
-    state = run_mapped(break_down, planned(blend, tmp_path / "other"), marker=str(tmp_path / "broken"))
-    assert state.type == StateType.FAILED
-    assert (tmp_path / "broken").read_text() == "x"
-    assert "a defect" in str(state.result(raise_on_failure=False))

@@ -9,7 +9,6 @@ import pty
 import signal
 import subprocess
 import sys
-import tomllib
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +19,14 @@ import pytest
 from tokenmill.flows.process import INTERRUPTED, Stream
 
 from tests.flows.prefect_commands import add_database, clean_environment, wait_until
-from tests.flows.preparation_runs import DEADLINE, TOKENMILL, receipts
+from tests.flows.preparation_runs import DEADLINE, TOKENMILL, ran, receipts
 from tests.preparing import blend_of, prepare, write_lines
 
 REPOSITORY = Path(__file__).parents[2]
 MARK = "TOKENMILL_TEST_RUN"
 CTRL_C = b"\x03"
+NOT_WRITABLE = "/proc"
+"""Not even by root."""
 SECONDS = 2 * DEADLINE
 SHARD_SIZE = 250_000
 
@@ -226,33 +227,11 @@ def test_signal_without_terminal_ends_every_process(way, how, blend, environment
     out, mark = tmp_path / "out", uuid.uuid4().hex
     command, options = [TOKENMILL, *arguments(blend, out)], in_prefect if way == "in Prefect" else []
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-    with (
-        ending(mark),
-        subprocess.Popen([*command, *options], env={**environment, MARK: mark}, **quiet) as run,
-    ):
+    with ending(mark), subprocess.Popen([*command, *options], env={**environment, MARK: mark}, **quiet) as run:
         wait_until(lambda: receipts(out) >= 1, SECONDS)
         run.send_signal(how)
         assert run.wait(SECONDS) == -how
         wait_until(lambda: not marked(mark), SECONDS)
-
-
-INTERRUPTED_AMONG_CONNECTIONS = """
-import logging, signal
-import distributed
-from tokenmill.flows.process import end_when_interrupted
-end_when_interrupted()
-try:
-    signal.raise_signal(signal.SIGINT)
-except KeyboardInterrupt:
-    logging.getLogger("distributed.scheduler").critical("Closed comm while trying to write")
-"""
-
-
-@pytest.mark.slow
-def test_ctrl_c_silences_dask():
-    run = subprocess.run([sys.executable, "-c", INTERRUPTED_AMONG_CONNECTIONS], capture_output=True, text=True, check=False)  # fmt: skip
-    assert run.returncode == INTERRUPTED
-    assert run.stderr.splitlines() == ["tokenmill: interrupted; run the same command again to continue"]
 
 
 @pytest.mark.slow
@@ -288,10 +267,7 @@ pretrain_data_prep({blend!r}, {out!r}, workers=1)
 def test_flow_call_at_import_names_the_remedy(blend, prefect_server, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(blend=str(blend), out=str(tmp_path / "out")))
-    run = subprocess.run(
-        [sys.executable, script], env=prefect_server.environment, capture_output=True, text=True, timeout=SECONDS,
-        check=False,
-    )  # fmt: skip
+    run = ran(sys.executable, script, env=prefect_server.environment)
     assert run.returncode == 1
     last = run.stderr.strip().splitlines()
     assert any('put the call under `if __name__ == "__main__":`' in line and str(script) in line for line in last)
@@ -302,6 +278,7 @@ def test_flow_call_at_import_names_the_remedy(blend, prefect_server, tmp_path):
 # Standard streams.
 
 REDIRECTED = {
+    "as they are": ("", 0),
     "closed": (">&-", 0),
     "all closed": ("<&- >&- 2>&-", 0),
     "full": (">/dev/full", 1),
@@ -314,9 +291,7 @@ REDIRECTED = {
 def redirected(how, *words, environment=None):
     """The exit code of a command, and what it says on stderr if that is not redirected."""
     command = f"set -o pipefail; {TOKENMILL} {' '.join(map(str, words))} {REDIRECTED[how][0]}"
-    run = subprocess.run(
-        ["bash", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, check=False
-    )  # fmt: skip
+    run = ran("bash", "-c", command, stdin=subprocess.DEVNULL, env=environment)
     return run.returncode, run.stderr
 
 
@@ -329,40 +304,30 @@ def prepared(blend, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", REDIRECTED)
-def test_a_command_does_its_work_without_standard_streams(how):
-    code, complaint = redirected(how, "--version")
-    assert code == REDIRECTED[how][1], complaint
-    assert "Traceback" not in complaint
-    assert "Exception ignored" not in complaint
+def test_commands_work_without_standard_streams(how, prepared, blend, tmp_path):
+    commands = [["--version"], ["plan", blend], ["verify", prepared], ["view", prepared]]
+    for words in commands if how in {"all closed", "both full"} else commands[:1]:
+        code, complaint = redirected(how, *words)
+        assert code == REDIRECTED[how][1], complaint
+        assert "Traceback" not in complaint
+        assert "Exception ignored" not in complaint
     if how == "full":
         assert complaint.strip().splitlines()[-1] == (
             "tokenmill: stdout: No space left on device; the command finished, but its output is lost"
         )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["plan", "verify", "view"])
-def test_every_command_does_its_work_without_standard_streams(command, prepared, blend):
-    for how in ("all closed", "both full"):
-        code, complaint = redirected(how, command, blend if command == "plan" else prepared)
-        assert code == REDIRECTED[how][1], complaint
-        assert "Traceback" not in complaint
-
-
-@pytest.mark.slow
-def test_a_wrong_call_is_one_without_standard_streams(tmp_path):
     assert redirected("both an unread pipe", "plan", tmp_path / "no_such.json")[0] == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["all closed", "both full"])
-def test_a_preparation_is_whole_without_standard_streams(how, blend, environment, tmp_path):
-    out = tmp_path / "out"
-    code, complaint = redirected(how, *arguments(blend, out), environment=environment)
+@pytest.mark.parametrize(("how", "home"), [("all closed", None), ("both full", None), ("as they are", NOT_WRITABLE)])
+def test_a_preparation_is_whole_without_streams_or_home(how, home, blend, environment, tmp_path):
+    homeless = {"HOME": home, "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)} if home else {}
+    code, complaint = redirected(how, *arguments(blend, tmp_path / "out"), environment=environment | homeless)
     assert code == REDIRECTED[how][1], complaint
+    assert "Warning" not in complaint, complaint
     assert "Traceback" not in complaint, complaint
-    assert receipts(out) == shards(blend)
-    assert (out / "blend.json").exists()
+    assert receipts(tmp_path / "out") == shards(blend)
+    assert (tmp_path / "out/blend.json").exists()
 
 
 def test_failing_stream_is_reported_once():
@@ -385,14 +350,7 @@ def test_unencodable_text_is_escaped_as_json(encoding):
     assert json.loads(f'"{shown.decode(encoding).strip()}"') == text
 
 
-def test_a_run_in_the_background_of_a_shell_does_not_hear_ctrl_c():
-    heard = "import signal, tokenmill.flows.process as process; process.end_when_interrupted(); print(signal.getsignal(2).name)"
-    command = f"trap '' INT; exec {sys.executable} -c '{heard}'"
-    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert run.stdout == "SIG_IGN\n"
-
-
-INTERRUPTIONS = {
+PRESSED = {
     "an error of a library": """
 try:
     signal.raise_signal(signal.SIGINT)
@@ -408,65 +366,40 @@ finally:
     time.sleep(10)
 """,
     "while Python shuts down": "atexit.register(signal.raise_signal, signal.SIGINT)",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", INTERRUPTIONS)
-def test_ctrl_c_prints_only_the_next_step(how):
-    program = "import atexit, signal, time, tokenmill.flows.process as process\nprocess.end_when_interrupted()\n"
-    run = subprocess.run(
-        [sys.executable, "-c", program + INTERRUPTIONS[how]], capture_output=True, text=True, check=False
-    )
-    assert (run.returncode, run.stderr) == (
-        INTERRUPTED,
-        "tokenmill: interrupted; run the same command again to continue\n",
-    )
-
-
-def test_late_ctrl_c_is_ignored():
-    """Python itself makes Ctrl-C deadly again while it frees its objects."""
-    program = """
-import os, signal, tokenmill.flows.process as process
-process.end_when_interrupted()
-
+    "among Dask's connections": """
+import distributed
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    logging.getLogger("distributed.scheduler").critical("Closed comm while trying to write")
+""",
+    "while objects are freed, when Python itself makes it deadly": """
 class Last:
     def __del__(self, kill=os.kill, process=os.getpid()):
         kill(process, signal.SIGINT)
 
 last = Last()
-"""
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr) == (0, "")
-
-
-# A home that cannot be written.
-
-NOT_WRITABLE = "/proc"
-"""Not even by root."""
+""",
+    "in the background of a shell": "assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN",
+}
 
 
 @pytest.mark.slow
-def test_preparation_without_a_home(blend, environment, tmp_path):
-    homeless = environment | {"HOME": NOT_WRITABLE, "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
-    command = [TOKENMILL, *arguments(blend, tmp_path / "out")]
-    run = subprocess.run(command, capture_output=True, text=True, env=homeless, timeout=SECONDS, check=False)
-    assert run.returncode == 0, run.stderr
-    assert "Warning" not in run.stderr
-    assert receipts(tmp_path / "out") == shards(blend)
+@pytest.mark.parametrize("how", PRESSED)
+def test_ctrl_c_prints_only_the_next_step(how):
+    program = (
+        "import atexit, logging, os, signal, time, tokenmill.flows.process as process\nprocess.end_when_interrupted()\n"
+    )
+    ignored = ["bash", "-c", "trap '' INT; exec \"$@\"", "-"] if "shell" in how else []
+    run = ran(*ignored, sys.executable, "-c", program + PRESSED[how])
+    told = (INTERRUPTED, "tokenmill: interrupted; run the same command again to continue\n")
+    assert (run.returncode, run.stderr) == ((0, "") if "shell" in how or "freed" in how else told)
 
 
 @pytest.mark.slow
 def test_a_prefect_home_that_cannot_be_written_is_one_sentence(blend, environment, in_prefect, tmp_path):
-    command = [TOKENMILL, *arguments(blend, tmp_path / "out"), *in_prefect]
     chosen = environment | {"PREFECT_HOME": NOT_WRITABLE, "TMPDIR": str(tmp_path)}
-    run = subprocess.run(command, capture_output=True, text=True, env=chosen, timeout=SECONDS, check=False)
+    run = ran(TOKENMILL, *arguments(blend, tmp_path / "out"), *in_prefect, env=chosen)
     assert run.returncode == 2, run.stderr
     (complaint,) = run.stderr.strip().splitlines()
     assert complaint.startswith(f"tokenmill: PREFECT_HOME: {NOT_WRITABLE} cannot be written")
-
-
-def test_the_version_is_the_projects():
-    declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    run = subprocess.run([TOKENMILL, "--version"], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == declared

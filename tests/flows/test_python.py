@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,11 @@ def test_signatures_equal_the_models():
         assert list(shown) == named == ["data", "output_dir", *parameters(name)]
     assert sorted([*KINDS, *tokenmill.ELSEWHERE]) == tokenmill.__all__ == dir(tokenmill)
     assert {*tokenmill.__all__} - written.keys() == {"InputError", "RunError"}
+
+
+def test_the_version_is_the_projects():
+    declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    assert called("--version").stdout.strip() == declared
 
 
 def test_importing_is_light():
@@ -144,16 +150,13 @@ def test_non_object_rows_from_python_are_rejected(tmp_path, row, message):
 TABLE = {"text": ["a sack of flour", None, "two"], "id": [1, 2, 3]}
 
 
-def categories(table):
-    return pl.DataFrame(table).with_columns(pl.col("text").cast(pl.Categorical))
-
-
 def of_datasets(table, form=None):
     return datasets.Dataset.from_dict(table).select([2, 0, 1]).select([1, 2, 0]).with_format(form)
 
 
 MAKE = [
-    *(pd.DataFrame, pl.DataFrame, pa.table, pa.RecordBatch.from_pydict, "duckdb", "chunks", categories, of_datasets),
+    *(pd.DataFrame, pl.DataFrame, pa.table, pa.RecordBatch.from_pydict, "duckdb", "chunks", of_datasets),
+    lambda table: pl.DataFrame(table).with_columns(pl.col("text").cast(pl.Categorical)),
     *(partial(of_datasets, form="pandas"), lambda table: of_datasets(table).to_iterable_dataset()),
 ]
 

@@ -12,6 +12,8 @@ from contextlib import ExitStack
 import pytest
 from tokenmill.flows.cli import app
 from tokenmill.flows.options import choices_of
+from tokenmill.tasks.described import describe
+from tokenmill.tasks.shards.kinds import preparation
 
 from tests import settings_page
 from tests.flows.cloning import REPOSITORY, clone_into
@@ -76,38 +78,11 @@ def test_readme_commands_exist_with_their_options(line):
         choices_of(SETTINGS[name], overrides)
 
 
-def anchors(text):
-    """What a heading is called in a link."""
-    return {
-        re.sub(r"[^a-z0-9 -]", "", line.lower()).replace(" ", "-")
-        for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    }
-
-
-@pytest.mark.parametrize("page", PAGES, ids=str)
-def test_links_lead_somewhere(page):
-    for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
-        if link.startswith("http"):
-            continue
-        place, _, anchor = link.partition("#")
-        target = (REPOSITORY / page).parent / place if place else REPOSITORY / page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target.read_text("utf-8")), link
-
-
 def test_the_tests_and_modules_that_are_named_exist():
     named = re.findall(r"`((?:tests|tasks|flows|blends|deployments)/[\w./-]*)`", README)
     saved = {path for path in named if f"as `{path}`" in README}
     assert [path for path in named if not (REPOSITORY / path).exists() and path not in saved] == []
     assert sum(path.startswith("tests/") for path in named) > 20
-
-
-REFERENCE = {"blend.md", "commands.md", "data-formats.md", "reasons.md", "settings.md", "GUARANTEES.md"}
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in REFERENCE], ids=str)
-def test_pages_are_short(page):
-    assert len(PAGES[page].split()) <= (700 if page.name == "README.md" else 900)
 
 
 def test_the_navigation_has_every_page_once():
@@ -120,6 +95,23 @@ def test_the_navigation_has_every_page_once():
 @pytest.mark.parametrize("path", settings_page.generated(), ids=lambda path: path.name)
 def test_generated_files_match_the_models(path):
     assert path.read_text("utf-8") == settings_page.generated()[path], "run python -m tests.settings_page"
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "required"),
+    [
+        ("pretrain", "fim", []),
+        ("filter", "language", ["model", "keep"]),
+        ("filter", "classifiers", ["model", "keep", "name"]),
+    ],
+)
+def test_optional_groups_are_off_unless_set(kind, group, required):
+    described = describe(preparation(kind).settings)
+    rows = {each.key: each for each in described if each.key.startswith(f"{group}.")}
+    assert next(iter(rows.values())).meaning.endswith(f"{group} is off unless set.")
+    assert not any(each.required for each in rows.values())
+    assert {key.partition(".")[2] for key, each in rows.items() if "Required within" in each.meaning} == {*required}
+    assert not any("off unless set" in each.meaning for each in described if each.key.startswith("tokenizer."))
 
 
 def test_settings_page_lists_each_setting_once():

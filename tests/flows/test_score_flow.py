@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,15 +16,8 @@ from tokenmill.tasks.shards.executor import worker_number
 from tokenmill.tasks.shards.runner import task_runner
 from tokenmill.tasks.shards.stage import holding
 
-from tests.flows.preparation_runs import called
-from tests.preparing_scores import (
-    RARE,
-    confused_by_the_rare_word,
-    harmony_model,
-    normalization,
-    prepare,
-    rows_of,
-)
+from tests.flows.preparation_runs import called, ran
+from tests.preparing_scores import RARE, confused_by_the_rare_word, harmony_model, normalization, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -38,23 +30,12 @@ def folder(tmp_path_factory):
     return folder
 
 
-MODELS = {"random": [], "confused": [confused_by_the_rare_word]}
-
-
-def settings(folder, what, model="random"):
-    """The settings of a score; makes the model that NLL needs."""
-    if what == "embed":
-        return {"shard_size": 1_000}
-    if not (folder / model).exists():
-        harmony_model(folder / model, *MODELS[model])
-    return {"shard_size": 1_000, "model": str(folder / model)}
-
-
 @pytest.mark.slow
 def test_nan_fails_the_command_without_publishing(prefect_api, folder, tmp_path):
     out = tmp_path / "out"
-    chosen = [f"{name}={value}" for name, value in settings(folder, "nll", "confused").items()]
-    failed = called("score", "nll", folder / "out", "--output-dir", out, "--workers", 1, *chosen)
+    model = harmony_model(tmp_path / "confused", confused_by_the_rare_word)
+    chosen = ["shard_size=1kB", f"model={model}", "--workers", 1]
+    failed = called("score", "nll", folder / "out", "--output-dir", out, *chosen)
     stderr = failed.stderr
     assert failed.returncode == 1, stderr
     assert failed.stdout == ""
@@ -68,15 +49,6 @@ def test_nan_fails_the_command_without_publishing(prefect_api, folder, tmp_path)
     checked = called("verify", out)
     assert checked.returncode == 1
     assert "the run failed and didn't publish" in checked.stderr.replace("\n", " ")
-
-
-def test_dry_run_only_counts(folder, tmp_path):
-    _, manifest = prepare("embed", str(folder / "out"), tmp_path / "out", **settings(folder, "embed"))
-    for place, pending in ((tmp_path / "out", 0), (tmp_path / "other", len(manifest["shards"]))):
-        result = called("score", "embed", folder / "out", "shard_size=1kB", "--output-dir", place, "--dry-run")
-        assert result.returncode == 0, result.stderr
-        assert json.loads(result.stdout)["plan"]["shards"]["pending"] == pending
-    assert not (tmp_path / "other/embeddings").exists()
 
 
 @pytest.mark.slow
@@ -94,9 +66,7 @@ def test_torch_is_not_needed_to_embed_by_hashing():
         "from tokenmill.tasks.score.embed import HashEmbedder\n"
         "print(HashEmbedder().encode(['a']).shape)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
-    )
+    result = ran(sys.executable, "-c", code, cwd=Path(__file__).parents[2])
     assert result.stdout.strip() == "(1, 256)", result.stderr
 
 
@@ -125,10 +95,6 @@ def test_cluster_without_declared_gpu_is_rejected(prefect_api):
             pass
 
 
-def test_outside_of_a_cluster_a_process_is_number_0():
-    assert worker_number() == 0
-
-
 @pytest.mark.parametrize(("name", "number"), [("gpu-3", 3), (2, 2), ("gpu", None), (None, None)])
 def test_the_number_of_a_worker_is_of_its_name_and_never_of_its_address(name, number):
     async def asked():
@@ -141,6 +107,7 @@ def test_the_number_of_a_worker_is_of_its_name_and_never_of_its_address(name, nu
             return await client.submit(worker_number)
 
     assert asyncio.run(asked()) == number
+    assert worker_number() == 0, "outside of a cluster"
 
 
 @pytest.mark.slow

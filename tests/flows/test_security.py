@@ -2,16 +2,16 @@
 
 import json
 import pickletools
-import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from tests.flows.prefect_commands import serving
-from tests.flows.preparation_runs import TOKENMILL, finish, start
+from tests.flows.preparation_runs import TOKENMILL, finish, ran, start
 from tests.preparing import write_lines
 
 pytestmark = pytest.mark.slow
@@ -49,14 +49,7 @@ def blend(tmp_path_factory):
 def test_without_the_password_nothing_is_run(guarded, blend, tmp_path):
     _, url, environment = guarded
     assert answer(f"{url}/version") == 401
-    refused = subprocess.run(
-        [TOKENMILL, "pretrain", str(blend), "--output-dir", str(tmp_path / "out")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    refused = ran(TOKENMILL, "pretrain", blend, "--output-dir", tmp_path / "out", env=environment)
     assert refused.returncode == 2, refused.stderr
     assert "rejects this password" in refused.stderr
     assert not (tmp_path / "out/blend.json").exists()
@@ -65,10 +58,8 @@ def test_without_the_password_nothing_is_run(guarded, blend, tmp_path):
 def test_password_server_listens_on_loopback_without_pickles(guarded, blend, tmp_path):
     server, _, environment = guarded
 
-    class Known:
-        environment = guarded[2] | {"PREFECT_API_AUTH_STRING": PASSWORD}
-
-    process = start("pretrain", blend, tmp_path / "out", Known)
+    known = SimpleNamespace(environment=environment | {"PREFECT_API_AUTH_STRING": PASSWORD})
+    process = start("pretrain", blend, tmp_path / "out", known)
     heard = set()
     while process.poll() is None:
         heard |= listening(process.pid)

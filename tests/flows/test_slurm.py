@@ -1,7 +1,6 @@
 """Preparation and training on a real Slurm: jobs that are refused, held, cancelled, out of time and requeued."""
 
 import contextlib
-import json
 import re
 import signal
 import subprocess
@@ -13,11 +12,11 @@ import psutil
 import pytest
 import yaml
 
-from tests.flows import preparation_runs, slurm
+from tests.flows import slurm
 from tests.flows.prefect_commands import wait_until
-from tests.flows.preparation_runs import DEADLINE, TOKENMILL, finish
+from tests.flows.preparation_runs import DEADLINE, TOKENMILL, finish, start_small
 from tests.flows.test_tutorials import follow
-from tests.preparing import blend_of, prepare, tree, write_lines
+from tests.preparing import tree
 from tests.preparing_sft import chat_vocabulary
 from tests.train import small_data
 
@@ -54,60 +53,22 @@ def on_slurm(cluster, prefect_server):
     return SimpleNamespace(environment=prefect_server.environment | {"SLURM_CONF": cluster.environment["SLURM_CONF"]})
 
 
-@pytest.fixture(scope="module")
-def encrypted(on_slurm, certificates):
-    """The same, and all connections of Dask need certificates."""
-    return SimpleNamespace(environment=on_slurm.environment | certificates)
+def published(found):
+    return {name: content for name, content in found.items() if not name.startswith("shards/")}
 
 
-@pytest.fixture(scope="module")
-def blend(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    rye = write_lines(folder / "rye.jsonl", [f"rye {number} " + "grain " * 40 for number in range(5_000)])
-    path = folder / "blend.json"
-    path.write_text(json.dumps(blend_of(rye)))
-    return path
-
-
-@pytest.fixture(scope="module")
-def expected(blend, tmp_path_factory):
-    out = tmp_path_factory.mktemp("expected") / "out"
-    prepare(str(blend), out, shard_size=20_000)
-    return published(out)
-
-
-def published(out):
-    return {name: content for name, content in tree(out).items() if not name.startswith("shards/")}
-
-
-def profile(folder, name="slurm", adapt=(("minimum", 0), ("maximum", 2)), **chosen):
+def profile(folder, **chosen):
     options = {"dashboard_address": "127.0.0.1:0"}
     arguments = {**JOB, "log_directory": str(folder / "logs"), "scheduler_options": options, **chosen}
-    path = folder / f"{name}.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "cluster_class": "dask_jobqueue.SLURMCluster",
-                "cluster_kwargs": arguments,
-                "adapt_kwargs": dict(adapt),
-            }
-        )
-    )
+    adapt = {"minimum": 0, "maximum": 2}
+    written = {"cluster_class": "dask_jobqueue.SLURMCluster", "cluster_kwargs": arguments, "adapt_kwargs": adapt}
+    path = folder / "slurm.yaml"
+    path.write_text(yaml.safe_dump(written))
     return str(path)
 
 
-def start(blend, out, server, profile, *more):
-    return preparation_runs.start(
-        "pretrain",
-        blend,
-        out,
-        server,
-        "shard_size=20kB",
-        f"store={out.parent / 'store'}",
-        "--cluster",
-        profile,
-        *more,
-    )
+def start(blend, out, server, profile):
+    return start_small(blend, out, server, f"store={out.parent / 'store'}", "--cluster", profile)
 
 
 def proven(folder):
@@ -156,7 +117,7 @@ def test_two_runs_wait_for_drained_nodes_lose_a_job_and_publish_the_same_bytes(
     cluster.call("scancel", cluster.jobs("running")[0][0])
     for run in runs:
         finish(run, 2 * DEADLINE)
-    assert [published(tmp_path / name) for name in ("one", "two")] == [expected] * 2
+    assert [published(tree(tmp_path / name)) for name in ("one", "two")] == [published(expected)] * 2
     assert not cluster.jobs("pending,running")
 
 
@@ -172,7 +133,7 @@ def test_a_job_that_meets_its_time_limit_is_replaced(cluster, blend, expected, o
     wait_until(lambda: [first, "TIMEOUT"] in [job[:2] for job in cluster.jobs()], DEADLINE)
     finish(process, 2 * DEADLINE)
     assert len(hung) > 2
-    assert published(tmp_path / "out") == expected
+    assert published(tree(tmp_path / "out")) == published(expected)
 
 
 def workers():

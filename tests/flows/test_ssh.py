@@ -1,7 +1,6 @@
 """Preparation on hosts that are reached by a real OpenSSH server."""
 
 import asyncio
-import json
 import re
 from types import SimpleNamespace
 
@@ -11,10 +10,10 @@ import yaml
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.runner import task_runner
 
-from tests.flows import preparation_runs, ssh
+from tests.flows import ssh
 from tests.flows.prefect_commands import free_port, wait_until
-from tests.flows.preparation_runs import DEADLINE, finish
-from tests.preparing import blend_of, prepare, tree, write_lines
+from tests.flows.preparation_runs import DEADLINE, finish, receipts, start_small
+from tests.preparing import tree
 from tests.test_deployments_folder import FOLDER
 
 pytestmark = [pytest.mark.weekly, pytest.mark.skipif(bool(ssh.MISSING), reason=str(ssh.MISSING))]
@@ -24,15 +23,6 @@ pytestmark = [pytest.mark.weekly, pytest.mark.skipif(bool(ssh.MISSING), reason=s
 def sshd():
     with ssh.ssh_server() as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def blend(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    rows = [f"rye {number} " + "grain " * 40 for number in range(2_000)]
-    path = folder / "blend.json"
-    path.write_text(json.dumps(blend_of(write_lines(folder / "rye.jsonl", rows))))
-    return path
 
 
 def profile(folder, options, **chosen):
@@ -47,9 +37,7 @@ def profile(folder, options, **chosen):
 
 
 def start(blend, out, environment, profile):
-    return preparation_runs.start(
-        "pretrain", blend, out, SimpleNamespace(environment=environment), "shard_size=20kB", "--cluster", profile
-    )
+    return start_small(blend, out, SimpleNamespace(environment=environment), "--cluster", profile)
 
 
 def on_hosts(program="distributed.cli.dask_spec"):
@@ -59,22 +47,17 @@ def on_hosts(program="distributed.cli.dask_spec"):
 
 
 def test_quiet_ssh_run_publishes_the_same_bytes_and_cleans_up(
-    sshd,
-    blend,
-    prefect_server,
-    certificates,
-    tmp_path,
+    sshd, blend, expected, prefect_server, certificates, tmp_path
 ):
-    prepare(str(blend), tmp_path / "expected", shard_size=20_000)
     quiet = prefect_server.environment | certificates | {"DASK_LOGGING__DISTRIBUTED": "warning"}
     finish(start(blend, tmp_path / "out", quiet, profile(tmp_path, sshd.options)), 2 * DEADLINE)
-    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
+    assert tree(tmp_path / "out") == expected
     wait_until(lambda: not on_hosts(), DEADLINE)
 
 
 def test_the_hosts_of_a_killed_run_are_left_by_its_scheduler_and_workers(sshd, blend, prefect_server, tmp_path):
     process = start(blend, tmp_path / "out", prefect_server.environment, profile(tmp_path, sshd.options))
-    wait_until(lambda: preparation_runs.receipts(tmp_path / "out") > 2 or process.poll() is not None, DEADLINE)
+    wait_until(lambda: receipts(tmp_path / "out") > 2 or process.poll() is not None, DEADLINE)
     assert len(on_hosts()) == 3
     process.kill()
     process.communicate()

@@ -6,8 +6,7 @@ import pytest
 from tokenmill.tasks.shards.kinds import KINDS
 
 from tests.faults.injection import count_operations
-from tests.kinds.interruptions import THREADED
-from tests.kinds.preparations import sample
+from tests.kinds.preparations import THREADED, sample
 from tests.preparing import tree
 
 

@@ -33,6 +33,8 @@ CHANGES_NO_BYTE = {
     "cluster": "tcp://nowhere:1", "cluster_timeout": 7.0, "workers": 7,
 }  # fmt: skip
 """Settings of every kind, each with a value that no preparation has."""
+THREADED = {"nll"}
+"""Kinds whose threads a forked child would wait for: torch's."""
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "blends/tiny"
 

@@ -4,28 +4,102 @@ the bytes of an undisturbed run, and nothing left behind.
 Pretraining is hit at each of its file-system operations, the other kinds at each distinct point; the faults take turns.
 """
 
+import errno
+import itertools
 import json
 import os
 import random
+import re
 import shutil
 import time
-from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.shards.kinds import preparation
+from tokenmill.tasks.shards.publish import TEMPORARY
 from tokenmill.tasks.shards.verify import verify
 
 from tests.building import build_here
-from tests.faults.injection import count_operations, killed_at
+from tests.faults.injection import PowerOff, count_operations, fail_operation, killed_at
 from tests.forking import fork
-from tests.kinds.interruptions import FAULTS, THREADED, by_fault, points, survive, survive_a_kill, temporaries
-from tests.kinds.preparations import LONG_AGO
+from tests.kinds.preparations import LONG_AGO, THREADED
 from tests.preparing import tree
 
 pytestmark = pytest.mark.slow
+
+FAULTS = {
+    "a full disk": OSError(errno.ENOSPC, "No space left on device"),
+    "an input/output error": OSError(errno.EIO, "Input/output error"),
+    "a power cut": PowerOff(),
+    "a kill": None,
+}
+"""What can befall a file-system operation: an error that it raises, or a SIGKILL of the whole process."""
+
+
+OF_MANY = {("data",), ("train",), ("valid",), ("test",), ("splits",), ("pools",), ("quarantine",), ("tools",)}
+"""Folders of files whose names say which, and not what, they are."""
+
+
+def points(log, out):
+    """The number of the first operation, from 1, at each distinct point: an operation on a kind of file at a stage.
+
+    All files are written by the same few lines, so that one of each ending stands for the others of its stage: of the store's folder
+    for its kind, or of a folder of the output. Receipts are apart, and each name is given once.
+    """
+    found = {}
+    for number, operation in enumerate(log.operations, 1):
+        path = PurePosixPath(operation.subject.removesuffix(" (deleted)"))
+        if path.is_relative_to(out):
+            folder = path.relative_to(out).parts[:-1]
+            stage = folder[: 2 if folder[:1] == ("shards",) else 1]
+            name = path.name[1:-21] if TEMPORARY.fullmatch(path.name) else path.name
+            apart = name == "receipt.json" or (operation.name == "replace" and stage not in OF_MANY)
+            named = re.sub(r"train|valid|test|val|[0-9a-f]{32}", "", name)
+            found.setdefault((operation.name, stage, named if apart else PurePosixPath(name).suffix), number)
+    return found
+
+
+def temporaries(out):
+    """Files that are being written, or were when a process ended."""
+    return [path for path in out.rglob("*") if TEMPORARY.fullmatch(path.name)]
+
+
+def by_fault(log, numbers, faults=FAULTS):
+    """The numbers of operations by the fault that hits each: every kind of operation meets all faults in turn."""
+    turns, hit = {}, {fault: [] for fault in faults}
+    for number in numbers:
+        turn = turns.setdefault(log.operations[number - 1].name, itertools.cycle(faults))
+        hit[next(turn)].append(number)
+    return hit
+
+
+def assert_mended(sample, whole, number):
+    """Run again; a file that was there already was complete."""
+    found = tree(sample.out)
+    assert {name for name in found.keys() & whole.keys() if found[name] != whole[name]} == set(), f"operation {number}"
+    sample.run()
+    assert temporaries(sample.out) == [], f"operation {number}"
+    assert tree(sample.out) == whole, f"operation {number}"
+
+
+def survive(sample, whole, number, error):
+    """Fail one operation; the run may notice or may have been done with the file, but never ends well with less."""
+    with fail_operation(number, error):
+        try:
+            sample.run()
+        except (OSError, PowerOff) as raised:
+            assert raised is error  # noqa: PT017 - whether it is raised is not the point
+        else:
+            assert tree(sample.out) == whole
+    assert_mended(sample, whole, number)
+
+
+def survive_a_kill(sample, whole, number):
+    """The same for a process that is killed before an operation."""
+    assert killed_at(number, sample.run)
+    assert_mended(sample, whole, number)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -34,17 +108,14 @@ def test_faults_anywhere(prepared, fault):
     for begin, log in prepared.logs.items():
         everywhere = range(1, len(log.operations) + 1)
         hit = everywhere if prepared.kind == "pretrain" else points(log, prepared.out).values()
-        own = [number for number in hit if in_store(log, number) == (begin is None)]
+        stored = ["/out/shards/" in each.subject for each in log.operations]
+        own = [number for number in hit if stored[number - 1] == (begin is None)]
         for number in by_fault(log, own, faults).get(fault, []):
             prepared.clear(begin)
             if FAULTS[fault] is None:
                 survive_a_kill(prepared, prepared.whole, number)
             else:
                 survive(prepared, prepared.whole, number, FAULTS[fault])
-
-
-def in_store(log, number):
-    return "/out/shards/" in log.operations[number - 1].subject
 
 
 def published(found):
@@ -170,29 +241,10 @@ def test_second_run_reuses_every_shard_at_any_time(prepared, monkeypatch):
     assert verify(str(prepared.out), inspector_of(str(prepared.out))).problems == []
 
 
-def test_shards_that_are_built_again_have_the_same_bytes(prepared):
-    prepared.run()
-    prepared.run(force=True)
-    assert tree(prepared.out) == prepared.whole
-
-
 def test_three_processes_that_prepare_the_same_at_once_agree(forking):
     children = [fork(forking.run) for _ in range(3)]
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
     assert temporaries(forking.out) == []
-    assert tree(forking.out) == forking.whole
-
-
-def test_worker_processes_change_no_byte(forking):
-    workers = 4
-
-    def build(step, pending, store, arguments, *, rebuild):
-        parts = [pending[number::workers] for number in range(workers)]
-        children = [fork(partial(build_here, step, part, store, arguments, rebuild=rebuild)) for part in parts]
-        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * workers
-        return build_here(step, pending, store, arguments)
-
-    forking.run(build=build)
     assert tree(forking.out) == forking.whole
 
 

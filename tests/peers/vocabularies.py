@@ -180,7 +180,10 @@ def _write(tokenizer: Tokenizer, eos_token: str, folder: Path) -> None:
 
 def _tokenizer(source: Ranks) -> Tokenizer:
     """The Hugging Face tokenizer that cuts and joins as tiktoken does (a piece that is a token is taken whole)."""
-    names = _byte_names()
+    # GPT-2's printable character of each byte, which the decoder reads back.
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    names = {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(rest)}
     vocabulary = {"".join(names[byte] for byte in token): rank for token, rank in source.ranks.items()}
     merges = [("".join(names[b] for b in a), "".join(names[b] for b in c)) for a, c in _merges(source.ranks)]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
@@ -218,14 +221,6 @@ def _merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
             if left in ranks and right in ranks:
                 found.append((rank, ranks[left], ranks[right], left, right))
     return [(left, right) for *_, left, right in sorted(found)]
-
-
-def _byte_names() -> list[str]:
-    """GPT-2's printable character of each byte, from the library that reads them back."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    names = {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(rest)}
-    return [names[byte] for byte in range(256)]
 
 
 def _replace(target: Path, content: bytes) -> None:

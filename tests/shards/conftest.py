@@ -6,7 +6,7 @@ import boto3
 import pytest
 from s3fs import S3FileSystem
 
-from tests.moto_server import moto_here
+from tests.flaky_storage import moto_here
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
 

@@ -30,7 +30,7 @@ from xxhash import xxh3_128_hexdigest
 from tests.building import plan_here
 from tests.examples import max_examples
 from tests.preparing import blend_of, build_pending, prepare, write_lines
-from tests.preparing_sft import NOTHING_HELD_OUT
+from tests.preparing_sft import chat_vocabulary
 from tests.preparing_sft import prepare as prepare_sft
 from tests.tokenize.small_vocabularies import EOS, byte_level_bpe
 
@@ -236,9 +236,8 @@ def test_packs_from_bundles_name_file_and_line(tmp_path):
         lines = [json.dumps({"messages": chat}).encode() for chat in chats]
         write_lines(tmp_path / "in" / f"{number:02}.jsonl", [lines[0], b"{}", *lines[1:]])
         expected |= {(f"{number:02}.jsonl", line, f"q {number} {row}") for row, line in enumerate((1, 3, 4))}
-    planned, manifest = prepare_sft(
-        blend_of(tmp_path / "in"), tmp_path / "out", holdout=NOTHING_HELD_OUT, max_bad_row_fraction=0.5
-    )
+    tokenizer = {"model": str(chat_vocabulary(tmp_path / "vocabulary"))}
+    planned, manifest = prepare_sft(blend_of(tmp_path / "in"), tmp_path / "out", tokenizer=tokenizer)
     assert len(planned.plan.shards) == 1
     (shard,) = manifest["shards"]
     assert shard["facts"]["rows_by_file"] == [4] * 20

@@ -21,12 +21,6 @@ def profile(folder, text):
 
 
 @pytest.fixture
-def impatient():
-    with config.set({"distributed.comm.timeouts.connect": "200ms"}):
-        yield
-
-
-@pytest.fixture
 def nobody():
     """An address that nobody listens at, because it is taken by a socket that does not listen."""
     with socket.socket() as taken:
@@ -34,29 +28,30 @@ def nobody():
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-def test_an_address_where_nobody_answers_is_named_with_the_remedy(nobody, impatient):
-    with pytest.raises(InputError, match=rf"no Dask scheduler answers at tcp://{nobody} .*`dask scheduler`"):
-        task_runner(f"tcp://{nobody}", None, {})
+SILENT = "no Dask scheduler answers at tcp://{} .*`dask scheduler`"
 
 
-def test_a_notebook_may_ask_from_inside_its_event_loop(nobody, impatient):
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("tcp://{}", SILENT),
+        ("address: tcp://{}", SILENT),
+        ("tls://{}", "TLS configuration.*DASK_DISTRIBUTED__COMM__TLS"),
+        ("http://{}", "unknown address scheme 'http'"),
+    ],
+)
+def test_unusable_address_is_explained(place, words, nobody, tmp_path):
+    """Also to a notebook, which asks from inside its event loop."""
+    written = place.format(nobody)
+    address = profile(tmp_path, written) if written.startswith("address") else written
+
     async def cell():
-        task_runner(f"tcp://{nobody}", None, {})
+        task_runner(address, None, {})
 
-    with pytest.raises(InputError, match="no Dask scheduler answers"):
-        asyncio.run(cell())
-
-
-def test_an_address_in_a_profile_is_tried_too(nobody, impatient, tmp_path):
-    with pytest.raises(InputError, match=rf"no Dask scheduler answers at tcp://{nobody}"):
-        task_runner(profile(tmp_path, f"address: tcp://{nobody}"), None, {})
-
-
-def test_tls_and_scheme_errors_differ_from_silence(nobody, impatient):
-    with pytest.raises(InputError, match=r"TLS configuration.*DASK_DISTRIBUTED__COMM__TLS"):
-        task_runner(f"tls://{nobody}", None, {})
-    with pytest.raises(InputError, match="unknown address scheme 'http'"):
-        task_runner(f"http://{nobody}", None, {})
+    with config.set({"distributed.comm.timeouts.connect": "200ms"}):
+        for ask in (lambda: task_runner(address, None, {}), lambda: asyncio.run(cell())):
+            with pytest.raises(InputError, match=words.format(nobody)):
+                ask()
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,6 @@ from xxhash import xxh3_128_hexdigest
 
 from tests.building import prepare_here
 from tests.preparing import blend_of, write_lines
-from tests.preparing_rl import write_rows
-from tests.preparing_sft import chat_vocabulary
 
 PARTS = ("train", "valid", "test")
 LIVES = st.lists(st.sampled_from([*PARTS, "too_short", "blank_line", "an odd one"]), max_size=50)
@@ -55,22 +53,12 @@ def test_maps_of_two_bits(outcomes):
         assert found.rows(part).tolist() == [row for row, each in enumerate(outcomes) if each == code]
 
 
-@pytest.fixture(params=["pretrain", "rl", "dedup", "filter", "sft", pytest.param("harmony", marks=pytest.mark.slow)])
-def built(request, tmp_path):
-    """The store and the receipt of one shard of each kind."""
-    talk = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
-    talks = write_rows(tmp_path / "talks.jsonl", [*[talk] * 5, b"", {}])
+@pytest.fixture
+def built(tmp_path):
+    """The store and the receipt of a shard."""
     texts = write_lines(tmp_path / "a.jsonl", [f"text {number}" for number in range(50)])
-    settings = {"filter": {"rules": [], "personal": {"emails": "count"}}}.get(request.param, {})
-    if request.param == "sft":
-        settings = {
-            "tokenizer": {"model": str(chat_vocabulary(tmp_path / "vocabulary"))},
-            "chat_template": "nano3",
-            "allow_text_markers": True,
-        }
-    source = talks if request.param in {"sft", "harmony"} else texts
-    _, manifest = prepare_here(request.param, blend_of(source), tmp_path / "out", max_bad_row_fraction=1.0, **settings)
-    store = Store(manifest["volatile"]["store"], request.param)
+    _, manifest = prepare_here("dedup", blend_of(texts), tmp_path / "out")
+    store = Store(manifest["volatile"]["store"], "dedup")
     return store, store.receipt(manifest["shards"][0]["key"])
 
 

@@ -11,10 +11,9 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.plan import estimated_tokens, plan_record, print_plan
 from tokenmill.tasks.report.why import why_row
 
-from tests import preparing_dedup, preparing_harmony, preparing_rl, preparing_sft
 from tests.building import plan_here, prepare_here
 from tests.preparing_rl import write_rows
-from tests.preparing_sft import chat_vocabulary
+from tests.preparing_sft import CHATML, chat_vocabulary
 
 KINDS = ["pretrain", "dedup", "sft", "rl", "harmony"]
 WORDS = ["stones", "wheels", "flour", "rivers", "bread", "tides", "sacks"]
@@ -44,22 +43,14 @@ def blend_of(path, **keys):
     return {"datasets": [{"name": "rows", "path": str(path), **keys}]}
 
 
-def prepare(kind, blend, output, **settings):
-    if kind == "sft":
-        model = chat_vocabulary(output.parent / "vocabulary")
-        return preparing_sft.prepare(blend, output, tokenizer={"model": str(model)}, **settings)
-    if kind == "pretrain":
-        return prepare_here("pretrain", blend, output, **settings)
-    kinds = {"dedup": preparing_dedup, "rl": preparing_rl, "harmony": preparing_harmony}
-    return kinds[kind].prepare(blend, output, **settings)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_kinds_drop_the_same_rows_from_json_and_parquet(tmp_path, kind):
     for path in files(tmp_path):
         output = tmp_path / f"out{path.suffix}"
-        _, manifest = prepare(kind, blend_of(path, where=WHERE), output, shard_size="2KB")
+        chat = {"chat_template": CHATML, "tokenizer": {"model": str(chat_vocabulary(tmp_path / "vocabulary"))}}
+        settings = chat if kind == "sft" else {}
+        _, manifest = prepare_here(kind, blend_of(path, where=WHERE), output, shard_size="2KB", **settings)
         totals = manifest["totals"]
         assert (totals["rows"], totals["documents"]) == (120, len(KEPT))
         assert totals["dropped"] == {"filtered": 120 - len(KEPT)}
@@ -76,12 +67,12 @@ def test_deduplication_keeps_rows_byte_for_byte(tmp_path):
         b'{"n": 9, "text": null}',
     ]
     path = write_rows(tmp_path / "rows.jsonl", lines)
-    _, manifest = preparing_dedup.prepare(blend_of(path, where="n > 1 and n < 9"), tmp_path / "out")
+    _, manifest = prepare_here("dedup", blend_of(path, where="n > 1 and n < 9"), tmp_path / "out")
     (published,) = (tmp_path / "out/data").rglob("*.jsonl")
     assert published.read_bytes().splitlines() == [lines[0], lines[2]]
     assert manifest["totals"]["dropped"] == {"filtered": 2}
     _, table = files(tmp_path)
-    preparing_dedup.prepare(blend_of(table, where=WHERE), tmp_path / "table")
+    prepare_here("dedup", blend_of(table, where=WHERE), tmp_path / "table")
     (published,) = (tmp_path / "table/data").rglob("*.parquet")
     assert pq.read_table(published).equals(pq.read_table(table).take(KEPT))
 
@@ -91,7 +82,7 @@ def test_filters_by_value_are_a_short_form_in_pretraining_and_deduplication_too(
     rows = [{**each, "used_in": ["nano", "super"] if number % 2 else "ultra"} for number, each in enumerate(ROWS)]
     path = write_rows(tmp_path / "rows.jsonl", rows)
     blend = blend_of(path, used_in="nano", filters={"language": ["en", "de"]}, where="score < 6")
-    _, manifest = prepare(kind, blend, tmp_path / "out")
+    _, manifest = prepare_here(kind, blend, tmp_path / "out")
     kept = [each for number, each in enumerate(ROWS) if number % 2 and each["language"] and each["score"] < 6]
     assert manifest["totals"]["documents"] == len(kept)
     assert manifest["totals"]["dropped"] == {"filtered": 120 - len(kept)}

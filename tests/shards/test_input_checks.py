@@ -5,35 +5,14 @@ import json
 import pytest
 from tokenmill.flows.cli import run
 from tokenmill.tasks.blend.load import load_blend
-from tokenmill.tasks.dedup.kind import DEDUP
-from tokenmill.tasks.dedup.settings import DedupSettings
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.harmony.planning import plan_harmony
-from tokenmill.tasks.harmony.settings import HarmonySettings
-from tokenmill.tasks.pack.kind import SFT
-from tokenmill.tasks.pack.settings import SftSettings
-from tokenmill.tasks.rl.kind import RL
-from tokenmill.tasks.rl.settings import RlSettings
-from tokenmill.tasks.score.kind import EMBEDDINGS, NLL
-from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
 from tokenmill.tasks.select.settings import NormalizationSettings
 from tokenmill.tasks.select.shard import require_fitting
+from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.kind import PRETRAIN
-from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.preparing import blend_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe
-
-KINDS = {
-    "pretrain": (PRETRAIN.plan, PretrainSettings, {}),
-    "sft": (SFT.plan, SftSettings, {}),
-    "rl": (RL.plan, RlSettings, {}),
-    "harmony": (plan_harmony, HarmonySettings, {}),
-    "dedup": (DEDUP.plan, DedupSettings, {}),
-    "nll": (NLL.plan, NllSettings, {"model": "nowhere"}),
-    "embed": (EMBEDDINGS.plan, EmbedSettings, {}),
-}
 
 
 @pytest.fixture
@@ -42,11 +21,11 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-def refusal(kind, blend, output_dir, **settings):
+def refusal(name, blend, output_dir, **settings):
     """What a plan of this kind is refused with."""
-    plan, model, given = KINDS[kind]
+    kind, model = preparation(name), {"model": "nowhere"} if name == "nll" else {}
     with pytest.raises(InputError) as error:
-        plan(load_blend(blend), parse(model, {**given, **settings}, "settings"), output_dir)
+        kind.plan(load_blend(blend), parse(kind.settings, {**model, **settings}, "settings"), output_dir)
     return str(error.value)
 
 
@@ -88,12 +67,6 @@ def test_blend_file_is_not_overwritten(kind, data, tmp_path):
     mine.parent.mkdir()
     mine.write_text(json.dumps(blend_of(data)))
     assert str(mine) in refusal(kind, str(mine), str(mine.parent))
-
-
-def test_published_output_is_replaced_by_the_next(data, tmp_path):
-    tokenizer = {"model": str(byte_level_bpe(tmp_path, 400))}
-    for _ in range(2):
-        prepare(blend_of(data), tmp_path / "out", tokenizer=tokenizer)
 
 
 COMMANDS = [

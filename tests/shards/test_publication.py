@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.plan import Finished, PlannedShard
 from tokenmill.tasks.shards.publication import Published, check_bad_rows, publish_preparation
@@ -23,12 +22,10 @@ from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.sources.files import Slice, SourceFile
-from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.kind import PRETRAIN, PairLayout
-from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests import preparing_rl
-from tests.building import publish_here
+from tests.building import plan_here, publish_here
 from tests.faults.injection import count_operations, killed_at
 from tests.forking import in_processes
 from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
@@ -43,8 +40,7 @@ def chosen(vocabulary):
     return {"tokenizer": {"model": str(vocabulary)}, "shard_size": 2000}
 
 
-def planned(blend, out, **settings):
-    return PRETRAIN.plan(load_blend(blend), parse(PretrainSettings, settings, "settings"), str(out))
+planned = partial(plan_here, "pretrain")
 
 
 def read_blend(out):
@@ -66,24 +62,6 @@ def visible(out):
     manifest = json.loads(files["manifest.json"])
     manifest.pop("volatile")
     return {**files, "manifest.json": json.dumps(manifest, sort_keys=True)}
-
-
-def test_blend_json_is_flat_and_lists_existing_non_empty_pairs_by_absolute_prefix(tmp_path, chosen):
-    path = write_lines(tmp_path / "a.jsonl", TEXTS)
-    prepare(blend_of(path), tmp_path / "out", holdout={"valid": 0.2, "test": 0}, prefix_size=1, **chosen)
-    blend = read_blend(tmp_path / "out")
-    assert list(blend) == ["train", "valid", "test"]
-    assert blend["test"] is None
-    for split in ("train", "valid"):
-        weights, prefixes = blend[split][0::2], blend[split][1::2]
-        assert len(weights) == len(prefixes) > 1
-        assert all(isinstance(weight, str) and float(weight) > 0 for weight in weights)
-        assert len(set(prefixes)) == len(prefixes)
-        for prefix in prefixes:
-            assert prefix.startswith(f"{tmp_path}/out/{split}/data_")
-            assert Path(f"{prefix}.bin").stat().st_size > 0
-            assert Path(f"{prefix}.idx").stat().st_size > 0
-        assert published(tmp_path / "out") >= {f"{split}/{Path(prefix).name}.bin" for prefix in prefixes}
 
 
 @pytest.mark.parametrize("nothing", [b"", ""], ids=["blank line", "empty document"])
@@ -197,22 +175,6 @@ def test_partial_output_on_request_lists_missing_shards(tmp_path, chosen):
     assert math.isclose(sum(map(float, blend["train"][0::2])), 1)
     (problem,) = verify(str(tmp_path / "out"), PRETRAIN.inspect).problems
     assert gone.place in problem
-
-
-def test_old_names_are_removed_and_foreign_files_kept(tmp_path, chosen):
-    out = tmp_path / "out"
-    paths = [write_lines(tmp_path / f"{name}.jsonl", rows) for name, rows in (("a", TEXTS[:100]), ("b", TEXTS[100:]))]
-    prepare(blend_of(*paths), out, **chosen)
-    strangers = [out / "train" / "notes.txt", out / "train" / "data_00000_text_document.bin", out / "README"]
-    for path in strangers:
-        path.write_text("not ours")
-    before = published(out)
-    prepare(blend_of(paths[0]), out, **chosen)
-    listed = {prefix for entries in read_blend(out).values() for prefix in (entries or [])[1::2]}
-    ours = {name for name in published(out) if name not in {str(path.relative_to(out)) for path in strangers}}
-    assert ours == {f"{Path(prefix).relative_to(out)}.{ending}" for prefix in listed for ending in ("bin", "idx")}
-    assert before - published(out)
-    assert all(path.read_text() == "not ours" for path in strangers)
 
 
 @pytest.mark.slow
@@ -394,21 +356,11 @@ def test_a_dataset_may_have_ten_bad_rows_or_a_thousandth_or_none(tmp_path, rows,
         check_bad_rows([with_bad_rows(rows, bad)], Store(str(tmp_path), "pretrain"), 0.001, tolerate=tolerate)
 
 
-def test_the_error_about_bad_rows_shows_the_first_of_them(tmp_path, chosen):
-    path = write_lines(tmp_path / "a.jsonl", [*TEXTS, *[b"{}"] * 11])
-    with pytest.raises(RunError, match=rf"{re.escape(str(path))}:{len(TEXTS) + 1}: missing_field: .*text"):
-        prepare(blend_of(path), tmp_path / "out", **chosen)
-
-
-def write_in_memory(system, path, texts):
-    system.pipe_file(path, b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts))
-
-
 @pytest.mark.parametrize("out", ["memory://bucket/out", "local"])
 @pytest.mark.parametrize("store", [None, "memory://bucket/store"])
 def test_outside_a_local_disk_blend_json_points_into_the_store(tmp_path, chosen, memory, out, store):
     out = str(tmp_path / "out") if out == "local" else out
-    write_in_memory(memory, "/bucket/in/a.jsonl", TEXTS)
+    memory.pipe_file("/bucket/in/a.jsonl", write_lines(tmp_path / "a.jsonl", TEXTS).read_bytes())
     blend = {"datasets": [{"name": "a", "path": "memory://bucket/in"}]}
     prepare(blend, out, store=store, prefix_size=1, **chosen)
     with fsspec.open(f"{out}/blend.json", "rb") as stream:

@@ -55,22 +55,14 @@ def restore(target):
     write(target, OLD)
 
 
-def test_a_folder_appears_with_all_that_was_written_when_the_block_ends(tmp_path):
-    target = tmp_path / "not" / "yet" / "there"
-    with publish_folder(str(target)) as place:
-        write(type(target)(place), NEW)
-        assert not target.exists()
-        assert type(target)(place).parent == target.parent
-    assert content(target) == NEW
-    assert others(target) == []
-
-
-def test_folder_is_replaced_completely(target):
-    with publish_folder(str(target)) as place:
-        write(type(target)(place), NEW)
-        assert content(target) == OLD
-    assert content(target) == NEW
-    assert others(target) == []
+def test_a_folder_appears_or_is_replaced_when_the_block_ends(target, tmp_path):
+    for folder, before in {tmp_path / "not" / "yet" / "there": None, target: OLD}.items():
+        with publish_folder(str(folder)) as place:
+            write(type(target)(place), NEW)
+            assert content(folder) == before
+            assert type(target)(place).parent == folder.parent
+        assert content(folder) == NEW
+        assert others(folder) == []
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), FileNotFoundError(2, "gone", "in.bin")])

@@ -32,11 +32,6 @@ def receipt(parts=None, drops=None, **changed):
     )
 
 
-def resealed(**changed):
-    """What somebody would write who changes a receipt and seals it again."""
-    return sealed({**unsealed(receipt().dump()), **changed})
-
-
 @pytest.fixture
 def store(tmp_path):
     """A store with one proven shard."""
@@ -101,29 +96,20 @@ def test_a_receipt_that_loses_or_invents_a_row_cannot_be_made(parts, drops, erro
 )
 def test_wrong_counts_and_foreign_keys_are_rejected_despite_a_seal(changed):
     with pytest.raises(InvalidReceiptError):
-        Receipt.load(resealed(**changed))
+        Receipt.load(sealed({**unsealed(receipt().dump()), **changed}))
 
 
-def test_every_flipped_bit_is_seen():
+def test_flipped_bits_truncation_and_other_content_are_seen():
     data = receipt(volatile={"host": "here", "seconds": 1.0}).dump()
-    for place in range(len(data)):
-        for mask in (1, 2, 0x20, 0x80):
-            damaged = data[:place] + bytes([data[place] ^ mask]) + data[place + 1 :]
-            with pytest.raises(InvalidReceiptError):
-                Receipt.load(damaged)
-
-
-def test_every_truncation_is_seen():
-    data = receipt().dump()
-    for length in range(len(data)):
+    others = [b"[]", b"null", b"1", b"{}", b'{"volatile": 1}', b"\xff\xfe", b"\x00" * 300]
+    flipped = (
+        data[:place] + bytes([data[place] ^ mask]) + data[place + 1 :]
+        for place in range(len(data))
+        for mask in (1, 2, 0x20, 0x80)
+    )
+    for damaged in [*flipped, *(data[:length] for length in range(len(data))), *others]:
         with pytest.raises(InvalidReceiptError):
-            Receipt.load(data[:length])
-
-
-@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"1", b"{}", b'{"volatile": 1}', b"\xff\xfe", b"\x00" * 300])
-def test_other_content_is_not_a_receipt(data):
-    with pytest.raises(InvalidReceiptError):
-        Receipt.load(data)
+            Receipt.load(damaged)
 
 
 def test_a_shard_with_its_receipt_and_outputs_is_proven(store):

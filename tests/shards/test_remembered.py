@@ -6,15 +6,11 @@ import pytest
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.store import remembered
 from tokenmill.tasks.tokenize import load
-from tokenmill.tasks.tokenize.encoders import ENGINES
 from tokenmill.tasks.tokenize.exact import exact_encoder
 from tokenmill.tasks.tokenize.gate import Comparison
 from tokenmill.tasks.tokenize.load import Controls, load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
 from tokenmill.tasks.tokenize.vocabulary import Facts
-
-from tests.preparing import blend_of, prepare, tree, write_lines
-from tests.tokenize.small_vocabularies import word_piece
 
 ANSWERS = {
     "an encoding": (Controls, ({"<|endoftext|>": 199999, "<|start|>": 200006}, 201088)),
@@ -90,19 +86,6 @@ def caches(tmp_path, monkeypatch):
     forget()
 
 
-def test_damaged_encoding_cache_never_changes_ids(caches):
-    cache, forget = caches
-    expected = load_vocabulary(TokenizerSettings())
-    known = expected.fingerprint, expected.size, expected.eos, dict(expected.controls)
-    assert known[1:3] == (201_088, 199_999)
-    (place,) = (cache / "encodings").iterdir()
-    for damaged in flips(place.read_bytes(), 8):
-        place.write_bytes(damaged)
-        forget()
-        found = load_vocabulary(TokenizerSettings())
-        assert (found.fingerprint, found.size, found.eos, dict(found.controls)) == known
-
-
 def test_shipped_ranks_that_were_damaged_in_the_cache_are_unpacked_again(caches):
     cache, forget = caches
     expected = load_vocabulary(TokenizerSettings()).fingerprint
@@ -113,16 +96,3 @@ def test_shipped_ranks_that_were_damaged_in_the_cache_are_unpacked_again(caches)
         forget()
         assert load_vocabulary(TokenizerSettings()).fingerprint == expected
         assert place.read_bytes() == whole
-
-
-def test_damaged_gate_cache_never_changes_bytes(tmp_path):
-    source = write_lines(tmp_path / "a.jsonl", [f"document {number} has a \u1c89 or \ua7cb" for number in range(9)])
-    chosen = {"tokenizer": {"model": str(word_piece(tmp_path))}}
-    prepare(blend_of(source), tmp_path / "out", **chosen)
-    expected = tree(tmp_path / "out")
-    places = list((tmp_path / "out/shards/gates").iterdir())
-    assert len(places) == len(ENGINES)
-    for place, damaged in ((each, damaged) for each in places for damaged in flips(each.read_bytes(), 5)):
-        place.write_bytes(damaged)
-        prepare(blend_of(source), tmp_path / "out", force=True, **chosen)
-        assert tree(tmp_path / "out") == expected

@@ -23,7 +23,7 @@ from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.sources.formats import count_rows, read_texts
 from tokenmill.tasks.sources.opening import SourceCorrupt
 
-from tests.moto_server import moto_here
+from tests.flaky_storage import moto_here
 
 LINES = [
     b'\xef\xbb\xbf{"text": "first"}',

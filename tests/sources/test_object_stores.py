@@ -13,7 +13,7 @@ from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.sources.slices import ContentIndex, cut
 from tokenmill.tasks.storage import filesystem
 
-from tests.moto_server import moto_here
+from tests.flaky_storage import moto_here
 
 LINE = b'{"text": "a"}\n'
 NAMES = [

@@ -26,11 +26,6 @@ MISSING = None if INITDB and POSTGRES else "PostgreSQL is not installed: apt-get
 """Why there can be no PostgreSQL here, or None."""
 
 
-def postgresql_version():
-    """As the server tells it, such as `postgres (PostgreSQL) 15.18`."""
-    return subprocess.run([POSTGRES, "--version"], check=True, capture_output=True, text=True).stdout.strip()
-
-
 @contextmanager
 def postgresql(*options):
     """The variable that sends a Prefect server to a new, empty database; `options` are settings of PostgreSQL."""
