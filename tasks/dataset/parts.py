@@ -270,9 +270,8 @@ class PublishedNames:
         by_key: dict[tuple[str, str], ShardPart] = {}
         members: defaultdict[tuple[str, str, str], deque[ShardPart]] = defaultdict(deque)
         for part, entry in parts_and_entries(manifest):
-            by_key[part.key[:KEY_SHOWN], part.split] = (
-                part  # the name of a file with leading packs has no more of a key
-            )
+            # The name of a file with leading packs has no more of a key
+            by_key[part.key[:KEY_SHOWN], part.split] = part
             members[entry["split"], entry["dataset"], f"{part.key}/{part.name}.bin"].append(part)
             published = entry["published"]
             for name in published.get(part.split, published.get(part.name, [])):

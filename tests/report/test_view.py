@@ -110,9 +110,9 @@ def write_manifest(out, entries, vocabulary, **changes):
         "type": "sft",
         "settings": {"tokenizer": tokenizer},
         "tokenizer": {"fingerprint": load_vocabulary(parse(TokenizerSettings, tokenizer, "test")).fingerprint},
-        "recipes": [{"kind": "sft"}],
+        "recipes": [{"kind": "sft", "recipe": {}}],
         "shards": entries,
-        "derived": {"recipes": [{"kind": "packs"}], "shards": groups},
+        "derived": {"recipes": [{"kind": "packs", "recipe": {}}], "shards": groups},
         "volatile": {"store": str(Path(out, "shards"))},
         **changes,
     }
