@@ -13,7 +13,6 @@ from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.runtime import set_up_arrow
 from tokenmill.tasks.shards.kinds import KINDS, WORDS, preparation, preparation_called
-from tokenmill.tasks.shards.manifest import open_manifest
 from tokenmill.tasks.strict import Strict, parse
 
 from .options import (
@@ -143,6 +142,7 @@ def preparation_command(name: str) -> Callable[..., dict[str, Any]]:
         if dry_run:
             return _shown(kind, _planned(kind, asked, settings, output_dir), terminal)
         from tokenmill.tasks.report.summary import print_summary
+        from tokenmill.tasks.shards.manifest import open_manifest
 
         from .direct import run_preparation
 

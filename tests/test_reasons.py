@@ -13,7 +13,7 @@ from tokenmill.tasks.filter.personal import _kinds
 from tokenmill.tasks.filter.settings import FilterSettings, GopherRepetition, PersonalData
 from tokenmill.tasks.harmony.semantics import WARNINGS
 from tokenmill.tasks.harmony.shard import RULES
-from tokenmill.tasks.pack.packs import LEFT_OUT
+from tokenmill.tasks.pack.packs import UNPACKED_REASONS
 from tokenmill.tasks.rl.targets import nemo_gym
 from tokenmill.tasks.shards.build import FILTERED
 from tokenmill.tasks.sources import json_rows, parquet
@@ -62,7 +62,7 @@ def in_code():
         *filter(CODE.fullmatch, found),
         *get_args(Reason),
         *decisions.REASONS,
-        *LEFT_OUT.values(),
+        *UNPACKED_REASONS.values(),
         *nemo_gym.REASONS.values(),
         *(f"{code}_{rule}" for code, rule in RULES.items() if code not in WARNINGS),
         *re.findall(r'Fault\("(R\d+)"', (ROOT / "tasks/harmony/render.py").read_text()),

@@ -8,7 +8,7 @@ from tokenmill.flows.cli import run
 from tokenmill.flows.score import score_candidates
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.nightly.reasons import reasons
+from tokenmill.tasks.nightly.changes import plan_changes
 from tokenmill.tasks.renamed import RENAMED
 from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.manifest import read_manifest
@@ -66,4 +66,4 @@ def test_outputs_with_old_names_are_read_as_new_ones(tmp_path):
     read = read_manifest(str(tmp_path))
     assert (read["settings"], read["blend"]) == (written["settings"], written["blend"])
     again = plan_here("pretrain", {"datasets": [source]}, tmp_path, **chosen)
-    assert [*again.plan.pending, *reasons(read, again)] == []
+    assert [*again.plan.pending, *plan_changes(read, again)] == []

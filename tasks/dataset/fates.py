@@ -12,7 +12,7 @@ import numpy as np
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.dedup.decisions import REASONS
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.pack.packs import LEFT_OUT
+from tokenmill.tasks.pack.packs import UNPACKED_REASONS
 from tokenmill.tasks.pack.sequences import stored_rows
 from tokenmill.tasks.shards.build import FILTERED
 from tokenmill.tasks.shards.fates import NOT_RECORDED
@@ -142,7 +142,7 @@ def fate_of(index: ShardIndex, shard: int, row: int) -> Fate:
 def _explained(index: ShardIndex, fate: Fate, shard: int, receipt: Receipt, row: int) -> Fate:
     """The fate with the reason of a drop that is not a bad row."""
     if index.kind.tokens == "packs" and any(row in stored_rows(index.store, receipt, part) for part in receipt.parts):
-        return replace(fate, reason=LEFT_OUT[index.manifest["settings"]["on_oversize"]])
+        return replace(fate, reason=UNPACKED_REASONS[index.manifest["settings"]["on_oversize"]])
     reason = index.reasons(shard)[row]
     if reason is None:
         return replace(fate, detail=NOT_RECORDED)

@@ -18,7 +18,15 @@ from tokenmill.tasks.shards.build import QUARANTINE
 from tokenmill.tasks.shards.fates import RowFates, read_fates
 from tokenmill.tasks.shards.kind import Kind
 from tokenmill.tasks.shards.kinds import preparation
-from tokenmill.tasks.shards.manifest import Origin, entry_files, join_published, origin_of, origins_in, split_of
+from tokenmill.tasks.shards.manifest import (
+    Origin,
+    derived_entries,
+    entry_files,
+    join_published,
+    origin_of,
+    origins_in,
+    split_of,
+)
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.records import Manifest, ShardEntry
 from tokenmill.tasks.shards.store import Store, read_bytes
@@ -115,7 +123,7 @@ class ShardIndex:
     @cached_property
     def pools(self) -> Mapping[str, str]:
         """The place, as in the manifest, of the shard that holds each published pool's rows, by the pool's file."""
-        derived = self.manifest.get("derived", {}).get("shards", [])
+        derived = derived_entries(self.manifest)
         return {
             join_published(self.path, name): entry["place"]
             for entry in derived

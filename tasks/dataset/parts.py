@@ -18,7 +18,7 @@ import numpy as np
 from tokenmill.tasks.errors import InputError, RunError, nearest
 from tokenmill.tasks.shards.fates import read_fates
 from tokenmill.tasks.shards.kinds import preparation
-from tokenmill.tasks.shards.manifest import Origin, join_published, origin_of, origins_in, split_of
+from tokenmill.tasks.shards.manifest import Origin, derived_entries, join_published, origin_of, origins_in, split_of
 from tokenmill.tasks.shards.publish import Extent
 from tokenmill.tasks.shards.receipt import RECEIPT
 from tokenmill.tasks.shards.records import Manifest, ShardEntry
@@ -277,7 +277,7 @@ class PublishedNames:
             for name in published.get(part.split, published.get(part.name, [])):
                 self._add(join_published(output_dir, name), part, part.rows)
         # Prefixes name their members; shards of equal content have one name, and are taken in the order of the manifest
-        derived = manifest.get("derived", {}).get("shards", [])
+        derived = derived_entries(manifest)
         for joined in (entry for entry in derived if "members" in entry["source"]):
             parts = [
                 members[joined["split"], joined["dataset"], name].popleft() for name in joined["source"]["members"]

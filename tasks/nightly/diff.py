@@ -27,8 +27,8 @@ from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.shards.receipt import difference
 from tokenmill.tasks.storage import absolute
 
+from .changes import manifest_changes
 from .published_rows import PLACE, digests, outcomes
-from .reasons import manifest_changes
 
 Class = Literal["kept", "changed", "moved", "gone", "new"]
 CLASSES: tuple[Class, ...] = ("kept", "changed", "moved", "gone", "new")

@@ -15,8 +15,8 @@ from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.storage import absolute, join
 
 from .blends import KINDS, NightlyBlend, settings_of
+from .changes import plan_changes
 from .prune import Leftovers, references, remove_leftovers
-from .reasons import reasons
 from .versions import claim, folders_in, follow, latest, lineage, next_version, order, prune_versions
 
 STORE = "shards"  # the store that all blends share; its name differs from every preparation kind
@@ -82,7 +82,7 @@ def compare_blend(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any]
         why = [f"the latest version, {newest.version}, is no longer there"]
     else:
         changed = [name for name in sorted(named_files) if newest.named_files.get(name) != named_files[name]]
-        why = [*reasons(manifest, planned), *(f"{name}: the files it names changed" for name in changed)]
+        why = [*plan_changes(manifest, planned), *(f"{name}: the files it names changed" for name in changed)]
     before, previous = (newest.version, newest.path if manifest else None) if newest else (None, None)
     version = next_version([*lineage(of_blend), *([before] if before else [])], now)
     return Comparison(blend, settings, of_blend, before, previous, version, why, named_files)

@@ -53,7 +53,7 @@ def pack(lengths: np.ndarray, content: np.ndarray, capacity: int, packing: Packi
             f"sequence {unfit[0]} has {lengths[unfit[0]]} tokens, but a pack holds 1 to {capacity} "
             f"({unfit.size} such sequences in all); cut or drop them before packing"
         )
-    order = _order(lengths, content, packing, seed)
+    order = _placing_order(lengths, content, packing, seed)
     place = {"best_fit_decreasing": _best_fit, "concatenative": _next_fit}.get(packing, _first_fit)
     bins = place(lengths[order], capacity)  # int64 [n], numbered as they are opened
     # Neighbors in a sorted packing are similar, so bins get the order of a hash of their contents.
@@ -71,7 +71,7 @@ def _seeded(content: np.ndarray, seed: int) -> np.ndarray:
     return splitmix64(content ^ splitmix64(np.array([seed % 2**64], np.uint64)))
 
 
-def _order(lengths: np.ndarray, content: np.ndarray, packing: Packing, seed: int) -> np.ndarray:
+def _placing_order(lengths: np.ndarray, content: np.ndarray, packing: Packing, seed: int) -> np.ndarray:
     """The numbers of the sequences in placing order."""
     if packing == "concatenative":
         return np.arange(len(lengths))

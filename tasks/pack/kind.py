@@ -25,6 +25,7 @@ from tokenmill.tasks.chat.shapes import given_of, shape_name
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.kit.parts import counted
 from tokenmill.tasks.shards.kind import Kind, Planned, Release, Stage
+from tokenmill.tasks.shards.manifest import derived_entries
 from tokenmill.tasks.shards.plan import WHOLE, Finished, Plan, PlannedShard
 from tokenmill.tasks.shards.planning import held_out, places, plan_shards, require_no
 from tokenmill.tasks.shards.publication import blend_weights, mix_header, mix_of
@@ -137,7 +138,7 @@ def pack_counts(manifest: Manifest) -> dict[str, Any]:
     """Return the packs of each split, published and prepared (which `sampling` may repeat or omit), and the excluded packs."""
     prepared: dict[str, Counter[str]] = {}
     counts: Counter[str] = Counter()
-    packed = manifest.get("derived", {}).get("shards", [])
+    packed = derived_entries(manifest)
     for entry in packed:
         for name in entry["documents"]:
             # What isn't held out, of a blend that lists no splits, is training data.

@@ -43,8 +43,8 @@ FORMAT_VERSION = 2
 SHARDS, PACKS = "sft", "packs"
 """The stages: shards of sequences, and the packs made from them."""
 
-LEFT_OUT: dict[Oversize, str] = {"drop": "oversize", "truncate": "nothing_trained_in_pack", "error": "oversize"}
-"""Why a sequence isn't packed: it is too long, or everything before its cut is masked."""
+UNPACKED_REASONS: dict[Oversize, str] = {"drop": "oversize", "truncate": "nothing_trained_in_pack", "error": "oversize"}
+"""Why a sequence isn't packed: it is too long, or everything before its cut is masked. `EXCLUDED` in `kind` has the sentences."""
 
 GROUP_TOKENS = 1 << 26
 GROUP_PACKS = 256
@@ -113,8 +113,8 @@ def build_packs(shard: PlannedShard, store: Store) -> Receipt:
         builder.rows_in = sum(receipt.parts[part].documents for receipt, _ in members)
         # A conversation may be several sequences, and is dropped only if none of them is packed.
         kept = _distinct(fitted.rows[chosen])
-        builder.drop(LEFT_OUT[recipe.oversize], builder.rows_in - kept)
-        builder.facts[f"{LEFT_OUT[recipe.oversize]}_sequences"] = len(fitted.lengths) - len(chosen)
+        builder.drop(UNPACKED_REASONS[recipe.oversize], builder.rows_in - kept)
+        builder.facts[f"{UNPACKED_REASONS[recipe.oversize]}_sequences"] = len(fitted.lengths) - len(chosen)
         builder.truncated = _distinct(fitted.rows[chosen[fitted.lengths[chosen] < sequences.lengths[chosen]]])
         if kept:
             stored = padded(fitted.lengths[chosen], recipe.pad_seq_to_mult)

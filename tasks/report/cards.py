@@ -29,7 +29,7 @@ from tokenmill.tasks.dataset.dataset import Part, dataset_name, in_order
 from tokenmill.tasks.kit import html
 from tokenmill.tasks.kit.parts import Table, counted
 from tokenmill.tasks.shards.kinds import KINDS
-from tokenmill.tasks.shards.manifest import BLENDS, entry_files, join_published, read_manifest
+from tokenmill.tasks.shards.manifest import BLENDS, derived_entries, entry_files, join_published, read_manifest
 from tokenmill.tasks.shards.publication import QUARANTINE
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.records import Manifest
@@ -217,7 +217,7 @@ def _configs(run: Measured) -> list[dict[str, Any]]:
         return []
     # The Hub allows letters, digits, dots and underscores in the name of a split
     files = [{"split": re.sub(r"[^\w.]", "_", split), "path": sorted(found[split])} for split in in_order(found)]
-    derived = run.manifest.get("derived", {}).get("shards", [])
+    derived = derived_entries(run.manifest)
     names = (join_published(run.path, each) for entry in derived for of in entry["published"].values() for each in of)
     folders = dict.fromkeys(name.removeprefix(f"{run.path}/").rpartition("/")[0] for name in names)
     pools = [{"config_name": each.replace("/", "-"), "data_files": f"{each}/*.parquet"} for each in folders]

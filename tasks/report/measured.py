@@ -24,7 +24,7 @@ from tokenmill.tasks.chat.encoding import ROLES
 from tokenmill.tasks.dataset.dataset import COMPRESSIONS, Dataset, Part, dataset_name, in_order, open_dataset
 from tokenmill.tasks.dataset.stored import IDS, STARTS, TOKENS, PackBatch, StoredDocuments, pack_batches
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.manifest import entry_files, split_of
+from tokenmill.tasks.shards.manifest import derived_entries, entry_files, split_of
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.records import Manifest, ShardEntry
 from tokenmill.tasks.sources.files import SourceFile
@@ -97,7 +97,7 @@ class Measured(Dataset):
     @cached_property
     def accounts(self) -> Sequence[ShardEntry]:
         """The entries of the manifest that count documents, and after them those that count only drops."""
-        shards, derived = self.manifest["shards"], self.manifest.get("derived", {}).get("shards", [])
+        shards, derived = self.manifest["shards"], derived_entries(self.manifest)
         packs = derived if self.kind.tokens == "packs" else []
         return [*packs, *({**entry, "documents": {}, "tokens": {}} for entry in shards)] if packs else shards
 

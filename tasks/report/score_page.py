@@ -18,7 +18,7 @@ from tokenmill.tasks.kit.charts import bars, cloud, columns
 from tokenmill.tasks.kit.parts import Block, Table, Text, counted
 from tokenmill.tasks.score.embed import read_embeddings
 from tokenmill.tasks.select.scores import ROW_ID, ScoreFolder, score_folder, with_scores
-from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
+from tokenmill.tasks.shards.manifest import MANIFEST, derived_entries, read_manifest
 from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.storage import absolute, join, open_binary
@@ -89,7 +89,7 @@ def _folders(places: Sequence[str]) -> tuple[RowsFolder | None, list[ScoreFolder
 
 
 def _rows_folder(place: str, manifest: Manifest) -> RowsFolder:
-    derived = manifest.get("derived", {}).get("shards", [])
+    derived = derived_entries(manifest)
     pools: dict[str, list[str]] = {}
     for part, name in sorted(
         (part, name) for entry in derived for part, names in entry["published"].items() for name in names

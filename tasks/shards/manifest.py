@@ -144,6 +144,11 @@ def counts_of(receipt: Receipt) -> dict[str, Any]:
     }
 
 
+def derived_entries(manifest: Manifest) -> Sequence[ShardEntry]:
+    """Return the entries of shards that are made of shards; none if the kind has no later stage."""
+    return manifest["derived"]["shards"] if "derived" in manifest else ()
+
+
 def stored_entries(manifest: Manifest) -> Iterator[tuple[Store, ShardEntry]]:
     """Yield the entries of shards, then of those derived from them in later stages, each with its store."""
     for part in (manifest, manifest.get("derived", {"shards": []})):

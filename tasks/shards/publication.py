@@ -37,6 +37,7 @@ from .manifest import (
     MANIFEST,
     Names,
     Origin,
+    derived_entries,
     origin_of,
     origins_of,
     published_manifest,
@@ -328,8 +329,7 @@ def _published_before(place: str, own: Mapping[str, re.Pattern[str]]) -> dict[st
         manifest = published_manifest(place)
         if manifest is None:
             return {}
-        derived = manifest.get("derived")
-        entries = [*manifest["shards"], *(derived["shards"] if derived else ())]
+        entries = [*manifest["shards"], *derived_entries(manifest)]
         published = [name for entry in entries for names in entry["published"].values() for name in names]
         names = {*published, *(file["path"] for file in manifest.get("files", []))} - {BLEND}
         folders: defaultdict[str, list[str]] = defaultdict(list)

@@ -18,7 +18,7 @@ from tokenmill.tasks.dataset.parts import LEADING
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.kind import TRAINABLE
 from tokenmill.tasks.shards.kinds import KINDS, preparation
-from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, join_published, read_manifest
+from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, derived_entries, join_published, read_manifest
 from tokenmill.tasks.shards.plan import WHOLE
 from tokenmill.tasks.shards.records import Manifest
 from tokenmill.tasks.shards.store import read_bytes
@@ -134,7 +134,7 @@ def listed_files(path: str, manifest: Manifest) -> list[ListedFile]:
             "train", join_published(path, pair["path"]), pair["drawn"], pair["dataset"], pair["key"], part, documents,
             pair["tokens"], pair["held"], number,
         ))  # fmt: skip
-    blend, entries = orjson.loads(content), [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
+    blend, entries = orjson.loads(content), [*manifest["shards"], *derived_entries(manifest)]
     published = {  # shards, prefixes and packs by split and name, as blend.json spells it
         (split, name if name.startswith("/") or not is_local(name) else join(path, name)): entry
         for entry in entries

@@ -21,7 +21,7 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.nightly.prune import leftovers
 from tokenmill.tasks.pack import packs as packs_module
 from tokenmill.tasks.pack.kind import SFT
-from tokenmill.tasks.pack.packs import LEFT_OUT
+from tokenmill.tasks.pack.packs import UNPACKED_REASONS
 from tokenmill.tasks.pack.parquet import PackWriter
 from tokenmill.tasks.pack.shard import SequenceShard
 from tokenmill.tasks.report.verification import inspector_of
@@ -228,7 +228,7 @@ def test_every_row_is_followed_into_the_packs_and_back(tmp_path, source, chosen,
     lines = [json.loads(line) if line.startswith(b"{") else None for line in source.read_bytes().splitlines()]
     fates = [why_row(str(tmp_path / "out"), f"{source}:{line}")[0][-1] for line in range(1, len(lines) + 1)]
     reasons = Counter(fate.reason for fate in fates if not fate.kept)
-    assert reasons == {"malformed_json": 1, LEFT_OUT[oversize]: 1}
+    assert reasons == {"malformed_json": 1, UNPACKED_REASONS[oversize]: 1}
     assert manifest["totals"]["dropped"] == reasons
     assert manifest["totals"]["documents"] == sum(fate.kept for fate in fates) == len(ROWS)
     for fate in (fate for fate in fates if fate.kept):

@@ -26,7 +26,7 @@ from tokenmill.tasks.chat.programs import Programs
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack import shard as shard_module
 from tokenmill.tasks.pack.kind import SFT, build_sft_shard, pack_counts, packing_lines
-from tokenmill.tasks.pack.packs import LEFT_OUT
+from tokenmill.tasks.pack.packs import UNPACKED_REASONS
 from tokenmill.tasks.report.page import leave_report
 from tokenmill.tasks.report.summary import artifact_record, markdown, print_summary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
@@ -389,7 +389,7 @@ def test_a_conversation_of_many_sequences_is_encoded_bit_by_bit_and_counted_once
     expected = tree(tmp_path / "out")
     assert manifest["totals"]["documents"] == 4
     assert manifest["totals"]["truncated"] == (2 if oversize == "truncate" else 0)
-    lost = sum(shard["facts"][f"{LEFT_OUT[oversize]}_sequences"] for shard in manifest["derived"]["shards"])
+    lost = sum(shard["facts"][f"{UNPACKED_REASONS[oversize]}_sequences"] for shard in manifest["derived"]["shards"])
     assert lost > 0
     most, encode = [], Batch.encode
     monkeypatch.setattr(Batch, "encode", lambda batch, encoder: most.append(batch.characters) or encode(batch, encoder))

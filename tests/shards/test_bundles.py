@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.nightly.reasons import reasons
+from tokenmill.tasks.nightly.changes import plan_changes
 from tokenmill.tasks.report.plan import plan_record
 from tokenmill.tasks.report.view import view_output
 from tokenmill.tasks.shards import planning
@@ -308,11 +308,11 @@ def test_a_night_names_the_files_that_changed_inside_a_bundle(tmp_path, model):
     folder = small_files(tmp_path / "in", 30)
     settings = {"tokenizer": {"model": model}}
     planned, manifest = prepare(blend_of(folder), tmp_path / "out", **settings)
-    assert reasons(manifest, planned) == []
+    assert plan_changes(manifest, planned) == []
     (folder / "f011.jsonl").unlink()
     size = (folder / "f012.jsonl").stat().st_size
     write_lines(folder / "f012.jsonl", ["f 12 changed"])
     write_lines(folder / "f013b.jsonl", ["new"])
-    found = reasons(manifest, plan_here("pretrain", blend_of(folder), tmp_path / "out", **settings))
+    found = plan_changes(manifest, plan_here("pretrain", blend_of(folder), tmp_path / "out", **settings))
     sizes = f"{size} bytes -> {(folder / 'f012.jsonl').stat().st_size} bytes"
     assert found == [f"in: 1 file new (f013b.jsonl), 1 shrunk (f012.jsonl: {sizes}), 1 gone (f011.jsonl)"]

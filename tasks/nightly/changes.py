@@ -42,7 +42,7 @@ class _File:
 Files = Mapping[str, Mapping[str, _File]]  # files by dataset (`split/name`) and URI
 
 
-def reasons(manifest: Manifest, planned: Planned[Any, Any]) -> list[str]:
+def plan_changes(manifest: Manifest, planned: Planned[Any, Any]) -> list[str]:
     """Why a plan differs from the published manifest; empty if it does not."""
     before, plan = identities(manifest), planned.plan
     keys = {shard.place: key for shard, key in zip(plan.shards, plan.keys, strict=True)}
