@@ -145,7 +145,7 @@ def counts_of(receipt: Receipt) -> dict[str, Any]:
 
 
 def derived_entries(manifest: Manifest) -> Sequence[ShardEntry]:
-    """Return the entries of shards that are made of shards; none if the kind has no later stage."""
+    """Return the entries of shards that are made of shards; empty for a kind with one stage."""
     return manifest["derived"]["shards"] if "derived" in manifest else ()
 
 
