@@ -400,7 +400,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Return whether the attribute is listed for this type, and safe in Jinja's immutable sandbox."""
         if isinstance(obj, SafeNamespace):
             return not attr.startswith("_")
-        # A list of what is allowed: new attributes of Python don't get in.
+        # A list of allowed names, so that new attributes of Python don't get in.
         allowed = next((names for kind, names in ATTRIBUTES if isinstance(obj, kind)), frozenset[str]())
         return attr in allowed and super().is_safe_attribute(obj, attr, value)
 

@@ -164,9 +164,7 @@ def _kept(index: ShardIndex, shard: int, receipt: Receipt, row: int) -> _Kept | 
     parts = {part.name: part for part in parts_of_entry(index.manifest, entry, index.origins[shard])}
     if index.type == "harmony":
         found = normalized_row(index.store, entry["key"], row)
-        number, rows = found or (-1, None)
-        tokens = rows and {number: rows["stats_token_len"][number].as_py()}
-        return _Kept(parts[WHOLE], number, "row", tokens) if tokens else None
+        return found and _Kept(parts[WHOLE], found[0], "row", {found[0]: found[1]["stats_token_len"][found[0]].as_py()})
     place = index.row_fates(shard).place(row, receipt.parts)
     if place is None:
         return None

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, count
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from tokenmill.tasks.errors import InputError, RunError, nearest
@@ -28,8 +28,6 @@ from tokenmill.tasks.tokenize.fim import ROLES as FIM_ROLES
 from tokenmill.tasks.tokenize.fim import FimRecipe
 
 from .stored import Row, StoredDocuments, pack_batches, packs_with, read_pack
-
-Entry = Mapping[str, Any]  # a shard in a manifest
 
 # The name of a file with only the leading packs of a group, which the manifest lists among its files.
 LEADING = re.compile(
@@ -207,7 +205,7 @@ def parts_of(manifest: Manifest, dataset: str | None) -> list[ShardPart]:
     return list(parts.values())
 
 
-def parts_and_entries(manifest: Manifest) -> Iterator[tuple[ShardPart, Mapping[str, Any]]]:
+def parts_and_entries(manifest: Manifest) -> Iterator[tuple[ShardPart, ShardEntry]]:
     """Yield every part with rows, in plan order, with the manifest's entry about its publication.
 
     A group of packs is over the rows of its shards, one shard after the other. Before format 3, a shard of conversations was
@@ -223,13 +221,10 @@ def parts_and_entries(manifest: Manifest) -> Iterator[tuple[ShardPart, Mapping[s
         for shard, entry in enumerate(shards):
             for name in entry["documents"]:
                 waiting[entry["split"], entry["dataset"], f"{entry['key']}/{name}"].append(shard)
-        groups = [
-            (
-                group,
-                [waiting[group["split"], group["dataset"], name].popleft() for name in group["source"]["sequences"]],
-            )
-            for group in manifest["derived"]["shards"]
-        ]
+        groups.clear()
+        for group in manifest["derived"]["shards"]:
+            held = ((group["split"], group["dataset"], name) for name in group["source"]["sequences"])
+            groups.append((group, [waiting[each].popleft() for each in held]))
     for entry, numbers in groups:
         firsts = accumulate((shards[shard]["rows"] for shard in numbers), initial=0)
         members = [

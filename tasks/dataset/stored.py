@@ -209,9 +209,8 @@ def read_pack(place: str, number: int, tokens: tuple[np.ndarray, np.ndarray] | N
     with _opened(place) as file:
         pack_size = _pack_size(place, file)
         wanted = [name for name in SCHEMA.names if tokens is None or name not in {IDS, MASK}]
-        at_once = (
-            SCAN_ROWS if tokens is not None else 1
-        )  # tokens are large, so only the wanted pack is decoded with them
+        # Tokens are large, so only the wanted pack is decoded with them.
+        at_once = 1 if tokens is None else SCAN_ROWS
         first = 0
         for group in range(file.metadata.num_row_groups):
             rows = file.metadata.row_group(group).num_rows

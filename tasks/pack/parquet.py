@@ -268,7 +268,7 @@ def _opened(place: str) -> Generator[pq.ParquetFile]:
         try:
             yield pq.ParquetFile(stream, page_checksum_verification=True)
         except (pa.ArrowException, OSError) as error:
-            # Errors of the storage are retried; damage stays.
+            # The caller retries errors of the storage; damage is final.
             if not is_decoder_error(error):
                 raise
             raise RunError(

@@ -151,11 +151,13 @@ def derived_entries(manifest: Manifest) -> Sequence[ShardEntry]:
 
 def stored_entries(manifest: Manifest) -> Iterator[tuple[Store, ShardEntry]]:
     """Yield the entries of shards, then of those derived from them in later stages, each with its store."""
-    for part in (manifest, manifest.get("derived", {"shards": []})):
+    own = manifest["type"]
+    for part in (manifest, manifest["derived"]) if "derived" in manifest else (manifest,):
         for entry in part["shards"]:
             kind = part["recipes"][entry["recipe"]]["kind"]
-            # A stage may share the folder of an earlier one: shards of `harmony-selection` are in that of `harmony`.
-            yield Store(manifest["volatile"].get("store", ""), kind.partition("-")[0]), entry
+            # A later stage may share the folder of the first one: shards of `harmony-selection` are in that of `harmony`.
+            folder = own if kind.startswith(f"{own}-") else kind
+            yield Store(manifest["volatile"].get("store", ""), folder), entry
 
 
 def entry_files(entry: ShardEntry) -> Sequence[SliceRecord]:

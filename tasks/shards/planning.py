@@ -228,10 +228,12 @@ def bundled(
     built = proven_once(store, files, seen).keys()
     found: list[PlannedShard] = []
     for group, whole, apart in zip(groups, bundles, broken, strict=True):
-        runs = groupby(group, lambda shard: shard.key in built) if apart else ()
-        found += [whole] if not apart else []
-        for alone, run in runs:
-            found += run if alone else [bundle([*run])]
+        if not apart:
+            found.append(whole)
+            continue
+        for alone, run in groupby(group, lambda shard: shard.key in built):
+            some = [*run]
+            found += some if alone else [bundle(some)]
     return found
 
 

@@ -111,11 +111,10 @@ class Manifest(ShardList):
     # RL
     train: str
     val: str
+    batches: Mapping[str, Any]
     # Harmony, deduplication and filters
     dedup: Mapping[str, Any]
     duplicates: Mapping[str, Any]
     selection: Mapping[str, Any]
     licences: Mapping[str, int]
     personal: Mapping[str, Any]
-    # Scores
-    batches: Mapping[str, Any]

@@ -61,7 +61,7 @@ def test_parts_keep_their_places(cut, text, piece, count, ends):
         assert not part or known == run(known[0], len(part)), "a part is consecutive"
         assert part == "".join(text[place] for place in known)
         assert not part or known[0] >= behind
-        assert not part or len(part.spans) == len(part), "of its neighbors it knows nothing"
+        assert not part or len(part.spans) == len(part), "it knows only its own text"
         behind = known[-1] + 1 if part else behind
 
 

@@ -13,6 +13,7 @@ from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards import verify as verification_of_shards
 from tokenmill.tasks.shards import workers
 from tokenmill.tasks.shards.executor import run_here
+from tokenmill.tasks.shards.manifest import stored_entries
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.receipt import shard_key
 from tokenmill.tasks.shards.settings import ClusterSettings
@@ -61,6 +62,16 @@ def test_intact_preparation_lacks_problems(prepared):
     stored = [path for path in proofs(out) if path.is_relative_to(out / "shards")]
     assert verification.files == len(stored)
     assert verification.size == sum(path.stat().st_size for path in stored if path.name != "receipt.json")
+
+
+@pytest.mark.parametrize(
+    ("own", "kind", "folder"),
+    [("harmony", "harmony-selection", "harmony"), ("pretrain", "prefix", "prefix"), ("my-rows", "my-rows", "my-rows")],
+)
+def test_shards_are_in_the_folder_of_their_stage(own, kind, folder):
+    manifest = {"type": own, "volatile": {"store": "/s"}, "recipes": [{"kind": kind}], "shards": [{"recipe": 0}]}
+    ((store, _),) = stored_entries(manifest)
+    assert store.kind == folder
 
 
 def test_problems_that_a_kind_finds_are_listed(prepared):
