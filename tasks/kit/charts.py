@@ -123,13 +123,13 @@ def cloud(title: str, groups: Mapping[str, np.ndarray], axes: tuple[str, str]) -
         name: np.column_stack([4 + size * (of[:, 0] - left) / wide, 18 + size * (high - of[:, 1]) / tall])
         for name, of in groups.items()
     }
+    # Text states the limits of the axes: ticks would need room, which a phone doesn't have
     below = f"{axes[0]}: {left:.3g} to {right:.3g}"
     around = [
         Mark("text", {"x": 0, "y": 11}, f"{axes[1]}: {low:.3g} to {high:.3g}"),
         Mark("text", {"x": WIDTH, "y": size + 34, "text-anchor": "end"}, below),
     ]
     named = {name: f"{name} ({len(of):,})" for name, of in groups.items()}
-    # The page names the axes by their limits, as text: ticks would need room on a phone
     if len(points) <= MAX_POINTS:
         dots = ["".join(f"M{x:.1f} {y:.1f}h0" for x, y in of.tolist()) for of in scaled.values()]
         # One path draws all dots of a group: lines without length, which round ends make visible

@@ -15,8 +15,8 @@ from markupsafe import Markup, escape
 from .charts import WIDTH
 from .parts import Block, escaped, number, table_lines, visible, visible_line
 
-LIGHT = ("#2563a8", "#b45309", "#2d7a4f", "#9d3d8c", "#5b5f97", "#0f766e")
 # The colors of series on a light and on a dark page
+LIGHT = ("#2563a8", "#b45309", "#2d7a4f", "#9d3d8c", "#5b5f97", "#0f766e")
 DARK = ("#7ab0ec", "#f0a45a", "#7fcf9f", "#e08fcf", "#a9acec", "#5fd0c4")
 
 MAX_ROWS = 100  # rows of a table; the page counts the rest

@@ -135,9 +135,8 @@ def references(store: str, keep: Iterable[str]) -> References:
             )
         for stored, entry in stored_entries(manifest):  # derived ones included
             found[stored.kind].add(entry["key"])
-        for identity in identities(
-            manifest
-        ).values():  # as planned, without later decisions: the next run starts from it
+        # Shards as planned, too, without later decisions: the next run starts from them
+        for identity in identities(manifest).values():
             found[manifest["type"]].add(shard_key(identity))
     if not found:
         raise InputError(

@@ -45,9 +45,8 @@ def outcomes(prepared: ShardIndex, shard: int) -> np.ndarray:
             found[batch["source_row"].to_numpy()] = xxh3_64_intdigest(split.encode()) | 1  # never 0, a dropped row
         return found
     found = np.zeros(entry["rows"], np.uint8)
-    rows = (
-        None if prepared.type == "sft" else prepared.row_fates(shard)
-    )  # the fate of a conversation is that of its packs
+    # The fate of a conversation is that of its packs
+    rows = None if prepared.type == "sft" else prepared.row_fates(shard)
     for part, documents in entry["documents"].items():
         code = SPLIT_CODES[split_of(entry, part)]
         if rows is not None:

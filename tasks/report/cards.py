@@ -209,9 +209,8 @@ def _configs(run: Measured) -> list[dict[str, Any]]:
     for file in run.files_of_rows:
         folder = _relative(run, file)
         if folder is not None and (ending := _ending(file)):
-            split = (
-                folder.rpartition("/")[2] if run.type == "harmony" else file.split
-            )  # Harmony keeps those of its sources
+            # Harmony keeps the splits of its sources
+            split = folder.rpartition("/")[2] if run.type == "harmony" else file.split
             found.setdefault(split, {})[f"{folder}/*.{ending}"] = None
     if not found:
         return []

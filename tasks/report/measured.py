@@ -204,7 +204,7 @@ class Measured(Dataset):
                     tokens += len(ids)
                     yield len(ids), len(decode(ids[:MOST_TOKENS].tolist()).encode(errors="replace"))
             return
-        # As many ids as whole documents have among the first MOST_TOKENS, and at least a part of the first document
+        # The documents that fit into the first MOST_TOKENS; the beginning of the first one if it doesn't fit
         pair = StoredDocuments(file.place)
         lengths = pair.leading_lengths(MOST_DOCUMENTS)
         ids = pair.leading_ids(min(int(lengths[:MOST_TOKENS].clip(max=MOST_TOKENS).sum()), MOST_TOKENS))

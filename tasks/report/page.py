@@ -101,7 +101,7 @@ def planned_and_realised(run: Measured) -> list[Block]:
         counts |= {name: count for name, count in read.items() if name in counts}
         if len(counts) < 2:  # noqa: PLR2004 - one dataset is all of it, whatever its weight
             continue
-        # With a budget, training reads of a dataset as much as its phases draw, not as the weights ask for
+        # With a budget, training reads as much of a dataset as its phases draw, not what the weights ask for
         phases = run.manifest.get("phases", []) if split == "train" else []
         weights = {
             name: sum(phase["drawn"].get(name, 0.0) for phase in phases) if phases else sources[name]["weight"]

@@ -297,8 +297,8 @@ def push(parcel: Parcel, target: Target) -> str:
             info = target.api.dataset_info(target.repository)
             target = _checked(target.api, target.repository, info, public=not target.private)
         *first, last = _batches(parcel)
-        # New files before the last commit would be read with the old blend and card, so these go first; but not a card that
-        # no push brought
+        # Until the last commit, new files would be read with the old blend and card, so the first commit removes these, but
+        # keeps a card that wasn't pushed
         early = any(name not in target.names for names in first for name in names)
         ours = target.names & (parcel.sizes.keys() | stale)
         hidden = [name for name in READ_BY if early and name in ours]

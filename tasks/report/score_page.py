@@ -55,7 +55,13 @@ def report_page(places: Sequence[str]) -> Sections:
     rows, scores = _folders(places)
     found: Sections = {}
     if rows is not None and rows.pools:
-        counts = {name: (_read(places, [ROW_ID]).num_rows,) for name, places in rows.pools.items()}
+        counts: dict[str, tuple[int]] = {}
+        for name, files in rows.pools.items():
+            total = 0
+            for file in files:
+                with open_binary(file) as stream:
+                    total += pq.read_metadata(stream).num_rows
+            counts[name] = (total,)
         note = Text("In the order of their definitions; a row may be in several.")
         found[f"Pools of {rows.place}"] = [note, bars("Rows", counts, ("rows",), lambda each: f"{each:,.0f}")]
     for folder in scores:
@@ -112,7 +118,7 @@ def _nll(folder: ScoreFolder, rows: RowsFolder | None) -> Sections:
     if scored.num_rows:
         groups, owners = _grouped(scored)
         values = scored[NLL].to_numpy()
-        edges = np.histogram_bin_edges(values, BINS)  # one scale, so that histograms compare
+        edges = np.histogram_bin_edges(values, BINS)  # one scale, so that histograms can be compared
         labels = [f"{edge:.3g}" for edge in edges[:-1]]
         note = Text(f"{scored.num_rows:,} rows of {table.num_rows:,} have a mean NLL, in nats per token.")
         parts: list[Block] = [note]

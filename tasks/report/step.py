@@ -188,7 +188,7 @@ class Reading:
         places = self._of_row(wanted) if ROW.fullmatch(wanted) else None
         found = [each for place in places for each in self._found(*place)] if places is not None else None
         if found is None:
-            # Every document is decoded, so it ends with the first ones
+            # Every document has to be decoded, so the search ends with the first MOST_FOUND
             hits = (each for place in self._with_text(wanted) for each in self._found(*place, text=wanted))
             found = list(islice(hits, MOST_FOUND))
         if not found:

@@ -153,7 +153,7 @@ class NllRecipe:
     weights: str | None  # digest of the model's files, None for a server
     token_budget: int | None
     precision: Precision | None
-    device: Device  # of the process that plans
+    device: Device  # computes the shards
 
     @property
     def policy(self) -> LossPolicy:

@@ -75,7 +75,7 @@ class NllScoring:
 
 @dataclass(frozen=True, slots=True)
 class EmbedScoring:
-    """The embeddings of texts; the fields are `NllScoring`'s."""
+    """The embeddings of texts; `tokens` and `added` are as in `NllScoring`."""
 
     recipe: EmbedRecipe
     inputs: PlainTexts

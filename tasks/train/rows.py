@@ -193,7 +193,7 @@ class PackedRows:
     length: int  # tokens of a row
     pad: int  # fills it up
     seed: int  # of the order
-    content: str = ""  # of all packs
+    content: str = ""  # identifies all packs
 
     def batch(self, numbers: Sequence[int]) -> TrainBatch:
         """Raises RunError for a pack that does not fit into a row."""

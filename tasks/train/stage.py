@@ -140,7 +140,7 @@ def handed_over(output_dir: str, launch: Launch, sources: Sequence[Mapping[str, 
 
 
 class Lines:
-    """Log lines of a process: all go to its log, and the first MOST_LINES to Prefect."""
+    """Log lines of a process: all go to its log, and the first MAX_LINES to Prefect."""
 
     def __init__(self, log: Log) -> None:
         self._log, self._count = log, 0

@@ -117,7 +117,7 @@ def hub(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module", params=KINDS)
 def pushed(request, outputs, tmp_path_factory):
-    """A kind, its output with its cards, the commit of its only push, and the files of that."""
+    """A kind, its output with its cards, the commit of its only push, and the files in that."""
     output = outputs(request.param)
     cards = [Path(place) for place in publish_cards(measured(str(output)))]
     with hub_at(tmp_path_factory.mktemp("hf_home")) as hub:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.score.weights import find_model
 from tokenmill.tasks.train import held_out as held_out_module
 from tokenmill.tasks.train.evaluate import evaluate
 from tokenmill.tasks.train.held_out import held_out
@@ -287,8 +288,7 @@ def test_artifact_record_is_flat_and_names_inputs(results, model, sft):
     assert record["perplexity"] == results.overall.perplexity
     made_from = {source["type"]: source for source in record["made_from"]}
     assert (made_from["data"]["path"], made_from["data"]["digest"]) == (sft.path, sft.made_from)
-    assert made_from["model"]["path"] == str(model)
-    assert made_from["model"]["digest"].startswith("xxh3_128:")
+    assert (made_from["model"]["path"], made_from["model"]["digest"]) == (str(model), find_model(str(model)).digest())
     assert record["sources"] == {each.dataset: each.perplexity for each in results.sources}
     json.dumps(record)
 
