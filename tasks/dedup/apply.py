@@ -159,7 +159,7 @@ def marks_of(rows: np.ndarray, decided: pa.Table) -> pa.RecordBatch:
     """Return the outcomes of rows (int64, ascending) of a slice, a table of `MARKS`, given the decisions about its dropped rows."""
     numbers = decided["row"].to_numpy()
     places = np.searchsorted(numbers, rows)
-    there = np.append(numbers, -1)[places] == rows  # -1 stands beyond the last, and is no row
+    there = np.append(numbers, -1)[places] == rows  # -1, behind the last, isn't a row
     found = decided.take(pa.array(places, mask=~there))
     outcome, duplicate_of, jaccard = (found[name].combine_chunks() for name in OUTCOMES.names[1:])
     outcome = compute.call_function("coalesce", [outcome, pa.scalar(KEPT)])

@@ -125,9 +125,8 @@ class Evaluations:
                 lengths.append((ends - starts)[part])
                 short[number] += len(lengths[-1])
                 too_short[number] += stop - start - len(np.unique(of))
-        distinct, first = np.unique(
-            np.concatenate(hashes), return_index=True
-        )  # a run in several rows counts for the first
+        # A run in several rows counts for the first.
+        distinct, first = np.unique(np.concatenate(hashes), return_index=True)
         return cls(
             [*evaluations],
             short,

@@ -120,7 +120,7 @@ def _hash(batch: pa.RecordBatch, number: int) -> str:
     """The xxh3_128 of a batch as stored: its number, columns and buffers."""
     hasher = xxh3_128(f"{number} {batch.num_rows} {batch.schema}".encode())
     for column in batch.columns:
-        hasher.update(f"{len(column)} {column.null_count}".encode())  # of which the buffers don't tell
+        hasher.update(f"{len(column)} {column.null_count}".encode())  # which the buffers don't show
         for buffer in column.buffers():
             hasher.update(b"none" if buffer is None else f"{buffer.size}".encode())
             hasher.update(b"" if buffer is None else memoryview(buffer))

@@ -144,8 +144,10 @@ def sign_slice(shard: PlannedShard, store: Store, evaluations: Evaluations | Non
             if some.names is not None:
                 files["names"] = files.get("names") or created("names", NAMES, 1)
                 files["names"].append(pa.Table.from_arrays([pa.array(some.rows), some.names], schema=NAMES))
-        builder.facts.update({"units": dict(sorted(units.items()))} if recipe.near else {})
-        builder.facts.update({"without_prompt": without_prompt} if recipe.prompts else {})
+        if recipe.near:
+            builder.facts["units"] = dict(sorted(units.items()))
+        if recipe.prompts:
+            builder.facts["without_prompt"] = without_prompt
     return builder.receipt
 
 

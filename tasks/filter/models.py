@@ -53,7 +53,7 @@ def identified(settings: FilterSettings) -> tuple[list[Labelled], dict[str, str]
 def _content(path: str) -> str:
     if not is_local(path):
         raise InputError(f"{path}: a model must be a local file, which every worker can read; copy it to a shared disk")
-    hasher = xxh3_128()  # the path may lead to another model next time
+    hasher = xxh3_128()  # the path may lead to a different model next time
     try:
         with Path(path).open("rb") as stream:
             while block := stream.read(BLOCK_BYTES):
