@@ -4,11 +4,12 @@ import json
 
 import pytest
 from prefect import flow, task
-from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, LogFilter, LogFilterFlowRunId
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from tokenmill.flows.prefect_server import RECORD, publishing
 from tokenmill.flows.pretrain import pretrain_data_prep
+from tokenmill.tasks.artifact import artifact_key
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.seal import sealed
 
@@ -85,6 +86,9 @@ def test_preparation_is_named_tagged_and_an_asset(tmp_path, prefect_api):
     assert run.name == "news-2026-11-23"
     assert {"tokenmill", "pretrain-data-prep"} <= set(run.tags)
     assert run.state.message == f"{record['tokens']:,} tokens in 1 shard → {out}/blend.json"
+    of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]))
+    keys = {each.key for each in prefect_api.client().read_artifacts(artifact_filter=of_run)}
+    assert artifact_key("pretrain-data-prep-summary", str(out)) in keys, "each folder has a history of its own"
     EventsWorker.drain_all()
 
     def materialised():

@@ -242,6 +242,14 @@ def test_engines_are_compared_again_only_where_they_may_differ(
     assert again or (counted, verdict_of(second)) == (made, verdict_of(first))
 
 
+def test_a_cached_verdict_that_was_edited_is_not_believed(source, model, tmp_path):
+    first = verdict_of(plan(source, tmp_path / "out", model))
+    for place in (tmp_path / "out/shards/gates").iterdir():
+        place.write_bytes(place.read_bytes().replace(b'"difference": null', b'"difference": "errs"'))
+        assert b"errs" in place.read_bytes()
+    assert verdict_of(plan(source, tmp_path / "out", model)) == first
+
+
 def test_a_look_at_a_few_rows_does_not_vouch_for_the_rest(source, model, tmp_path, swap):
     swap(fast=lying_about(TEXTS[10]))
     assert verdict_of(plan(source, tmp_path / "out", model, sample=3)).backend == "gigatoken"
